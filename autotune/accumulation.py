@@ -1,0 +1,78 @@
+"""The arithmetic of the global batch: global = micro-batch x world size x accumulation steps."""
+
+from __future__ import annotations
+
+from pydantic import computed_field
+
+from autotune.errors import InputError
+from autotune.units import format_count
+from autotune.validation import Frozen
+
+
+class Accumulation(Frozen):
+    """How micro-batches add up to the global batch. All amounts in tokens, except where named samples."""
+
+    micro_batch: int
+    """Samples per device and micro-step."""
+    tokens_per_sample: int
+    world_size: int
+    steps: int
+    """Micro-steps per optimizer step."""
+    target: int
+    """The global batch that was asked for, in tokens."""
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def effective(self) -> int:
+        """The global batch that results, in tokens."""
+        return self.micro_batch * self.tokens_per_sample * self.world_size * self.steps
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def difference(self) -> int:
+        """Effective minus target, in tokens; never negative."""
+        return self.effective - self.target
+
+    def equation(self) -> str:
+        """Return the arithmetic written out: `4,000,000 = 4,000 x 8 x 125`."""
+        per_device = self.micro_batch * self.tokens_per_sample
+        factors = (self.effective, per_device, self.world_size, self.steps)
+        effective, micro, world, steps = (format_count(factor) for factor in factors)
+        return f"{effective} = {micro} x {world} x {steps}"
+
+
+def accumulate(
+    target: int, micro_batch: int, tokens_per_sample: int, world_size: int = 1, exact: bool = False
+) -> Accumulation:
+    """Return the accumulation that reaches `target` tokens: the smallest number of steps at or above it.
+
+    With `exact`, a target that is not divisible raises InputError instead of being rounded up.
+    """
+    per_step = micro_batch * tokens_per_sample * world_size
+    steps = max(1, -(-target // per_step))
+    result = Accumulation(
+        micro_batch=micro_batch, tokens_per_sample=tokens_per_sample, world_size=world_size, steps=steps,
+        target=target,
+    )  # fmt: skip
+    if exact and result.difference:
+        raise InputError(
+            f"a global batch of {format_count(target)} tokens is not a multiple of micro-batch x world size "
+            f"({format_count(per_step)} tokens); the nearest above is {format_count(result.effective)}. "
+            "Drop --exact to accept it, or change the target"
+        )
+    return result
+
+
+def largest_micro_batch(target: int, tokens_per_sample: int, world_size: int = 1) -> int:
+    """Return the largest micro-batch (samples) that does not exceed the target in one accumulation step.
+
+    Raises InputError when even one sample a device is more than the whole global batch.
+    """
+    largest = target // (tokens_per_sample * world_size)
+    if largest < 1:
+        raise InputError(
+            f"the global batch of {format_count(target)} tokens is smaller than one sequence of "
+            f"{format_count(tokens_per_sample)} tokens on each of {world_size} device(s); raise "
+            "--target-global-batch or lower --seq-len or --gpus"
+        )
+    return largest

@@ -1,0 +1,70 @@
+"""A candidate: one full training configuration, as a closed set of typed fields."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
+
+from autotune.validation import Frozen
+
+Precision = Literal["fp32", "bf16"]
+Checkpointing = Literal["none", "full"]
+Offload = Literal["none", "optimizer", "full"]
+Optimizer = Literal["adamw", "sgd"]
+
+
+class Candidate(Frozen):
+    """One way to run a training step. Equal candidates have equal keys, and the key names every field."""
+
+    precision: Precision = "bf16"
+    """`fp32`, or `bf16`: parameters, gradients and optimizer state in fp32, matrix products in bf16."""
+    checkpointing: Checkpointing = "none"
+    """`full` keeps only the input of every repeated transformer block and recomputes the rest in backward."""
+    offload: Offload = "none"
+    """What leaves the device: nothing, the optimizer state, or parameters and gradients with it (`full`)."""
+    optimizer: Optimizer = "adamw"
+    """`adamw` (two moments per parameter) or `sgd` (plain, stateless)."""
+    expandable_segments: bool = True
+    """CUDA caching allocator maps memory into growing segments (less fragmentation); no effect on `cpu`."""
+    micro_batch: Annotated[int, Field(ge=1)] = 1
+    """Sequences (samples) that one device takes through forward and backward at a time."""
+
+    def key(self) -> str:
+        """Return the canonical text of all fields, the same for equal candidates in any process."""
+        return ",".join(f"{name}={_text(value)}" for name, value in self)
+
+    def rung(self) -> Candidate:
+        """Return this candidate at micro-batch 1: candidates on the same rung differ in micro-batch only."""
+        return self.at(1)
+
+    def at(self, micro_batch: int) -> Candidate:
+        """Return the same rung with another micro-batch (samples)."""
+        return self.model_copy(update={"micro_batch": micro_batch})
+
+    def title(self) -> str:
+        """Return a short name of the rung for people: `bf16 + checkpointing + optimizer offload`."""
+        parts: list[str] = [self.precision]
+        if self.checkpointing != "none":
+            parts.append("checkpointing")
+        if self.offload != "none":
+            parts.append(f"{self.offload} offload")
+        if self.optimizer != "adamw":
+            parts.append(self.optimizer)
+        if not self.expandable_segments:
+            parts.append("fixed segments")
+        return " + ".join(parts)
+
+
+def choices(field: str) -> tuple[object, ...]:
+    """Return the closed set of values of an axis (every field except `micro_batch`)."""
+    annotation = Candidate.model_fields[field].annotation
+    return (False, True) if annotation is bool else get_args(annotation)
+
+
+AXES: tuple[str, ...] = tuple(name for name in Candidate.model_fields if name != "micro_batch")
+"""The fields that make up a rung, in the order in which keys and tables show them."""
+
+
+def _text(value: object) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

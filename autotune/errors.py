@@ -1,0 +1,69 @@
+"""The exceptions of autotune: each says what happened, when, and what to do next.
+
+Only the command line turns them into exit codes (`exit_code`); everything else raises.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AutotuneError(Exception):
+    """Root of all errors that autotune raises on purpose."""
+
+    exit_code = 1
+
+
+class InputError(AutotuneError, ValueError):
+    """The user's input cannot be used. Holds every problem found, not just the first."""
+
+    exit_code = 2
+
+    def __init__(self, problems: str | Iterable[str]) -> None:
+        self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class NothingFits(AutotuneError):
+    """No candidate of the search space fits the device."""
+
+    exit_code = 3
+
+
+class NothingProven(AutotuneError):
+    """Candidates fit, but none passed the proof."""
+
+    exit_code = 3
+
+
+class ModelError(AutotuneError):
+    """The user's model (or a library under it) raised an error that is not about memory."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, traceback: str = "") -> None:
+        self.traceback = traceback
+        super().__init__(message)
+
+
+class JournalError(AutotuneError):
+    """The record of a run cannot be written, or is damaged in its middle."""
+
+
+class ProbeError(AutotuneError):
+    """A probe could not even be launched (this machine's fault, not the candidate's)."""
+
+
+def nearest(name: str, valid: Iterable[str], count: int = 3) -> str:
+    """Return a hint that names the valid spellings closest to `name`: "did you mean a, b?".
+
+    Falls back to the whole list when nothing is close and the list is short.
+    """
+    names = sorted(set(valid))
+    close = difflib.get_close_matches(name, names, n=count, cutoff=0.5)
+    if close:
+        return f"did you mean {', '.join(close)}?"
+    if len(names) <= 12:
+        return f"valid: {', '.join(names)}"
+    return f"valid are {len(names)} names, such as {', '.join(names[:5])}"

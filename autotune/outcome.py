@@ -1,0 +1,177 @@
+"""What a probe came to: a closed set of typed verdicts, and the measurements that a good one carries."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from autotune.validation import Frozen
+
+Phase = Literal["start", "build", "forward", "backward", "optimizer", "evaluation", "save"]
+"""Where in a probe something happened. `start` is everything before the model is built."""
+
+Bytes = Annotated[int, Field(ge=0)]
+
+
+class Sample(Frozen):
+    """A repeated time measurement: mean and the half-width of its 95% confidence interval, in seconds."""
+
+    mean: float
+    half_width: float | None
+    """None where fewer than two repetitions were taken: then there is no interval."""
+    count: int
+
+
+class StepTiming(Frozen):
+    """The parts of a global step, measured apart so that any number of accumulation steps can be composed."""
+
+    micro_step: Sample
+    """Forward and backward of one micro-batch without gradient synchronization."""
+    last_micro_step: Sample
+    """Forward and backward of the last micro-batch of a global step, with gradient synchronization."""
+    optimizer_step: Sample
+    """Optimizer step and clearing of the gradients."""
+
+    def global_step(self, accumulation_steps: int) -> float:
+        """Return the seconds of a whole global step of `accumulation_steps` micro-steps."""
+        return (
+            (accumulation_steps - 1) * self.micro_step.mean + self.last_micro_step.mean + self.optimizer_step.mean
+        )
+
+    def interval(self, accumulation_steps: int) -> float:
+        """Return the half-width (seconds) of the global step's 95% interval.
+
+        Micro-steps of one run share their systematic error, so the parts' intervals are added, not averaged.
+        """
+        return (
+            (accumulation_steps - 1) * (self.micro_step.half_width or 0.0)
+            + (self.last_micro_step.half_width or 0.0)
+            + (self.optimizer_step.half_width or 0.0)
+        )
+
+
+class Breakdown(Frozen):
+    """Tensor bytes on the device at the peak of a step, by what they hold."""
+
+    parameters: Bytes
+    gradients: Bytes
+    optimizer_state: Bytes
+    activations: Bytes
+    """Alive at the end of forward beyond the three above: what backward needs."""
+    other: Bytes
+    """The rest of the peak: temporaries, workspaces, buffers."""
+
+
+class Memory(Frozen):
+    """The four numbers of memory, never mixed, in bytes."""
+
+    allocated: Bytes
+    """Peak of tensor bytes (CUDA: max_memory_allocated; cpu: anonymous memory beyond the interpreter's own)."""
+    reserved: Bytes
+    """Peak that the allocator held (CUDA: max_memory_reserved; cpu: private data that RLIMIT_DATA counts)."""
+    device_peak: Bytes
+    """Peak of the whole process on the device (CUDA: NVML; cpu: anonymous memory, interpreter included)."""
+    budget: Bytes
+    """What the device grants: usable memory of the GPU, or the enforced limit of the cpu device."""
+    baseline: Bytes
+    """What was taken before the model was built: interpreter and libraries, or the CUDA context."""
+    allocator_retries: Annotated[int, Field(ge=0)] = 0
+    """Times the CUDA allocator had to flush its cache to satisfy a request; 0 elsewhere."""
+    breakdown: Breakdown
+
+    def free(self) -> int:
+        """Return the bytes of the budget that the peak left untouched (at least 0)."""
+        return max(0, self.budget - self.peak())
+
+    def peak(self) -> int:
+        """Return what counts against the budget: the largest of the process's peak and what it reserved."""
+        return max(self.device_peak, self.reserved)
+
+
+class PhaseReport(Frozen):
+    """Time and memory of one phase of the last measured step (of the only pass, for build and evaluation)."""
+
+    phase: Phase
+    seconds: float
+    peak: Bytes
+    """Peak tensor bytes during the phase."""
+    end: Bytes
+    """Tensor bytes alive when the phase ended."""
+
+
+class Ok(Frozen):
+    """The probe trained: at least two optimizer steps, all losses finite, memory within the budget."""
+
+    kind: Literal["ok"] = "ok"
+    memory: Memory
+    timing: StepTiming
+    phases: tuple[PhaseReport, ...]
+    losses: tuple[float, ...]
+    """Training loss of every optimizer step, in order (mean over its micro-steps)."""
+    accumulation_steps: int
+    """Micro-steps that the probe ran for each optimizer step (whole global steps in a proof)."""
+    attention: str | None = None
+    """The attention implementation that ran, as the model reports it."""
+    evaluation_loss: float | None = None
+    """Loss of the evaluation pass; only a proof has one."""
+    checkpoint_bytes: int | None = None
+    """Size of the saved checkpoint; only a proof has one."""
+
+
+class Oom(Frozen):
+    """A real allocation was refused (or the kernel killed the probe for memory)."""
+
+    kind: Literal["oom"] = "oom"
+    where: Literal["device", "host", "disk"] = "device"
+    phase: Phase
+    requested: int | None = None
+    """Bytes of the refused request, where the allocator said so."""
+    free: int | None = None
+    """Bytes that were free at that moment."""
+    message: str = ""
+
+
+class NonFinite(Frozen):
+    """A loss or a gradient norm was NaN or infinite."""
+
+    kind: Literal["non_finite"] = "non_finite"
+    phase: Phase
+    step: int
+    """Optimizer step at which it was seen, from 1."""
+    what: Literal["loss", "gradient"]
+
+
+class Timeout(Frozen):
+    """The probe did not end within its deadline and was killed."""
+
+    kind: Literal["timeout"] = "timeout"
+    phase: Phase
+    seconds: float
+
+
+class Crash(Frozen):
+    """The probe ended without a verdict about memory."""
+
+    kind: Literal["crash"] = "crash"
+    reason: Literal["exception", "signal", "exit", "protocol", "lost"]
+    """Python exception; killed by a signal; ended early; broke the protocol; the tuner itself was lost."""
+    phase: Phase
+    message: str
+    traceback: str = ""
+
+
+class Unsupported(Frozen):
+    """This machine or this model cannot run the candidate at all; refused before or at its start."""
+
+    kind: Literal["unsupported"] = "unsupported"
+    reason: str
+
+
+Outcome = Annotated[Ok | Oom | NonFinite | Timeout | Crash | Unsupported, Field(discriminator="kind")]
+
+OUTCOMES: dict[str, type[Frozen]] = {
+    "ok": Ok, "oom": Oom, "non_finite": NonFinite, "timeout": Timeout, "crash": Crash,
+    "unsupported": Unsupported,
+}  # fmt: skip
+"""Every verdict by the name that files and graphs use."""

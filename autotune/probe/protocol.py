@@ -1,0 +1,73 @@
+"""What the tuner and a worker say to each other: one JSON document a line, over a private pipe.
+
+The parent writes a request file; the worker answers with any number of `Progress` messages and exactly one
+`Result` (or `Inspection`). Nothing is ever read from stdout or stderr, which belong to the user's code.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from autotune.candidate import Candidate
+from autotune.outcome import Outcome, Phase
+from autotune.specs import ModelFacts, ModelSpec
+from autotune.validation import Frozen
+
+PROTOCOL = 1
+"""Raised with every change that an older worker or tuner would misread."""
+
+
+class ProbeRequest(Frozen):
+    """All that a worker needs for one probe; stored as `request.json`."""
+
+    protocol: Literal[1] = PROTOCOL
+    kind: Literal["inspect", "train", "prove"]
+    """`inspect` builds the model without memory, `train` measures, `prove` runs whole global steps."""
+    model: ModelSpec
+    candidate: Candidate
+    seq_len: int
+    accumulation_steps: int
+    """Of a whole global step. A `train` probe runs at most two micro-steps for each optimizer step."""
+    device: str
+    """torch's name of the device: `cpu` or `cuda:0`."""
+    budget: int
+    """Bytes; reported with the memory, enforced by the device."""
+    seed: int
+    sample_seconds: float
+    """Seconds of measured steps after warm-up (train), or of all steps (prove)."""
+    sample_steps: int
+    """Measured optimizer steps, at most."""
+    folder: str
+    """Folder of this probe: mapped files, allocator snapshot and checkpoint go here; the parent cleans it."""
+
+
+class Progress(Frozen):
+    """The worker entered a phase; tells the parent where a probe was when it was killed."""
+
+    type: Literal["progress"] = "progress"
+    phase: Phase
+    step: int = 0
+    """Optimizer step, from 1; 0 before the first."""
+    baseline: int | None = None
+    """Sent once, before the model is built: bytes that interpreter and libraries already take."""
+
+
+class Inspection(Frozen):
+    """Answer to a request of kind `inspect`."""
+
+    type: Literal["inspection"] = "inspection"
+    facts: ModelFacts
+
+
+class Result(Frozen):
+    """The worker's own verdict; always its last message."""
+
+    type: Literal["result"] = "result"
+    protocol: Literal[1] = PROTOCOL
+    outcome: Outcome
+
+
+Message = Annotated[Progress | Inspection | Result, Field(discriminator="type")]
+MESSAGE: TypeAdapter[Progress | Inspection | Result] = TypeAdapter(Message)

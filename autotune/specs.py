@@ -1,0 +1,180 @@
+"""What the user asked for: model, device and goal, together one `RunSpec`; and what a model turned out to be."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from autotune.candidate import Optimizer
+from autotune.units import format_count, format_size, parse_bytes, parse_count, parse_duration
+from autotune.validation import Frozen
+
+Task = Literal["causal-lm", "masked-lm", "seq2seq-lm", "image-classification", "custom"]
+
+
+class ModelSpec(Frozen):
+    """A model that can be built without weights: a configuration, or a function of the user's own."""
+
+    name: str
+    """What the user typed: a preset, a path to a config.json, a hub name, or `module:function`."""
+    source: Literal["preset", "config", "hub", "function"]
+    config: dict[str, Any] | None = None
+    """The transformers configuration (as in config.json); None for a function."""
+    path: str | None = None
+    """Folder to put first on sys.path when importing the user's function."""
+    block_class: str | None = None
+    """Class name of the repeated transformer block; None finds it."""
+    trust_remote_code: bool = False
+
+
+class ModelFacts(Frozen):
+    """What a worker found when it built the model (on the meta device where that is possible)."""
+
+    task: Task
+    model_class: str
+    parameters: int
+    trainable_parameters: int
+    active_parameters: int
+    """Parameters that one token meets: less than `parameters` in a mixture of experts."""
+    layers: int
+    hidden: int
+    """Layers and width as the attention FLOPs count them; 0 where unknown."""
+    block_class: str | None
+    """The repeated transformer block that checkpointing wraps; None where none was found."""
+    blocks: int
+    tokens_per_sample: int
+    """Tokens that one sample counts for: the sequence length, or an image's patches."""
+    torch_version: str
+    transformers_version: str
+
+
+_DEVICE = re.compile(r"^(?P<kind>auto|cuda|cpu)(?::(?P<argument>.+))?$")
+
+
+class DeviceSpec(Frozen):
+    """Which device to tune for: `cuda`, `cuda:1`, or `cpu:3GiB` (a CPU with an enforced memory budget)."""
+
+    kind: Literal["auto", "cuda", "cpu"]
+    index: int = 0
+    """Number of the GPU, for `cuda`."""
+    budget: int | None = None
+    """Bytes granted: required for `cpu`, all of the device's usable memory otherwise."""
+
+    @classmethod
+    def parse(cls, text: str) -> DeviceSpec:
+        """Parse `auto`, `cuda`, `cuda:1` or `cpu:3GiB`. Raises ValueError."""
+        match = _DEVICE.match(text.strip())
+        if match is None:
+            raise ValueError(f"device {text!r} is unknown; write auto, cuda, cuda:1 or cpu:3GiB")
+        kind, argument = match["kind"], match["argument"]
+        if kind == "cpu":
+            if argument is None:
+                raise ValueError("the cpu device needs a memory budget; write it like cpu:3GiB")
+            return cls(kind="cpu", budget=parse_bytes(argument))
+        if argument is None:
+            return cls(kind="cuda" if kind == "cuda" else "auto")
+        if kind == "auto" or not argument.isdigit():
+            raise ValueError(f"device {text!r} is unknown; write auto, cuda, cuda:1 or cpu:3GiB")
+        return cls(kind="cuda", index=int(argument))
+
+    def __str__(self) -> str:
+        if self.kind == "cpu":
+            return f"cpu:{format_size(self.budget or 0)}"
+        return f"cuda:{self.index}" if self.kind == "cuda" and self.index else self.kind
+
+
+class GlobalBatch(Frozen):
+    """The number of tokens (or samples) that one optimizer step must see, over all devices together."""
+
+    amount: Annotated[int, Field(ge=1)]
+    unit: Literal["tokens", "samples"] = "tokens"
+
+    @classmethod
+    def parse(cls, text: str) -> GlobalBatch:
+        """Parse `4M`, `64Ki tokens` or `512 samples`. Raises ValueError."""
+        words = text.strip().rsplit(maxsplit=1)
+        unit = words[1].lower() if len(words) == 2 else "tokens"
+        if unit in {"token", "tokens"}:
+            amount = parse_count(words[0] if len(words) == 2 else text)
+            return cls(amount=amount, unit="tokens")
+        if unit in {"sample", "samples", "sequences"}:
+            return cls(amount=parse_count(words[0]), unit="samples")
+        raise ValueError(f"global batch {text!r} is unknown; write it like 4M, '64Ki tokens' or '512 samples'")
+
+    def tokens(self, tokens_per_sample: int) -> int:
+        """Return the batch in tokens."""
+        return self.amount * (tokens_per_sample if self.unit == "samples" else 1)
+
+    def __str__(self) -> str:
+        return f"{format_count(self.amount)} {self.unit}"
+
+
+class Goal(Frozen):
+    """What a configuration is judged by: speed at this global batch, on that many devices, with room to spare."""
+
+    target: GlobalBatch
+    seq_len: Annotated[int, Field(ge=1)] = 1024
+    """Tokens per sequence. Probes always use full-length sequences: the longest is what runs out of memory."""
+    gpus: Annotated[int, Field(ge=1)] = 1
+    """World size: devices that train together by data parallelism."""
+    exact: bool = False
+    """Refuse a micro-batch whose accumulation does not meet the target exactly."""
+    headroom: Annotated[float, Field(ge=0, lt=0.9)] = 0.05
+    """Share of the budget that the winner must leave free."""
+
+    @field_validator("target", mode="before")
+    @classmethod
+    def _parse_target(cls, value: object) -> object:
+        return GlobalBatch.parse(str(value)) if isinstance(value, str | int) else value
+
+
+class Limits(Frozen):
+    """How much a run may spend, and how exact it must be."""
+
+    max_probes: Annotated[int, Field(ge=1)] = 40
+    time_budget: Annotated[float, Field(gt=0)] | None = None
+    """Seconds for all probes together; the search ends when they are spent, the proof still runs."""
+    probe_timeout: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds after which a probe is killed."""
+    sample_seconds: Annotated[float, Field(gt=0)] = 12.0
+    """Seconds of measured steps after warm-up, at most (always enough steps for an interval)."""
+    sample_steps: Annotated[int, Field(ge=2)] = 20
+    """Measured global steps in a probe, at most."""
+    proof_seconds: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds of training steps in the proof; longer global steps are cut to fewer micro-steps."""
+    memory_tolerance: Annotated[float, Field(gt=0)] = 0.05
+    """Relative difference between proven and recorded peak."""
+    speed_tolerance: Annotated[float, Field(gt=0)] = 0.10
+    """Share of the recorded speed that the proof may fall short by."""
+
+    @field_validator("time_budget", "probe_timeout", "sample_seconds", "proof_seconds", mode="before")
+    @classmethod
+    def _parse_seconds(cls, value: object) -> object:
+        return parse_duration(value) if isinstance(value, str) else value
+
+
+class RunSpec(Frozen):
+    """Everything that determines a run; written to `runs/<id>/spec.yaml` before the first probe."""
+
+    model: ModelSpec
+    device: DeviceSpec
+    goal: Goal
+    optimizer: Optimizer = "adamw"
+    space: dict[str, Any]
+    """The search space as loaded, so that a resumed run does not depend on the file."""
+    space_name: str = "default"
+    seed: Annotated[int, Field(ge=0)] = 0
+    limits: Limits = Limits()
+
+    @field_validator("device", mode="before")
+    @classmethod
+    def _parse_device(cls, value: object) -> object:
+        return DeviceSpec.parse(value) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _device_is_resolved(self) -> RunSpec:
+        if self.device.kind == "auto":
+            raise ValueError("a run needs a resolved device; 'auto' is replaced before the run is written")
+        return self

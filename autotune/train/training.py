@@ -1,0 +1,41 @@
+"""One assembled training: what `build` composes and `steps` drives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+Batch = Mapping[str, Tensor]
+"""Keyword arguments of the model's forward, on the training device; always holds what the loss needs."""
+
+
+class StepOptimizer(Protocol):
+    """What a step needs of an optimizer; torch's own have it, and so have the offloaded ones."""
+
+    def step(self) -> None: ...
+
+    def zero_grad(self) -> None: ...
+
+    def state_tensors(self) -> Iterator[Tensor]:
+        """Every tensor of optimizer state, wherever it lives."""
+        ...
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model ready to train on one device under one candidate."""
+
+    model: nn.Module
+    optimizer: StepOptimizer
+    device: torch.device
+    loss: Callable[[Batch], Tensor]
+    """Forward pass in the candidate's precision; a scalar fp32 loss, the mean over the batch's targets."""
+    batch: Callable[[int, int], Batch]
+    """`batch(index, micro_batch)`: the index-th batch of the fixed stream; equal arguments, equal batch."""
+    tokens_per_sample: int
+    close: Callable[[], None]
+    """Release what outlives the tensors: mapped files, process groups."""

@@ -1,0 +1,66 @@
+"""The base of every file and message: strict, frozen, with errors that a person can act on."""
+
+from __future__ import annotations
+
+from typing import Any, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from autotune.errors import InputError, nearest
+
+
+class Frozen(BaseModel):
+    """An immutable record. Unknown keys are refused, with the nearest valid name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, use_attribute_docstrings=True)
+
+    @classmethod
+    def load(cls, data: object, source: str) -> Self:
+        """Validate `data` (from YAML or JSON) and raise InputError with every problem, each naming `source`."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise InputError(f"{source}: {problem}" for problem in explain(error, cls)) from None
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """Turn pydantic's report into one line a problem: where it is, what is wrong, what would be right."""
+    return [_explain_one(detail, model) for detail in error.errors(include_url=False)]
+
+
+def _explain_one(detail: Any, model: type[BaseModel]) -> str:
+    location = [str(part) for part in detail["loc"]]
+    where = ".".join(location) or "the document"
+    match detail["type"]:
+        case "extra_forbidden":
+            owner = _model_at(model, location[:-1])
+            hint = nearest(location[-1], owner.model_fields) if owner else ""
+            return f"{where}: unknown key; {hint}".rstrip("; ")
+        case "missing":
+            return f"{where}: this key is required and missing"
+        case "literal_error":
+            expected = detail["ctx"]["expected"]
+            return f"{where}: {detail['input']!r} is not one of {expected}"
+        case "value_error":
+            return f"{where}: {detail['ctx']['error']}"
+        case _:
+            return f"{where}: {detail['msg']} (found {detail['input']!r})"
+
+
+def _model_at(model: type[BaseModel], location: list[str]) -> type[BaseModel] | None:
+    """Follow a path of keys through nested models, looking inside containers and unions."""
+    current: type[BaseModel] | None = model
+    pending: list[type[BaseModel]] = []
+    for part in location:
+        if current is not None and part in current.model_fields:
+            pending = _models_in(current.model_fields[part].annotation)
+            current = pending[0] if len(pending) == 1 else None
+        elif pending and current is None:  # a union: pydantic names the chosen member in the path
+            current = next((m for m in pending if m.__name__ == part), None)
+    return current
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]
