@@ -1,0 +1,126 @@
+"""The append-only journal of a run: one JSON line an event, on disk before anything follows from it.
+
+Every line is flushed with fsync. A torn last line (the tuner was killed while writing) is dropped; damage
+anywhere else is an error, because a run must never go on from a history that is not the one it had.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pydantic import ValidationError
+
+from autotune.errors import InputError, JournalError
+from autotune.record import ENTRY, Entry, Record
+
+
+class Journal:
+    """The journal of one run, held under an exclusive lock while open. Use as a context manager."""
+
+    def __init__(self, path: Path, lock: Path) -> None:
+        self._path = path
+        self._lock_path = lock
+        self._lock: int | None = None
+        self._file: int | None = None
+        self._entries: list[Entry] = []
+
+    def __enter__(self) -> Self:
+        try:
+            self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._acquire(self._lock)
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            entries, whole = parse_journal(self._path.read_bytes(), self._path)
+            self._entries = list(entries)
+            os.ftruncate(self._file, whole)  # drop a torn last line, or the next one would be glued to it
+            os.lseek(self._file, 0, os.SEEK_END)
+        except OSError as error:
+            self.close()
+            raise InputError(f"{self._path.parent}: this run folder cannot be used: {error.strerror}") from error
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release file and lock; safe to call twice."""
+        for handle in (self._file, self._lock):
+            if handle is not None:
+                os.close(handle)
+        self._file = self._lock = None
+
+    @property
+    def record(self) -> Record:
+        """What the journal says so far."""
+        return Record.of(self._entries)
+
+    def append(self, entry: Entry) -> None:
+        """Write one line durably. Raises JournalError when the disk refuses; what was recorded before stays."""
+        assert self._file is not None, "the journal is open"
+        line = entry.model_dump_json().encode() + b"\n"
+        end = os.lseek(self._file, 0, os.SEEK_END)
+        try:
+            view = memoryview(line)
+            while view:
+                view = view[os.write(self._file, view) :]
+            os.fsync(self._file)
+        except OSError as error:
+            os.ftruncate(self._file, end)  # a torn line is worth less than none
+            raise JournalError(
+                f"{self._path} cannot be written: {error.strerror}. Everything up to this moment is recorded; "
+                f"free some space, then continue with: autotune resume {self._path.parent}"
+            ) from error
+        self._entries.append(entry)
+
+    def _acquire(self, handle: int) -> None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
+            raise InputError(
+                f"{self._path.parent}: another autotune{f' (process {holder})' if holder else ''} works on this "
+                "run; wait for it, or start a run of its own"
+            ) from None
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
+
+
+def read_record(path: Path) -> Record:
+    """Read a journal without locking it. Raises InputError when there is none, JournalError when damaged."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"{path.parent} is not a run of autotune: {path.name} cannot be read ({error.strerror})"
+        ) from error
+    return Record.of(parse_journal(content, path)[0])
+
+
+def parse_journal(content: bytes, path: Path) -> tuple[tuple[Entry, ...], int]:
+    """Return the entries, and the number of bytes that hold whole lines.
+
+    Raises JournalError for a line that is damaged and not the last.
+    """
+    entries: list[Entry] = []
+    whole = 0
+    lines = content.split(b"\n")
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is torn
+        try:
+            entries.append(ENTRY.validate_json(line))
+        except ValidationError as error:
+            if number == len(lines) - 1 and not lines[-1]:
+                break  # a last line whose end reached the disk before its middle
+            raise JournalError(
+                f"{path}:{number}: this line of the journal is damaged ({error.errors()[0]['msg']}). A run is "
+                "never continued from a damaged record; start a new one, or restore the file from a copy"
+            ) from None
+        whole += len(line) + 1
+    return tuple(entries), whole

@@ -1,0 +1,66 @@
+"""Every file name of a run, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The folder of one run: `runs/<id>/`."""
+
+    root: Path
+
+    @property
+    def id(self) -> str:
+        """The run's name: that of its folder."""
+        return self.root.name
+
+    @property
+    def spec(self) -> Path:
+        """What was asked for."""
+        return self.root / "spec.yaml"
+
+    @property
+    def journal(self) -> Path:
+        """What happened, line by line; only ever appended to."""
+        return self.root / "journal.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the tuner that works on this run."""
+        return self.root / "lock"
+
+    @property
+    def best(self) -> Path:
+        """The proven winner."""
+        return self.root / "best.yaml"
+
+    @property
+    def contender(self) -> Path:
+        """The configuration under proof; becomes `best.yaml` when it holds."""
+        return self.root / "contender.yaml"
+
+    @property
+    def probes(self) -> Path:
+        """Parent of the probes' folders."""
+        return self.root / "probes"
+
+    @property
+    def exports(self) -> Path:
+        """Where `autotune export` writes unless told otherwise."""
+        return self.root / "exports"
+
+    def probe(self, number: int) -> Path:
+        """Folder of a numbered probe: `probes/0007`."""
+        return self.probes / f"{number:04d}"
+
+    @property
+    def inspection(self) -> Path:
+        """Folder of the worker that looked at the model before the first probe."""
+        return self.probes / "inspect"
+
+    def proof(self, number: int) -> Path:
+        """Folder of the proof of a numbered probe: `probes/0007-proof`."""
+        return self.probes / f"{number:04d}-proof"

@@ -1,0 +1,106 @@
+"""The search space: the axes with the values allowed, the constraints between them, and the decision graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import field_validator, model_validator
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from autotune.candidate import AXES, Candidate, choices
+from autotune.errors import InputError, nearest
+from autotune.graph import Graph
+from autotune.validation import Frozen
+
+
+class Constraint(Frozen):
+    """A rule between axes: where `when` holds, `require` must hold too."""
+
+    when: dict[str, Any]
+    require: dict[str, Any]
+    because: str
+    """The reason, shown to whoever asks for an illegal combination."""
+
+    @field_validator("when", "require")
+    @classmethod
+    def _names_axes(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if problems := _axis_problems({axis: [choice] for axis, choice in value.items()}):
+            raise ValueError("; ".join(problems))
+        return value
+
+    def violated_by(self, candidate: Candidate) -> bool:
+        """Tell whether the candidate breaks this rule."""
+        return _holds(self.when, candidate) and not _holds(self.require, candidate)
+
+
+class Space(Frozen):
+    """What may be tried, and in which order. Loaded from YAML under `search_spaces/`, or the user's own."""
+
+    name: str
+    description: str
+    axes: dict[str, tuple[Any, ...]]
+    """Values allowed for each axis; an axis left out keeps the candidate's default."""
+    constraints: tuple[Constraint, ...] = ()
+    graph: Graph
+
+    @field_validator("axes")
+    @classmethod
+    def _values_exist(cls, value: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+        if problems := _axis_problems(value):
+            raise ValueError("; ".join(problems))
+        return value
+
+    @model_validator(mode="after")
+    def _graph_stays_inside(self) -> Space:
+        problems = [
+            f"graph.nodes.{name}.set.{axis}: {value!r} is not among this space's axes.{axis}"
+            for name, node in self.graph.nodes.items()
+            for axis, value in (node.set or {}).items()
+            if value not in self.axes.get(axis, (Candidate.model_fields[axis].default,))
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def refusal(self, candidate: Candidate) -> str | None:
+        """Return why a candidate is illegal in this space, or None."""
+        broken = [rule.because for rule in self.constraints if rule.violated_by(candidate)]
+        return "; ".join(broken) or None
+
+    @classmethod
+    def parse(cls, text: str, source: str) -> Space:
+        """Read a space from YAML text. Raises InputError with every mistake found, each naming `source`."""
+        return cls.load(parse_yaml(text, source), source)
+
+
+def parse_yaml(text: str, source: str) -> dict[str, Any]:
+    """Read a YAML mapping. Raises InputError with line and column when it is malformed."""
+    try:
+        data = YAML(typ="safe", pure=True).load(text)
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
+        raise InputError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{source}: expected keys and values, found {type(data).__name__}")
+    return data
+
+
+def _holds(conditions: dict[str, Any], candidate: Candidate) -> bool:
+    return all(getattr(candidate, axis) == value for axis, value in conditions.items())
+
+
+def _axis_problems(axes: dict[str, Any]) -> list[str]:
+    problems = []
+    for axis, values in axes.items():
+        if axis not in AXES:
+            problems.append(f"{axis}: unknown axis; {nearest(axis, AXES)}")
+            continue
+        valid = choices(axis)
+        problems += [
+            f"{axis}: {value!r} is not one of {', '.join(map(str, valid))}" for value in values if value not in valid
+        ]
+        if not values:
+            problems.append(f"{axis}: at least one value is needed")
+    return problems

@@ -1,0 +1,92 @@
+"""What a strategy answers: the next candidate to try, or that the search is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autotune.accumulation import accumulate, largest_micro_batch
+from autotune.candidate import Candidate
+from autotune.errors import InputError
+from autotune.outcome import Memory
+from autotune.specs import Goal
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the path through the decision graph: a node, and the edge by which it was left."""
+
+    node: str
+    edge: str
+    candidate: Candidate
+    """The candidate that decided: the one probed, or the largest that fits after growth."""
+
+
+@dataclass(frozen=True)
+class Try:
+    """Probe this candidate next."""
+
+    candidate: Candidate
+    node: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """Nothing more to try."""
+
+    why: str
+    path: tuple[Step, ...] = field(default=())
+
+
+Decision = Try | Done
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What bounds a search besides its space: the goal in tokens, and the memory granted."""
+
+    base: Candidate
+    """The candidate before any node has changed it: carries what the user fixed, such as the optimizer."""
+    goal: Goal
+    tokens_per_sample: int
+    budget: int
+    """Bytes of the device."""
+
+    @property
+    def target(self) -> int:
+        """The global batch, in tokens."""
+        return self.goal.target.tokens(self.tokens_per_sample)
+
+    @property
+    def limit(self) -> int:
+        """The largest micro-batch (samples) that the global batch has use for. Raises InputError if below 1."""
+        return largest_micro_batch(self.target, self.tokens_per_sample, self.goal.gpus)
+
+    @property
+    def usable(self) -> int:
+        """Bytes that a winner may take: the budget less the headroom."""
+        return int(self.budget * (1 - self.goal.headroom))
+
+    def fits(self, memory: Memory) -> bool:
+        """Tell whether a measured peak leaves the headroom free."""
+        return memory.peak() <= self.usable
+
+    def between(self, low: int, wanted: int, high: int) -> int | None:
+        """Return a micro-batch strictly between `low` and `high`, as near to `wanted` as the goal allows.
+
+        Only with `--exact` does the goal restrict the choice: accumulation must then divide exactly.
+        """
+        downwards = range(min(wanted, high - 1), low, -1)
+        upwards = range(max(wanted, low) + 1, high)
+        return next((size for size in (*downwards, *upwards) if self.allows(size)), None)
+
+    def allows(self, micro_batch: int) -> bool:
+        """Tell whether this micro-batch can make up the global batch."""
+        try:
+            accumulate(
+                self.target, micro_batch, self.tokens_per_sample, self.goal.gpus, exact=self.goal.exact
+            )
+        except InputError:
+            return False
+        return True
+

@@ -1,0 +1,23 @@
+"""A trial: one probe that was asked for, with what it came to. The history of a run is a tuple of trials."""
+
+from __future__ import annotations
+
+from autotune.candidate import Candidate
+from autotune.outcome import Outcome
+from autotune.validation import Frozen
+
+
+class Trial(Frozen):
+    """One probe of a candidate. Trials are numbered from 1 in the order in which they were started."""
+
+    number: int
+    candidate: Candidate
+    node: str
+    """Node of the decision graph that asked for it."""
+    why: str
+    outcome: Outcome
+    seconds: float
+    """Wall time from launch to the last process reaped; 0 where nothing was launched."""
+
+
+History = tuple[Trial, ...]
