@@ -1,0 +1,25 @@
+import pytest
+
+from autotune.candidate import Candidate
+from autotune.space import Space
+from autotune.specs import Goal
+from autotune.strategies.decision import Scope
+from tests.unit.test_space import DEFAULT
+
+
+@pytest.fixture
+def space():
+    return Space.parse(DEFAULT, "default.yaml")
+
+
+@pytest.fixture
+def scope():
+    """Return a maker of scopes of 100-token sequences on a device of 1,000 bytes."""
+
+    def make(target="6400", budget=1000, tokens=100, base=None, **goal):
+        return Scope(
+            base=base or Candidate(), goal=Goal(target=target, seq_len=tokens, **{"headroom": 0.0, **goal}),
+            tokens_per_sample=tokens, budget=budget,
+        )  # fmt: skip
+
+    return make

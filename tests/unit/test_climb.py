@@ -1,0 +1,92 @@
+from autotune.outcome import Crash, Ok
+from autotune.strategies.climb import propose
+from autotune.strategies.decision import Done
+from autotune.trial import Trial
+from tests.unit.simulation import Arithmetic, ok, search
+
+
+def rungs(history):
+    return [(trial.candidate.title(), trial.candidate.micro_batch, trial.outcome.kind) for trial in history]
+
+
+def test_growth_doubles_then_bisects_then_asks_whether_checkpointing_pays(space, scope):
+    history, done = search(Arithmetic(budget=1000), space, scope(), propose)
+    assert rungs(history) == [
+        ("bf16", 1, "ok"), ("bf16", 2, "ok"), ("bf16", 4, "ok"), ("bf16", 8, "ok"), ("bf16", 16, "oom"),
+        ("bf16", 12, "ok"), ("bf16", 14, "oom"), ("bf16", 13, "oom"),
+        ("bf16 + checkpointing", 13, "ok"), ("bf16 + checkpointing", 26, "ok"), ("bf16 + checkpointing", 52, "ok"),
+        ("bf16 + checkpointing", 64, "oom"), ("bf16 + checkpointing", 58, "ok"), ("bf16 + checkpointing", 61, "oom"),
+    ][: len(history)] and len(history) >= 11  # fmt: skip
+    assert [step.node for step in done.path] == ["baseline", "grow", "checkpointing_for_more", "grow_checkpointed"]
+
+
+def test_activations_that_do_not_fit_lead_to_checkpointing(space, scope):
+    history, done = search(Arithmetic(budget=440), space, scope(budget=440), propose)
+    assert rungs(history)[:2] == [("bf16", 1, "oom"), ("bf16 + checkpointing", 1, "ok")]
+    assert history[0].outcome.phase == "forward"
+    assert done.path[0].edge == "oom_forward"
+
+
+def test_optimizer_state_that_does_not_fit_skips_checkpointing(space, scope):
+    history, _ = search(Arithmetic(budget=300), space, scope(budget=300), propose)
+    assert history[0].outcome.phase == "optimizer"
+    assert rungs(history)[1][0] == "bf16 + optimizer offload"
+
+
+def test_a_model_that_cannot_even_be_built_goes_straight_to_full_offload(space, scope):
+    history, _ = search(Arithmetic(budget=150), space, scope(budget=150), propose)
+    assert [r[0] for r in rungs(history)][:2] == ["bf16", "bf16 + checkpointing + full offload"]
+    assert isinstance(history[1].outcome, Ok)
+
+
+def test_nothing_fits_ends_the_walk(space, scope):
+    history, done = search(Arithmetic(budget=5), space, scope(budget=5), propose)
+    assert not any(isinstance(trial.outcome, Ok) for trial in history)
+    assert isinstance(done, Done)
+
+
+def test_growth_stops_at_what_the_global_batch_can_use(space, scope):
+    history, _ = search(Arithmetic(budget=10**6), space, scope(target="1000", budget=10**6), propose)
+    assert [trial.candidate.micro_batch for trial in history] == [1, 2, 4, 8, 10]
+
+
+def test_exact_grows_through_divisors_only(space, scope):
+    history, _ = search(Arithmetic(budget=10**6), space, scope(target="1800", exact=True, budget=10**6), propose)
+    assert [trial.candidate.micro_batch for trial in history] == [1, 2, 3, 6, 9, 18]
+
+
+def test_too_little_headroom_counts_as_not_fitting(space, scope):
+    history, _ = search(Arithmetic(budget=1000), space, scope(headroom=0.2), propose)
+    largest = max(t.candidate.micro_batch for t in history if t.candidate.checkpointing == "none" and t.outcome.kind == "ok")
+    assert 400 + 50 * 8 <= 800 < 400 + 50 * largest
+
+
+def test_a_crash_in_growth_bounds_it_without_descending(space, scope):
+    device = Arithmetic(budget=1000)
+    history = ()
+    for number in range(1, 20):
+        decision = propose(history, space, scope())
+        if isinstance(decision, Done):
+            break
+        crashed = Crash(reason="signal", phase="forward", message="SIGSEGV")
+        outcome = crashed if decision.candidate.micro_batch > 4 else device.outcome(decision.candidate)
+        history += (
+            Trial(number=number, candidate=decision.candidate, node=decision.node, why="", outcome=outcome, seconds=1),
+        )
+    assert all(trial.candidate.checkpointing == "none" for trial in history)
+    assert decision.path[-1].edge == "limit"
+
+
+def test_a_crash_at_a_node_ends_the_search(space, scope):
+    first = propose((), space, scope())
+    crash = Crash(reason="exception", phase="forward", message="ValueError: no")
+    trial = Trial(number=1, candidate=first.candidate, node=first.node, why="", outcome=crash, seconds=1)
+    assert isinstance(propose((trial,), space, scope()), Done)
+
+
+def test_sgd_is_carried_through_all_nodes(space, scope):
+    from autotune.candidate import Candidate
+
+    history, _ = search(Arithmetic(budget=440), space, scope(budget=440, base=Candidate(optimizer="sgd")), propose)
+    assert {trial.candidate.optimizer for trial in history} == {"sgd"}
+    assert ok(1).kind == "ok"

@@ -1,0 +1,82 @@
+from pathlib import Path
+
+import pytest
+
+from autotune.candidate import Candidate
+from autotune.errors import InputError
+from autotune.space import Space
+
+SPACES = Path(__file__).parents[2] / "search_spaces"
+DEFAULT = (SPACES / "default.yaml").read_text()
+
+
+@pytest.mark.parametrize("path", [p for p in SPACES.glob("*.yaml") if p.name != "hardware.yaml"], ids=lambda p: p.stem)
+def test_every_shipped_space_is_valid_and_named_as_its_file(path):
+    assert Space.parse(path.read_text(), path.name).name == path.stem
+
+
+def test_no_node_of_the_default_graph_can_set_an_illegal_combination():
+    space = Space.parse(DEFAULT, "default.yaml")
+    full = space.graph.nodes["offload_full"].set
+    assert space.refusal(Candidate(**full)) is None
+    assert "recomputed" in space.refusal(Candidate(offload="full", checkpointing="none"))
+
+
+def refused(text: str) -> str:
+    with pytest.raises(InputError) as caught:
+        Space.parse(text, "mine.yaml")
+    return str(caught.value)
+
+
+def test_all_mistakes_are_reported_at_once_with_the_nearest_names():
+    message = refused(
+        DEFAULT.replace("[bf16, fp32]", "[bf16, fp23]")
+        .replace("description:", "descripton:")
+        .replace("set: {offload: optimizer}", "set: {ofload: optimizer}")
+    )
+    assert "'fp23' is not one of fp32, bf16" in message
+    assert "descripton: unknown key; did you mean description?" in message
+    assert "set.ofload: unknown axis; did you mean offload?" in message
+    assert all(line.startswith("mine.yaml: ") for line in message.splitlines())
+
+
+def test_an_edge_to_nowhere_is_found():
+    assert "there is no node 'gorw'; did you mean grow" in refused(DEFAULT.replace("ok: grow\n", "ok: gorw\n"))
+
+
+def test_an_edge_of_the_wrong_kind_is_found():
+    message = refused(DEFAULT.replace("next: {oom: checkpointing_for_more}", "next: {unsupported: checkpointing}"))
+    assert "next.unsupported: a node of this kind has no such edge" in message
+
+
+def test_a_loop_is_found():
+    message = refused(DEFAULT.replace("next: {ok: grow_checkpointed}\n    grow_ch", "next: {ok: grow}\n    grow_ch"))
+    assert "is a loop" in message
+
+
+def test_a_node_that_nothing_leads_to_is_found():
+    message = refused(DEFAULT + "    orphan: {title: Lost, set: {precision: bf16}}\n")
+    assert "nodes.orphan: no edge leads here" in message
+
+
+def test_a_value_outside_the_spaces_own_axes_is_found():
+    message = refused(DEFAULT.replace("offload: [none, optimizer, full]", "offload: [none, optimizer]"))
+    assert "graph.nodes.offload_full.set.offload: 'full' is not among this space's axes.offload" in message
+
+
+def test_malformed_yaml_names_line_and_column():
+    assert refused("axes: [1,\nbroken").startswith("mine.yaml:2:")
+
+
+def test_the_drawing_names_every_node_and_marks_the_path():
+    space = Space.parse(DEFAULT, "default.yaml")
+    drawing = space.graph.mermaid(taken=(("baseline", "oom_backward"), ("checkpointing", "ok")))
+    assert all(name in drawing for name in space.graph.nodes)
+    assert "class baseline,checkpointing taken" in drawing
+    edges = [line for line in drawing.splitlines() if "-->" in line]
+    marked = drawing.split("linkStyle ")[1].split(" ")[0].split(",")
+    assert [edges[int(index)].strip() for index in marked] == [
+        "_start([start]) --> baseline",
+        "baseline -- oom --> checkpointing",
+        "checkpointing -- ok --> grow_checkpointed",
+    ]
