@@ -1,0 +1,43 @@
+"""The files that ship with autotune: search spaces and the table of hardware."""
+
+from __future__ import annotations
+
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+import autotune
+from autotune.errors import InputError, nearest
+
+
+def find_text(name: str) -> str:
+    """Return the text of a YAML file: the user's own where `name` is a path to one, else autotune's.
+
+    `name` is a path (`mine/space.yaml`), or the name of a shipped file with or without `.yaml`. Raises
+    InputError that names the valid ones, or says why the file cannot be read.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} cannot be read: {error}") from None
+    stem = name.removesuffix(".yaml")
+    shipped = shipped_names()
+    if stem in shipped:
+        return (_shelf() / f"{stem}.yaml").read_text(encoding="utf-8")
+    raise InputError(
+        f"there is no file {name!r}, and autotune ships none of that name; {nearest(stem, shipped)}"
+    )
+
+
+def shipped_names() -> tuple[str, ...]:
+    """Return the names of all shipped YAML files, without their ending, sorted."""
+    names = (entry.name for entry in _shelf().iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
+
+
+def _shelf() -> Traversable:
+    """Inside an installed package, or beside it in a source checkout."""
+    installed = resources.files(autotune) / "search_spaces"
+    return installed if installed.is_dir() else Path(autotune.__file__).parents[1] / "search_spaces"

@@ -1,0 +1,123 @@
+"""The verdict on a probe: what the worker said, joined with how its processes ended."""
+
+from __future__ import annotations
+
+import signal
+from typing import Literal
+
+from autotune.outcome import Crash, Ok, Oom, Outcome, Phase, Timeout
+from autotune.probe.ending import Ending, Report
+from autotune.probe.protocol import Inspection, ProbeRequest, Result
+from autotune.units import format_bytes
+
+Kind = Literal["cpu", "cuda"]
+
+NEAR_LIMIT = 0.95
+"""Share of the data limit from which a worker that died in native code is taken to have died of a refusal."""
+
+_REFUSAL_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGTRAP, signal.SIGILL})
+"""What kills native code that did not check its malloc, or that aborts when memory is refused."""
+
+
+def classify(
+    request: ProbeRequest,
+    report: Report,
+    *,
+    kind: Kind,
+    data_limit: int | None = None,
+    device_peak: int | None = None,
+) -> Outcome:
+    """Return what a probe came to. Pure: the same report gives the same verdict.
+
+    The worker's own verdict stands whatever happened to its processes later. Without one, the guard's
+    evidence decides, and never the text on standard error, which is only passed on to the person.
+    `device_peak` (bytes) is what the device itself saw of the probe (NVML); it corrects the worker's number
+    upwards, because a worker cannot see all that its process takes. `data_limit` is the enforced RLIMIT_DATA.
+    """
+    match report.answer:
+        case Result(outcome=outcome) if not (request.kind == "inspect" and isinstance(outcome, Ok)):
+            return _with_device_peak(outcome, device_peak)
+        case Inspection() if request.kind == "inspect":
+            raise AssertionError("an inspection that was answered has no outcome")
+        case None:
+            pass
+        case other:
+            return _crash(
+                report, "protocol", f"a request of kind {request.kind!r} was answered by {other.type!r}"
+            )
+
+    ending = report.ending
+    if ending is None:
+        return _crash(report, "lost", "the guard of this probe was killed, so nothing is known of its end")
+    if ending.timed_out:
+        return Timeout(phase=_phase(report), seconds=ending.seconds)
+    if ending.signal is not None:
+        refused = _killed_for_memory(report, ending, kind) or _died_of_refusal(
+            report, ending, kind, data_limit
+        )
+        return refused or _crash(report, "signal", f"killed by {ending.describe()}{_hint(ending)}")
+    if report.violations:
+        return _crash(report, "protocol", f"what it sent is no message ({report.violations[0]})")
+    return _crash(report, "exit", f"ended with {ending.describe()} and without a result")
+
+
+def _killed_for_memory(report: Report, ending: Ending, kind: Kind) -> Oom | None:
+    """SIGKILL while the kernel counted an out-of-memory kill in the probe's cgroup."""
+    if ending.signal != signal.SIGKILL or not ending.oom_kills or ending.stopped:
+        return None
+    return Oom(
+        # On the cpu device the machine's memory is the device's; under CUDA it is the host's.
+        where="device" if kind == "cpu" else "host",
+        phase=_phase(report),
+        message="the kernel killed the probe because the machine (or its cgroup) ran out of memory; "
+        f"it held {format_bytes(ending.max_rss)}",
+    )
+
+
+def _died_of_refusal(report: Report, ending: Ending, kind: Kind, data_limit: int | None) -> Oom | None:
+    """A native library died where the kernel was about to refuse it memory.
+
+    The guard's samples are the only evidence: private memory within 5% of the limit during the last quarter
+    of a second. The two ways to be wrong do not cost the same. A library's own bug taken for a refusal
+    sends the search one rung down, where the bug shows again, far from the limit, and stops the run. A
+    refusal taken for a bug would stop the run although a smaller batch trains. So a crash near the limit is
+    Oom, and one whose single large request was refused far below the limit remains a Crash: no counter of the
+    kernel tells those apart, and a guess would hide real bugs.
+    """
+    if kind != "cpu" or data_limit is None or ending.signal not in _REFUSAL_SIGNALS:
+        return None
+    if ending.data_recent < NEAR_LIMIT * data_limit:
+        return None
+    return Oom(
+        where="device",
+        phase=_phase(report),
+        free=max(0, data_limit - ending.data_recent),
+        message=f"{ending.describe()} in native code with {format_bytes(ending.data_recent)} of the limit of "
+        f"{format_bytes(data_limit)} in use",
+    )
+
+
+def _with_device_peak(outcome: Outcome, device_peak: int | None) -> Outcome:
+    if not isinstance(outcome, Ok) or device_peak is None or device_peak <= outcome.memory.device_peak:
+        return outcome
+    memory = outcome.memory.model_copy(update={"device_peak": device_peak})
+    return outcome.model_copy(update={"memory": memory})
+
+
+def _crash(report: Report, reason: Literal["signal", "exit", "protocol", "lost"], what: str) -> Crash:
+    return Crash(
+        reason=reason, phase=_phase(report), message=f"the worker {what}" if reason != "lost" else what,
+        traceback=report.stderr_tail,
+    )  # fmt: skip
+
+
+def _hint(ending: Ending) -> str:
+    if ending.stopped:
+        return ": it was told to stop"
+    if ending.signal == signal.SIGKILL:
+        return ", by something other than autotune (the kernel counted no out-of-memory kill)"
+    return ""
+
+
+def _phase(report: Report) -> Phase:
+    return report.progress.phase if report.progress is not None else "start"

@@ -1,0 +1,66 @@
+"""How a probe's process tree ended, as its guard saw it, and all that was seen of one launch."""
+
+from __future__ import annotations
+
+import signal
+from typing import Annotated
+
+from pydantic import Field
+
+from autotune.probe.protocol import Inspection, Progress, Result
+from autotune.validation import Frozen
+
+
+class Ending(Frozen):
+    """The guard's report on the worker and everything below it. Memory in bytes, time in seconds."""
+
+    exit_code: int | None = None
+    """None when a signal ended the worker."""
+    signal: int | None = None
+    timed_out: bool = False
+    """Killed by the guard at the deadline."""
+    stopped: bool = False
+    """Killed by the guard because the tuner said so, or was gone."""
+    seconds: float
+    """From the start of the worker until the last process of the tree was gone."""
+    leftovers: int = 0
+    """Processes that were still alive below the worker when it ended (or was killed)."""
+    survivors: tuple[int, ...] = ()
+    """Processes that SIGKILL did not end (they hang in the kernel)."""
+    max_rss: int = 0
+    """Largest resident set of the worker, from its resource usage."""
+    data_peak: int = 0
+    """Largest private memory (what RLIMIT_DATA counts) among the samples taken of the worker."""
+    data_recent: int = 0
+    """The same over the worker's last quarter of a second."""
+    oom_kills: int | None = None
+    """Processes that the kernel killed for memory in this cgroup meanwhile; None where it does not count."""
+
+    def describe(self) -> str:
+        """Return the ending in words: `exit code 3`, `SIGSEGV`."""
+        if self.signal is not None:
+            return (
+                signal.Signals(self.signal).name
+                if self.signal in set(signal.Signals)
+                else f"signal {self.signal}"
+            )
+        return f"exit code {self.exit_code}"
+
+
+class Report(Frozen):
+    """All that was seen of one launch; stored as `result.json`."""
+
+    answer: Annotated[Result | Inspection, Field(discriminator="type")] | None = None
+    """The worker's own last word, or None when it gave none."""
+    progress: Progress | None = None
+    """The last phase that the worker entered."""
+    baseline: int | None = None
+    """Bytes taken before the model was built, as the worker reported them."""
+    violations: tuple[str, ...] = ()
+    """What came over the result pipe that the protocol does not know; the first few."""
+    ending: Ending | None = None
+    """None when the guard itself was killed: then nothing is known of the worker's end."""
+    seconds: float
+    """Wall time of the launch, from the guard's start to its end."""
+    stderr_tail: str = ""
+    """Last lines of the worker's standard error, for people."""

@@ -1,0 +1,294 @@
+"""The guard: a small process between tuner and worker that lets no process of a probe outlive its time.
+
+Run as a script (`python -I -S guard.py ORDERS`), with the standard library alone, so that it starts in tens
+of milliseconds; nothing of autotune is imported. ORDERS is a JSON object, see `Orders`. The guard adopts
+every orphan below it (Linux "child subreaper"), so that a grandchild which starts a session of its own is
+found too: as long as the guard has a child, something of the probe is alive; when it has none, nothing is.
+
+It ends the whole tree when the worker ends, at the deadline, at SIGTERM, and when the other end of its
+lifeline is closed, which is what happens when the tuner dies, however it dies. Then it writes one JSON line
+on its report pipe (`ending.Ending`). Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections import deque
+from typing import TypedDict
+
+TICK = 0.02
+"""Seconds between looks at the worker's memory."""
+RECENT = 0.25
+"""Seconds before its end over which the worker's last memory is the largest sample."""
+SELF_ENDING = 0.1
+"""Seconds that helpers get to end by themselves after the worker (multiprocessing's tracker does)."""
+KILL_PATIENCE = 8.0
+"""Seconds to wait for killed processes; beyond, they hang in the kernel and are reported as survivors."""
+LOG_CAP = 64 * 2**20
+"""Bytes that stdout and stderr may each grow to; then the file starts anew, so that its end is kept."""
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_libc = ctypes.CDLL(None, use_errno=True)
+_LOGS = (1, 2)  # the guard's own stdout and stderr are the worker's log files, opened for appending
+
+
+class Orders(TypedDict):
+    """What the tuner tells the guard."""
+
+    argv: list[str]
+    """The worker's command line."""
+    lifeline: int
+    """Read end of a pipe on which the tuner never writes: its end of file is the order to stop."""
+    report: int
+    """Write end of the pipe for the guard's own report."""
+    result: int
+    """Write end of the worker's result pipe; the worker inherits it beside stdin, stdout and stderr."""
+    data_limit: int | None
+    """Bytes of private memory that the kernel grants to the worker, and to each of its children."""
+    timeout: float
+    """Seconds until the worker is killed."""
+
+
+class Worker:
+    """The process under guard, and how much memory it was seen to hold."""
+
+    def __init__(self, orders: Orders) -> None:
+        self.started = time.monotonic()
+        self.pid = _start(orders)
+        self.status: int | None = None
+        self.max_rss = 0
+        self.data_peak = 0
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def sample(self) -> None:
+        """Read what RLIMIT_DATA counts (VmData), and hold the logs below their cap."""
+        data = _data_bytes(self.pid)
+        if data:
+            now = time.monotonic()
+            self.data_peak = max(self.data_peak, data)
+            self._samples.append((now, data))
+            while self._samples[0][0] < now - RECENT:
+                self._samples.popleft()
+        for log in _LOGS:
+            if os.fstat(log).st_size > LOG_CAP:
+                os.ftruncate(log, 0)  # the worker appends, so it goes on at the new end
+                os.write(log, b"[autotune: the log passed 64 MiB; what came before is dropped]\n")
+
+    def data_recent(self) -> int:
+        """Return the most memory seen in the last moments of the worker, in bytes; 0 if never seen."""
+        return max((data for _, data in self._samples), default=0)
+
+
+def main(orders: Orders) -> None:
+    """Start the worker, watch it to its end, end everything below, report."""
+    for kept in (orders["lifeline"], orders["report"]):
+        os.set_inheritable(kept, False)
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    wake = _wake_on_signals()
+    stop_signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: stop_signals.append(number))
+    signal.signal(signal.SIGHUP, lambda number, _: stop_signals.append(number))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the tuner's to answer
+    kills_before = _oom_kills()
+
+    worker = Worker(orders)
+    os.close(orders["result"])  # or the tuner would wait for the guard's copy to close
+    deadline = worker.started + orders["timeout"]
+    poll = select.poll()
+    poll.register(wake, select.POLLIN)
+    poll.register(orders["lifeline"], select.POLLIN | select.POLLHUP)
+    timed_out = stopped = False
+    while _collect(worker) and worker.status is None:
+        worker.sample()
+        left = deadline - time.monotonic()
+        timed_out = left <= 0
+        events = dict(poll.poll(1000 * max(0.0, min(TICK, left))))
+        stopped = orders["lifeline"] in events or bool(stop_signals)
+        if timed_out or stopped:
+            break
+        if wake in events:
+            os.read(wake, 4096)
+
+    leftovers, survivors = _end_tree(worker)
+    seconds = time.monotonic() - worker.started
+    kills_after = _oom_kills()
+    status = worker.status
+    report = {
+        "exit_code": os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None,
+        "signal": os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
+        "timed_out": timed_out and not stopped,
+        "stopped": stopped,
+        "seconds": seconds,
+        "leftovers": leftovers,
+        "survivors": survivors,
+        "max_rss": worker.max_rss,
+        "data_peak": worker.data_peak,
+        "data_recent": worker.data_recent(),
+        "oom_kills": None if kills_before is None or kills_after is None else kills_after - kills_before,
+    }
+    with contextlib.suppress(BrokenPipeError):  # the tuner is gone: nobody is left to tell
+        os.write(orders["report"], json.dumps(report).encode() + b"\n")
+
+
+def _start(orders: Orders) -> int:
+    """Fork the worker with its limits, and return its process id."""
+    guard = os.getpid()
+    os.set_inheritable(orders["result"], True)
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        # The order matters: from here on the worker cannot outlive the guard, even one that is already gone.
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != guard:
+            os._exit(127)
+        os.setsid()  # a worker that signals its own process group must not hit the guard
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        _prefer_for_oom_killer()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if orders["data_limit"] is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (orders["data_limit"], orders["data_limit"]))
+        os.execv(orders["argv"][0], orders["argv"])
+    except BaseException as error:  # noqa: BLE001 - a fork must never return into the guard's code
+        os.write(2, f"{orders['argv'][0]} could not be started: {error}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def _collect(worker: Worker) -> bool:
+    """Reap every process that has ended; return whether any child, alive or not, is left."""
+    while True:
+        try:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return True
+        if pid == worker.pid:
+            worker.status = status
+            worker.max_rss = usage.ru_maxrss * 1024
+
+
+def _end_tree(worker: Worker) -> tuple[int, list[int]]:
+    """Kill and reap everything below the guard; return how many were left over, and who cannot be killed.
+
+    The end is reached when the kernel knows no child of the guard any more: a look through /proc could miss a
+    process that is just being born, but that one is somebody's child, and at last the guard's.
+    """
+    began = time.monotonic()
+    leftovers: set[int] = set()
+    while _collect(worker):
+        waited = time.monotonic() - began
+        if waited > KILL_PATIENCE:
+            return len(leftovers), _descendants()
+        if worker.status is None or waited > SELF_ENDING:
+            for pid in _descendants():
+                if pid != worker.pid:
+                    leftovers.add(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+    return len(leftovers), []
+
+
+def _descendants() -> list[int]:
+    """Return the living processes below this one, parents first."""
+    children: dict[int, list[int]] = {}
+    zombies: set[int] = set()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", "rb") as file:
+                # The name in parentheses may hold spaces and parentheses of its own.
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        children.setdefault(int(parent), []).append(int(entry))
+        if state in (b"Z", b"X"):
+            zombies.add(int(entry))
+    found = list(children.get(os.getpid(), []))
+    for pid in found:
+        found.extend(children.get(pid, []))
+    return [pid for pid in found if pid not in zombies]
+
+
+def _data_bytes(pid: int) -> int:
+    """Return what RLIMIT_DATA counts of a process, in bytes; 0 once its memory is gone."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"VmData:"):
+                    return int(line.split()[1]) * 1024
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return 0
+
+
+def _oom_kills() -> int | None:
+    """Return how often the kernel killed a process of this cgroup for memory, or None where it does not say.
+
+    cgroup v2 counts in memory.events, v1 in memory.oom_control; a process in the root group, which has
+    neither, falls back to the machine's count in /proc/vmstat.
+    """
+    for path in [*_memory_events(), "/proc/vmstat"]:
+        try:
+            with open(path, encoding="ascii") as file:
+                for line in file:
+                    name, _, value = line.partition(" ")
+                    if name == "oom_kill":
+                        return int(value)
+        except OSError:
+            continue
+    return None
+
+
+def _memory_events() -> list[str]:
+    """Return where this process's cgroup may count its kills.
+
+    In a container the path that the kernel names is often not visible, and the group itself is mounted at
+    the root of the controller.
+    """
+    found = []
+    with open("/proc/self/cgroup", encoding="utf-8") as file:
+        for line in file:
+            number, controllers, path = line.rstrip("\n").split(":", 2)
+            if "memory" in controllers.split(","):
+                base, name = "/sys/fs/cgroup/memory", "memory.oom_control"
+            elif number == "0":
+                base, name = "/sys/fs/cgroup", "memory.events"
+            else:
+                continue
+            found += [f"{base}{path}/{name}", f"{base}/{name}"]
+    return found
+
+
+def _prefer_for_oom_killer() -> None:
+    """If the machine itself runs out of memory, the kernel shall take the probe, not the tuner."""
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write("1000")
+    except OSError:
+        pass
+
+
+def _wake_on_signals() -> int:
+    """Return a descriptor that becomes readable when a child ends or a signal arrives."""
+    read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return read
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

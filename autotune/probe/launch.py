@@ -1,0 +1,256 @@
+"""Launching one disposable probe: worker, guard, deadline, and whatever the worker says meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+from pydantic import ValidationError
+
+import autotune
+from autotune.errors import ProbeError
+from autotune.probe.ending import Ending, Report
+from autotune.probe.folder import ProbeFolder, write_atomically
+from autotune.probe.inbox import Inbox
+from autotune.probe.protocol import ProbeRequest, Progress
+
+WORKER = (sys.executable, "-P", "-m", "autotune.probe.worker")
+"""Command line of the worker, before the request's path and the number of the result pipe. `-P` keeps the
+current folder off its import path: a file torch.py there must not be what the worker imports."""
+
+SETTLE = 10.0
+"""Seconds that a worker gets to end after its answer; a teardown that hangs must not cost the deadline."""
+GRACE = 15.0
+"""Seconds beyond the deadline after which the guard itself is given up (its own patience is 8 s)."""
+MARK = "AUTOTUNE_PROBE"
+"""Variable in the environment of every process of a probe; its value is unique to the launch."""
+STDERR_TAIL = 8192
+"""Bytes of standard error kept in the report."""
+
+_CHUNK = 65536
+_GUARD = Path(__file__).with_name("guard.py")
+
+
+class Launcher(Protocol):
+    """Runs one probe to its end. `launch` is the one for real; whatever is returned, no process is left."""
+
+    def __call__(
+        self,
+        request: ProbeRequest,
+        folder: ProbeFolder,
+        *,
+        environment: Mapping[str, str],
+        data_limit: int | None,
+        timeout: float,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Report: ...
+
+
+def launch(
+    request: ProbeRequest,
+    folder: ProbeFolder,
+    *,
+    environment: Mapping[str, str],
+    data_limit: int | None,
+    timeout: float,
+    on_progress: Callable[[Progress], None] | None = None,
+    worker: Sequence[str] = WORKER,
+) -> Report:
+    """Run `request` in a process tree of its own, and return what was seen of it.
+
+    `environment` is added to this process's own. `data_limit` (bytes, RLIMIT_DATA) is enforced by the
+    kernel on each process of the tree. `timeout` (seconds) is from the worker's start; at the latest 15 s
+    after it this returns. Standard output and error go to files, each held below 64 MiB by dropping its
+    older part. When this returns or raises, KeyboardInterrupt included, no process of the tree is alive
+    (other than those that the kernel cannot kill: `Ending.survivors`).
+
+    Raises ProbeError when the probe cannot be started, or its files cannot be written.
+    """
+    try:
+        folder.create()
+        write_atomically(folder.request, request.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise ProbeError(f"the probe's folder cannot be written: {error}") from error
+    inbox = Inbox(on_progress)
+    began = time.monotonic()
+    guard = _Guard(folder, worker, environment, data_limit, timeout)
+    try:
+        ending = guard.attend(inbox, began + timeout)
+    finally:
+        guard.end()
+    inbox.close()
+    report = Report(
+        answer=inbox.answer,
+        progress=inbox.progress,
+        baseline=inbox.baseline,
+        violations=tuple(inbox.violations),
+        ending=ending,
+        seconds=time.monotonic() - began,
+        stderr_tail=_tail(folder.stderr),
+    )
+    try:
+        write_atomically(folder.result, report.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise ProbeError(f"the probe's result cannot be written: {error}") from error
+    return report
+
+
+class _Guard:
+    """The tuner's end of one guard process: its lifeline, its report, and the worker's messages."""
+
+    def __init__(
+        self,
+        folder: ProbeFolder,
+        worker: Sequence[str],
+        environment: Mapping[str, str],
+        data_limit: int | None,
+        timeout: float,
+    ) -> None:
+        self.mark = uuid.uuid4().hex
+        lifeline, self.lifeline = os.pipe()
+        self.report, report = os.pipe()
+        self.result, result = os.pipe()
+        orders = {
+            "argv": [*worker, str(folder.request), str(result)],
+            "lifeline": lifeline,
+            "report": report,
+            "result": result,
+            "data_limit": data_limit,
+            "timeout": timeout,
+        }
+        try:
+            with folder.stdout.open("ab") as stdout, folder.stderr.open("ab") as stderr:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(_GUARD), json.dumps(orders)],
+                    env=_environment(environment, self.mark),
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    pass_fds=(lifeline, report, result),
+                    start_new_session=True,
+                )
+        except BaseException as error:
+            self._close()
+            if isinstance(error, OSError):
+                raise ProbeError(f"the probe's guard cannot be started: {error}") from error
+            raise
+        finally:
+            for descriptor in (lifeline, report, result):
+                os.close(descriptor)
+
+    def attend(self, inbox: Inbox, deadline: float) -> Ending | None:
+        """Read both pipes until the guard is done; return its report, or None when it was lost."""
+        said = bytearray()
+        give_up = deadline + GRACE
+        settled: float | None = None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.result, selectors.EVENT_READ, inbox.feed)
+            selector.register(self.report, selectors.EVENT_READ, said.extend)
+            while self.report in selector.get_map():
+                now = time.monotonic()
+                if now >= give_up:
+                    return None
+                if inbox.answer is not None and settled is None:
+                    settled = now + SETTLE
+                if settled is not None and now >= settled:
+                    self.stop()
+                next_look = give_up if settled is None or settled <= now else min(settled, give_up)
+                for key, _ in selector.select(next_look - now):
+                    data = os.read(key.fd, _CHUNK)
+                    if data:
+                        key.data(data)
+                    else:
+                        selector.unregister(key.fd)
+        # The guard reports when the tree is gone, so what the worker said is in the pipe by now. Its end of
+        # file is not awaited: a process that the kernel cannot kill would hold it open.
+        os.set_blocking(self.result, False)
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self.result, _CHUNK):
+                inbox.feed(data)
+        try:
+            return Ending.model_validate_json(bytes(said))
+        except ValidationError:
+            return None
+
+    def stop(self) -> None:
+        """Tell the guard to end everything now."""
+        if self.lifeline >= 0:
+            os.close(self.lifeline)
+            self.lifeline = -1
+
+    def end(self) -> None:
+        """Make sure that guard and tree are gone, whatever happened; then close the pipes."""
+        self.stop()
+        try:
+            self.process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.returncode != 0:
+            kill_marked(self.mark)
+        self._close()
+
+    def _close(self) -> None:
+        self.stop()
+        os.close(self.report)
+        os.close(self.result)
+
+
+def kill_marked(mark: str, patience: float = 5.0) -> None:
+    """Kill every process whose environment carries the launch's mark: the way out when a guard was lost.
+
+    Nothing else identifies a tree whose root is gone: its orphans belong to init, in sessions of their own.
+    """
+    wanted = f"{MARK}={mark}".encode()
+    until = time.monotonic() + patience
+    while time.monotonic() < until:
+        marked = [pid for pid in psutil.pids() if wanted in _environ(pid)]
+        if not marked:
+            return
+        for pid in marked:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def _environ(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # gone, a zombie's, or another user's
+        return []
+
+
+def _environment(added: Mapping[str, str], mark: str) -> dict[str, str]:
+    """Return the worker's environment: the worker imports the same autotune as this process."""
+    package = str(Path(autotune.__file__).parents[1])
+    inherited = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        # A worker that dies in native code leaves its Python stack on standard error.
+        "PYTHONFAULTHANDLER": "1",
+        **added,
+        "PYTHONPATH": os.pathsep.join([package, inherited] if inherited else [package]),
+        MARK: mark,
+    }
+
+
+def _tail(path: Path) -> str:
+    """Return the end of a log as text; empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - STDERR_TAIL))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
