@@ -37,5 +37,7 @@ class Training:
     batch: Callable[[int, int], Batch]
     """`batch(index, micro_batch)`: the index-th batch of the fixed stream; equal arguments, equal batch."""
     tokens_per_sample: int
+    attention: str | None
+    """The attention implementation that runs, as the model reports it; None where it reports none."""
     close: Callable[[], None]
     """Release what outlives the tensors: mapped files, process groups."""

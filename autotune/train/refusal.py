@@ -1,0 +1,24 @@
+"""Why a training cannot run although nothing is wrong with the program: typed, for the worker's verdict."""
+
+from __future__ import annotations
+
+
+class CannotRun(Exception):
+    """This machine or this model cannot run the candidate at all; the verdict is `Unsupported(reason)`."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class OutOfSpace(Exception):
+    """Memory that offload needs was refused; the verdict is `Oom(where, requested, free)`."""
+
+    def __init__(self, where: str, requested: int, free: int | None, message: str) -> None:
+        self.where = where
+        """`host` (pinned memory) or `disk` (mapped files)."""
+        self.requested = requested
+        """Bytes of the request that was refused."""
+        self.free = free
+        """Bytes that were free at that moment; None where unknown."""
+        super().__init__(message)

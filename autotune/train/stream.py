@@ -1,0 +1,112 @@
+"""A fixed stream of training data that any model can learn within a few steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotune.train.model import BuiltModel, MakeBatch, image_size
+from autotune.train.training import Batch
+
+SYMBOLS = 8
+"""Tokens of the vocabulary that text uses, at most: few, so that the loss falls from the first step."""
+CLASSES = 2
+"""Labels that images use, at most; fewer than symbols, because one image shows only one of them."""
+MASK_EVERY = 7
+"""One position in seven is masked, about the 15% of BERT (Devlin et al. 2019), as many in each sample."""
+IGNORED = -100
+"""The label that transformers and torch leave out of the loss."""
+
+
+def stream(built: BuiltModel, seq_len: int, seed: int, device: torch.device) -> Callable[[int, int], Batch]:
+    """Return `batch(index, micro_batch)` for the model's task, on `device`.
+
+    Batch `index` holds the samples from `index x micro_batch` on, and sample i is the same in every batch
+    that holds it, so accumulated batches and one large batch see the same data. Text is full-length and
+    without padding: each symbol follows the one before in a fixed circle. A user's own batch maker knows no
+    index: its batch is made once for each size, under the stream's seed, and repeated.
+    """
+    if built.make_batch is not None:
+        return _repeated(built.make_batch, seq_len, seed, device)
+    sample = _samples(built, seq_len, seed)
+
+    def batch(index: int, micro_batch: int) -> Batch:
+        numbers = torch.arange(index * micro_batch, (index + 1) * micro_batch)
+        return {name: value.to(device) for name, value in sample(numbers).items()}
+
+    return batch
+
+
+def _samples(built: BuiltModel, seq_len: int, seed: int) -> Callable[[Tensor], dict[str, Tensor]]:
+    """Return a function from sample numbers [n] to their tensors [n, ...]."""
+    if built.task == "image-classification":
+        return _images(built.config, seed)
+    symbols = _symbols(built.config, seed)
+    mask, symbols = symbols[0], symbols[1:]
+
+    def text(numbers: Tensor) -> Tensor:
+        return symbols[(numbers[:, None] + torch.arange(seq_len)) % len(symbols)]
+
+    def masked(numbers: Tensor) -> dict[str, Tensor]:
+        labels = text(numbers)
+        count = max(1, seq_len // MASK_EVERY)
+        positions = (numbers[:, None] + MASK_EVERY * torch.arange(count)) % seq_len
+        chosen = torch.zeros_like(labels, dtype=torch.bool).scatter_(1, positions, True)
+        return {
+            "input_ids": labels.masked_fill(chosen, int(mask)),
+            "labels": labels.masked_fill(~chosen, IGNORED),
+        }
+
+    def plain(numbers: Tensor) -> dict[str, Tensor]:
+        tokens = text(numbers)
+        return {"input_ids": tokens, "labels": tokens.clone()}
+
+    def translated(numbers: Tensor) -> dict[str, Tensor]:
+        # Given outright: not every configuration names the token that a decoder starts with.
+        return {**plain(numbers), "decoder_input_ids": text(numbers - 1)}
+
+    return {"masked-lm": masked, "seq2seq-lm": translated}.get(built.task, plain)
+
+
+def _symbols(config: Any, seed: int) -> Tensor:
+    """Choose token ids from all over the vocabulary, none of them special; the first serves as the mask."""
+    vocabulary = config.get_text_config().vocab_size
+    special = {value for name, value in vars(config).items() if name.endswith("_token_id")}
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(vocabulary, generator=generator).tolist()
+    return torch.tensor(
+        [token for token in order if token not in special][: min(SYMBOLS, vocabulary // 2) + 1]
+    )
+
+
+def _images(config: Any, seed: int) -> Callable[[Tensor], dict[str, Tensor]]:
+    """Images of a few classes, each a coarse random pattern of its own."""
+    height, width = image_size(config)
+    classes = min(CLASSES, config.num_labels)
+    generator = torch.Generator().manual_seed(seed)
+    patterns = torch.randn(classes, getattr(config, "num_channels", 3), 8, 8, generator=generator)
+    rows, columns = torch.arange(height) * 8 // height, torch.arange(width) * 8 // width
+
+    def images(numbers: Tensor) -> dict[str, Tensor]:
+        labels = numbers % classes
+        return {"pixel_values": patterns[labels][:, :, rows][:, :, :, columns], "labels": labels}
+
+    return images
+
+
+def _repeated(
+    make_batch: MakeBatch, seq_len: int, seed: int, device: torch.device
+) -> Callable[[int, int], Batch]:
+    made: dict[int, Batch] = {}
+
+    def batch(index: int, micro_batch: int) -> Batch:  # noqa: ARG001 - the contract's signature
+        if micro_batch not in made:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                made[micro_batch] = make_batch(micro_batch, seq_len)
+        return {name: value.to(device) for name, value in made[micro_batch].items()}
+
+    return batch
