@@ -251,7 +251,8 @@ def test_a_guard_told_to_end_ends_its_tree(run: Run) -> None:
     assert report.ending.leftovers == 1
 
 
-def test_probes_can_run_side_by_side(tmp_path: Path, run: Run) -> None:
+@pytest.mark.usefixtures("run")
+def test_probes_can_run_side_by_side(tmp_path: Path) -> None:
     reports: dict[str, Report] = {}
 
     def one(behaviour: str, timeout: float) -> None:
@@ -285,10 +286,9 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_starts(tmp_path
         launch(REQUEST, ProbeFolder(tmp_path / "file"), environment={}, data_limit=None, timeout=1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_no_process_outlives_a_tuner_that_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
+@pytest.fixture
+def tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """A tuner in a process of its own, whose probe hangs and has left a daemon behind."""
     monkeypatch.setenv("TESTED", str(tmp_path))
     request = tmp_path / "request.json"
     request.write_text(REQUEST.model_dump_json())
@@ -304,16 +304,38 @@ def test_no_process_outlives_a_tuner_that_is_killed(
             worker=(sys.executable, "-I", "-S", sys.argv[3], "hang_after_daemons"),
         )
     """)
-    tuner = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", program, str(request), str(tmp_path / "probe"), str(MISBEHAVE)],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    with tuner:
-        assert tuner.stdout is not None
-        assert tuner.stdout.readline() == b"up\n"
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
         assert len(marked()) == 3  # guard, worker, daemon
-        tuner.send_signal(number)
+        yield process
+    for pid in marked():
+        os.kill(pid, signal.SIGKILL)
+
+
+def remaining(count: int) -> list[int]:
+    """Wait until at most `count` processes of the probe are left, and return them."""
     until = time.monotonic() + 30
-    while marked() and time.monotonic() < until:
+    while len(found := marked()) > count and time.monotonic() < until:
         time.sleep(0.02)
-    assert marked() == []
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_process_outlives_a_tuner_that_is_killed(
+    tuner: subprocess.Popen[bytes], number: signal.Signals
+) -> None:
+    tuner.send_signal(number)
+    assert remaining(0) == []
+
+
+def test_a_worker_does_not_outlive_tuner_and_guard_killed_together(tuner: subprocess.Popen[bytes]) -> None:
+    guard = psutil.Process(tuner.pid).children()[0]
+    worker = guard.children()[0].pid
+    tuner.send_signal(signal.SIGSTOP)  # it gets no chance to clean up
+    guard.kill()
+    tuner.kill()
+    assert worker not in remaining(1)  # the daemon is out of reach: nobody is left who could know of it

@@ -197,6 +197,7 @@ def describe() -> None:
     """Say what the process was given."""
     import json
     import resource
+    from pathlib import Path
 
     facts = {
         "limit": resource.getrlimit(resource.RLIMIT_DATA),
@@ -209,7 +210,7 @@ def describe() -> None:
         "result_fd": result_fd,
         "told": os.environ.get("TOLD"),
         "path": os.environ.get("PYTHONPATH"),
-        "request": json.load(open(request))["kind"],
+        "request": json.loads(Path(request).read_text())["kind"],
         "signals": {name: str(signal.getsignal(getattr(signal, name))) for name in ("SIGTERM", "SIGHUP")},
     }
     say(VERDICT.replace(b'"as told"', json.dumps(json.dumps(facts)).encode()))
