@@ -31,7 +31,7 @@ class Preset(Frozen):
     parameters: int
     """Published number of parameters, each shared one counted once."""
     longest: int
-    """Longest sequence the model can take, in tokens (image patches for an image model)."""
+    """Longest sequence the model can take, in tokens (patches and class token for an image model)."""
     source: str
     """Where the configuration was published."""
     config: dict[str, Any]

@@ -1,0 +1,226 @@
+"""What `best.yaml` holds: the chosen configuration, what was measured of it, and where.
+
+Production training, `autotune export` and `autotune verify` start from this file alone.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.representer import RoundTripRepresenter
+
+from autotune.accumulation import Accumulation
+from autotune.candidate import Candidate
+from autotune.errors import InputError
+from autotune.outcome import Bytes, Memory, StepTiming
+from autotune.space import parse_yaml
+from autotune.specs import ModelFacts, ModelSpec
+from autotune.units import format_bytes
+from autotune.validation import Frozen
+
+VERSION = 1
+"""Raised with every change that an older autotune would misread."""
+
+Evidence = Literal["measured", "predicted", "replayed"]
+
+
+class BestDevice(Frozen):
+    """The device that the numbers are of."""
+
+    name: str
+    """What people call it, such as the GPU's product name."""
+    kind: Literal["cuda", "cpu"]
+    torch_name: str
+    """torch's name: `cpu` or `cuda:0`."""
+    driver: str | None = None
+    """Version of the GPU's driver; None on a cpu."""
+
+
+class Check(Frozen):
+    """One comparison of the proof with what was recorded."""
+
+    name: str
+    recorded: float | None
+    """The recorded number; None where only the proof has one."""
+    proven: float | None
+    """The number that the proof showed; None where the proof did not come that far."""
+    tolerance: float | None
+    """Relative difference that is allowed; None where the check is a plain yes or no."""
+    passed: bool
+
+
+class Proof(Frozen):
+    """What a cold relaunch from this file showed."""
+
+    passed: bool
+    why: str
+    """One sentence: what held, or which check failed."""
+    checks: tuple[Check, ...] = ()
+    losses: tuple[float, ...] = ()
+    """Training loss of every optimizer step, in order."""
+    evaluation_loss: float | None = None
+    checkpoint_bytes: Bytes | None = None
+    seconds: float
+    """Wall time of the whole relaunch."""
+
+
+class Best(Frozen):
+    """The configuration to train with. Each key of the file has the meaning given here."""
+
+    version: Literal[1] = 1
+    """Version of this file's format."""
+    run: str
+    """The run that found this configuration."""
+    created: str
+    """When the file was written (UTC)."""
+    evidence: Evidence
+    """Where the numbers come from: measured by a probe, predicted, or replayed from a record."""
+    candidate: Candidate
+    """The chosen configuration; micro_batch counts sequences (samples) per device."""
+    accumulation: Accumulation
+    """How the global batch adds up: effective = micro_batch x tokens_per_sample x world_size x steps."""
+    seq_len: Annotated[int, Field(ge=1)]
+    """Tokens per sequence."""
+    gpus: Annotated[int, Field(ge=1)]
+    """World size: devices that train together by data parallelism."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    headroom: Annotated[float, Field(ge=0, lt=0.9)]
+    """Share of the budget that had to stay free."""
+    tokens_per_second: float
+    """Tokens per second of wall time of a whole global step, over all devices."""
+    tokens_per_second_interval: float
+    """Half-width of its 95% interval."""
+    seconds_per_global_step: float
+    mfu: float | None = None
+    """Model FLOPs utilization, 0 to 1; null where the device's peak is not known."""
+    attention: str | None = None
+    """The attention implementation that ran, as the model reports it."""
+    memory: Memory
+    """Recorded memory in bytes: peaks of one device while it trained."""
+    timing: StepTiming
+    """Recorded parts of a global step, in seconds."""
+    proof: Proof | None = None
+    """What the cold relaunch of this configuration showed; null before it."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know before relying on the numbers."""
+    device: BestDevice
+    """The device that the numbers are of."""
+    variables: dict[str, str] = Field(default_factory=dict)
+    """Environment variables that the numbers were recorded under, and that training should have too."""
+    environment: dict[str, str]
+    """Versions and machine that the numbers depend on."""
+    facts: ModelFacts
+    """What the model turned out to be when it was built."""
+    model: ModelSpec
+    """The model, complete: building it needs no other file."""
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> Self:
+        """A hand-edited file must not describe a batch that was not measured."""
+        pairs = (
+            ("candidate.micro_batch", self.candidate.micro_batch, "accumulation.micro_batch",
+             self.accumulation.micro_batch),
+            ("gpus", self.gpus, "accumulation.world_size", self.accumulation.world_size),
+            ("facts.tokens_per_sample", self.facts.tokens_per_sample, "accumulation.tokens_per_sample",
+             self.accumulation.tokens_per_sample),
+        )  # fmt: skip
+        for one, value, other, expected in pairs:
+            if value != expected:
+                raise ValueError(
+                    f"{one} ({value}) and {other} ({expected}) differ; tune again rather than edit one"
+                )
+        return self
+
+    def to_yaml(self) -> str:
+        """Return the text of `best.yaml`: stable order, comments on the keys, sizes in bytes and in GiB."""
+        document = _commented(self.model_dump(mode="json"), self)
+        for name, field in type(self).model_fields.items():
+            if field.description:
+                document.yaml_set_comment_before_after_key(name, before=field.description)
+        text = io.StringIO()
+        _writer().dump(document, text)
+        return text.getvalue()
+
+    @classmethod
+    def from_yaml(cls, text: str, source: str) -> Self:
+        """Read the text of a `best.yaml`. Raises InputError with every problem, each naming `source`."""
+        data = parse_yaml(text, source)
+        if isinstance(data.get("version"), int) and data["version"] > VERSION:
+            raise InputError(
+                f"{source}: its format is version {data['version']}, this autotune reads {VERSION}; install "
+                "the autotune that wrote it, or a newer one"
+            )
+        stated = _take_computed(data)
+        best = cls.load(data, source)
+        computed = {name: getattr(best.accumulation, name) for name in stated}
+        if problems := [
+            f"{source}: accumulation.{name} is {value}, but its factors give {computed[name]}"
+            for name, value in stated.items()
+            if value != computed[name]
+        ]:
+            raise InputError(problems)
+        return best
+
+
+class _Representer(RoundTripRepresenter):
+    """Writes null, and 1e-05 as 1.0e-05: readers of YAML 1.1, which many tools still are, take the latter
+    for text."""
+
+    def represent_plain_float(self, value: float) -> ScalarNode:
+        digits, e, exponent = repr(value).partition("e")
+        if e and "." not in digits:
+            return self.represent_scalar("tag:yaml.org,2002:float", f"{digits}.0e{exponent}")
+        node: ScalarNode = self.represent_float(value)
+        return node
+
+    def represent_plain_null(self, _value: None) -> ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:null", "null")
+
+
+_Representer.add_representer(float, _Representer.represent_plain_float)
+_Representer.add_representer(type(None), _Representer.represent_plain_null)
+
+
+def _writer() -> YAML:
+    yaml = YAML()
+    yaml.Representer = _Representer
+    yaml.width = 110
+    return yaml
+
+
+def _take_computed(data: dict[str, Any]) -> dict[str, Any]:
+    """Take out the results that the file shows for its reader but that follow from other keys."""
+    accumulation = data.get("accumulation")
+    if not isinstance(accumulation, dict):
+        return {}
+    names = [name for name in Accumulation.model_computed_fields if name in accumulation]
+    return {name: accumulation.pop(name) for name in names}
+
+
+def _commented(values: Mapping[str, Any], record: BaseModel) -> CommentedMap:
+    """Copy a record's dumped values into a map that carries comments: GiB beside every number of bytes."""
+    result = CommentedMap()
+    for name, value in values.items():
+        part = getattr(record, name)
+        result[name] = _commented(value, part) if isinstance(part, BaseModel) else value
+        if isinstance(value, int) and _is_bytes(type(record), name):
+            result.yaml_add_eol_comment(format_bytes(value), name, column=40)
+    return result
+
+
+def _is_bytes(model: type[BaseModel], name: str) -> bool:
+    return name in model.model_fields and name in _BYTE_FIELDS.get(model.__name__, ())
+
+
+_BYTE_FIELDS = {
+    "Memory": ("allocated", "reserved", "device_peak", "budget", "baseline"),
+    "Breakdown": ("parameters", "gradients", "optimizer_state", "activations", "other"),
+    "Proof": ("checkpoint_bytes",),
+}
+"""Fields that hold bytes and are shown in GiB too."""
