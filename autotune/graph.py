@@ -45,7 +45,7 @@ class Node(Frozen):
     """Where a `set` node starts: at the smallest micro-batch, or just beyond the largest one that fits so far."""
     grow: Growth | None = None
     """Look for the largest micro-batch of the current rung."""
-    next: dict[str, str] = {}
+    next: dict[str, str] = Field(default_factory=dict)
     """Result to node; see SET_EDGES and GROW_EDGES."""
 
     @model_validator(mode="after")

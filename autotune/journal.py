@@ -39,7 +39,9 @@ class Journal:
             os.lseek(self._file, 0, os.SEEK_END)
         except OSError as error:
             self.close()
-            raise InputError(f"{self._path.parent}: this run folder cannot be used: {error.strerror}") from error
+            raise InputError(
+                f"{self._path.parent}: this run folder cannot be used: {error.strerror}"
+            ) from error
         except BaseException:
             self.close()
             raise

@@ -36,7 +36,9 @@ class StepTiming(Frozen):
     def global_step(self, accumulation_steps: int) -> float:
         """Return the seconds of a whole global step of `accumulation_steps` micro-steps."""
         return (
-            (accumulation_steps - 1) * self.micro_step.mean + self.last_micro_step.mean + self.optimizer_step.mean
+            (accumulation_steps - 1) * self.micro_step.mean
+            + self.last_micro_step.mean
+            + self.optimizer_step.mean
         )
 
     def interval(self, accumulation_steps: int) -> float:

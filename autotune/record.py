@@ -31,6 +31,8 @@ class Inspected(Frozen):
     facts: ModelFacts
     baseline: int
     """Bytes that interpreter and libraries take on the device before any model."""
+    budget: int
+    """Bytes that the device grants; a resumed run is judged by the same budget."""
 
 
 class Started(Frozen):

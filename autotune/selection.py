@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotune.accumulation import Accumulation, accumulate
+from autotune.accumulation import Accumulation
 from autotune.outcome import Ok, Oom, StepTiming
 from autotune.specs import ModelFacts
 from autotune.strategies.decision import Scope
@@ -28,9 +28,7 @@ class Score:
 def score(trial: Trial, scope: Scope) -> Score:
     """Compose the speed of a trial that fitted: t = (accum - 1) t_micro + t_last + t_optimizer."""
     assert isinstance(trial.outcome, Ok)
-    accumulation = accumulate(
-        scope.target, trial.candidate.micro_batch, scope.tokens_per_sample, scope.goal.gpus, scope.goal.exact
-    )
+    accumulation = scope.accumulation(trial.candidate.micro_batch)
     seconds, speed, interval = throughput(trial.outcome.timing, accumulation)
     return Score(trial, accumulation, seconds, speed, interval)
 

@@ -99,7 +99,9 @@ def _axis_problems(axes: dict[str, Any]) -> list[str]:
             continue
         valid = choices(axis)
         problems += [
-            f"{axis}: {value!r} is not one of {', '.join(map(str, valid))}" for value in values if value not in valid
+            f"{axis}: {value!r} is not one of {', '.join(map(str, valid))}"
+            for value in values
+            if value not in valid
         ]
         if not values:
             problems.append(f"{axis}: at least one value is needed")

@@ -101,7 +101,9 @@ class GlobalBatch(Frozen):
             return cls(amount=amount, unit="tokens")
         if unit in {"sample", "samples", "sequences"}:
             return cls(amount=parse_count(words[0]), unit="samples")
-        raise ValueError(f"global batch {text!r} is unknown; write it like 4M, '64Ki tokens' or '512 samples'")
+        raise ValueError(
+            f"global batch {text!r} is unknown; write it like 4M, '64Ki tokens' or '512 samples'"
+        )
 
     def tokens(self, tokens_per_sample: int) -> int:
         """Return the batch in tokens."""

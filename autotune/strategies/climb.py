@@ -28,7 +28,7 @@ def propose(history: History, space: Space, scope: Scope) -> Decision:
             start = min(beyond, scope.limit) if node.micro_batch == "beyond" else _smallest(scope)
             candidate = candidate.model_copy(update={**node.set, "micro_batch": start})
             if (trial := known.get(candidate)) is None:
-                return Try(candidate, name, _reason(node, path))
+                return Try(candidate, name, _reason(node, path), tuple(path))
             edge = edge_of(trial, scope)
             if edge == "crash":
                 return Done(f"{candidate.title()} crashed", (*path, Step(name, edge, candidate)))
@@ -36,7 +36,7 @@ def propose(history: History, space: Space, scope: Scope) -> Decision:
             assert node.grow is not None
             growth = _grow(candidate, node.grow, known, scope)
             if growth.next is not None:
-                return Try(candidate.at(growth.next), name, growth.why)
+                return Try(candidate.at(growth.next), name, growth.why, tuple(path))
             candidate = candidate.at(growth.largest)
             beyond = growth.failing or growth.largest
             edge = "oom" if growth.failing is not None else "limit"

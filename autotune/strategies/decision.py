@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from autotune.accumulation import accumulate, largest_micro_batch
+from autotune.accumulation import Accumulation, accumulate, largest_micro_batch
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.outcome import Memory
-from autotune.specs import Goal
+from autotune.record import Inspected
+from autotune.specs import Goal, RunSpec
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Try:
     candidate: Candidate
     node: str
     why: str
+    path: tuple[Step, ...] = ()
+    """How the graph was walked so far."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Done:
     """Nothing more to try."""
 
     why: str
-    path: tuple[Step, ...] = field(default=())
+    path: tuple[Step, ...] = ()
 
 
 Decision = Try | Done
@@ -51,6 +54,14 @@ class Scope:
     tokens_per_sample: int
     budget: int
     """Bytes of the device."""
+
+    @classmethod
+    def of(cls, spec: RunSpec, inspected: Inspected) -> Scope:
+        """Return what bounds the search of a run, once its model is known."""
+        return cls(
+            base=Candidate(optimizer=spec.optimizer), goal=spec.goal,
+            tokens_per_sample=inspected.facts.tokens_per_sample, budget=inspected.budget,
+        )  # fmt: skip
 
     @property
     def target(self) -> int:
@@ -80,13 +91,16 @@ class Scope:
         upwards = range(max(wanted, low) + 1, high)
         return next((size for size in (*downwards, *upwards) if self.allows(size)), None)
 
+    def accumulation(self, micro_batch: int) -> Accumulation:
+        """Return how a micro-batch adds up to the global batch. Raises InputError where `exact` forbids it."""
+        return accumulate(
+            self.target, micro_batch, self.tokens_per_sample, self.goal.gpus, exact=self.goal.exact
+        )
+
     def allows(self, micro_batch: int) -> bool:
         """Tell whether this micro-batch can make up the global batch."""
         try:
-            accumulate(
-                self.target, micro_batch, self.tokens_per_sample, self.goal.gpus, exact=self.goal.exact
-            )
+            self.accumulation(micro_batch)
         except InputError:
             return False
         return True
-

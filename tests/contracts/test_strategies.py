@@ -52,7 +52,13 @@ def test_a_search_ends_repeats_nothing_and_stays_legal(device, exact):
 def test_if_any_rung_fits_the_search_finds_one(device):
     feasible = any(
         isinstance(device.outcome(Candidate(checkpointing=c, offload=o)), Ok)
-        for c, o in [("none", "none"), ("full", "none"), ("none", "optimizer"), ("full", "optimizer"), ("full", "full")]
+        for c, o in [
+            ("none", "none"),
+            ("full", "none"),
+            ("none", "optimizer"),
+            ("full", "optimizer"),
+            ("full", "full"),
+        ]
     )
     for propose in STRATEGIES.values():
         scope = make_scope(device.budget)
@@ -92,7 +98,9 @@ def test_every_try_says_why_and_where(propose):
 def test_only_memory_verdicts_descend_the_ladder(propose, outcome):
     first = propose((), SPACE, make_scope(1000))
     assert isinstance(first, Try)
-    trial = Trial(number=1, candidate=first.candidate, node=first.node, why=first.why, outcome=outcome, seconds=1)
+    trial = Trial(
+        number=1, candidate=first.candidate, node=first.node, why=first.why, outcome=outcome, seconds=1
+    )
     following = propose((trial,), SPACE, make_scope(1000))
     if isinstance(following, Try):
         assert following.candidate.checkpointing == "none"

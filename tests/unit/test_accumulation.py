@@ -34,7 +34,10 @@ def test_computed_amounts_are_written_and_checked_on_load():
 
 
 @given(
-    target=st.integers(1, 10**8), micro=st.integers(1, 512), tokens=st.integers(1, 8192), world=st.integers(1, 64)
+    target=st.integers(1, 10**8),
+    micro=st.integers(1, 512),
+    tokens=st.integers(1, 8192),
+    world=st.integers(1, 64),
 )
 def test_the_effective_batch_is_the_nearest_at_or_above(target, micro, tokens, world):
     result: Accumulation = accumulate(target, micro, tokens, world)

@@ -17,7 +17,12 @@ def test_growth_doubles_then_bisects_then_asks_whether_checkpointing_pays(space,
         ("bf16 + checkpointing", 13, "ok"), ("bf16 + checkpointing", 26, "ok"), ("bf16 + checkpointing", 52, "ok"),
         ("bf16 + checkpointing", 64, "oom"), ("bf16 + checkpointing", 58, "ok"), ("bf16 + checkpointing", 61, "oom"),
     ][: len(history)] and len(history) >= 11  # fmt: skip
-    assert [step.node for step in done.path] == ["baseline", "grow", "checkpointing_for_more", "grow_checkpointed"]
+    assert [step.node for step in done.path] == [
+        "baseline",
+        "grow",
+        "checkpointing_for_more",
+        "grow_checkpointed",
+    ]
 
 
 def test_activations_that_do_not_fit_lead_to_checkpointing(space, scope):
@@ -51,13 +56,19 @@ def test_growth_stops_at_what_the_global_batch_can_use(space, scope):
 
 
 def test_exact_grows_through_divisors_only(space, scope):
-    history, _ = search(Arithmetic(budget=10**6), space, scope(target="1800", exact=True, budget=10**6), propose)
+    history, _ = search(
+        Arithmetic(budget=10**6), space, scope(target="1800", exact=True, budget=10**6), propose
+    )
     assert [trial.candidate.micro_batch for trial in history] == [1, 2, 3, 6, 9, 18]
 
 
 def test_too_little_headroom_counts_as_not_fitting(space, scope):
     history, _ = search(Arithmetic(budget=1000), space, scope(headroom=0.2), propose)
-    largest = max(t.candidate.micro_batch for t in history if t.candidate.checkpointing == "none" and t.outcome.kind == "ok")
+    largest = max(
+        t.candidate.micro_batch
+        for t in history
+        if t.candidate.checkpointing == "none" and t.outcome.kind == "ok"
+    )
     assert 400 + 50 * 8 <= 800 < 400 + 50 * largest
 
 
@@ -71,7 +82,14 @@ def test_a_crash_in_growth_bounds_it_without_descending(space, scope):
         crashed = Crash(reason="signal", phase="forward", message="SIGSEGV")
         outcome = crashed if decision.candidate.micro_batch > 4 else device.outcome(decision.candidate)
         history += (
-            Trial(number=number, candidate=decision.candidate, node=decision.node, why="", outcome=outcome, seconds=1),
+            Trial(
+                number=number,
+                candidate=decision.candidate,
+                node=decision.node,
+                why="",
+                outcome=outcome,
+                seconds=1,
+            ),
         )
     assert all(trial.candidate.checkpointing == "none" for trial in history)
     assert decision.path[-1].edge == "limit"
@@ -87,6 +105,8 @@ def test_a_crash_at_a_node_ends_the_search(space, scope):
 def test_sgd_is_carried_through_all_nodes(space, scope):
     from autotune.candidate import Candidate
 
-    history, _ = search(Arithmetic(budget=440), space, scope(budget=440, base=Candidate(optimizer="sgd")), propose)
+    history, _ = search(
+        Arithmetic(budget=440), space, scope(budget=440, base=Candidate(optimizer="sgd")), propose
+    )
     assert {trial.candidate.optimizer for trial in history} == {"sgd"}
     assert ok(1).kind == "ok"

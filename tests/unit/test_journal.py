@@ -14,7 +14,9 @@ from tests.unit.simulation import ok
 
 
 def started(number):
-    return Started(number=number, candidate=Candidate(micro_batch=number), node="grow", why="because", time="now")
+    return Started(
+        number=number, candidate=Candidate(micro_batch=number), node="grow", why="because", time="now"
+    )
 
 
 def finished(number):
@@ -105,7 +107,11 @@ with Journal(root / "journal.jsonl", root / "lock") as journal:
 assert (root / "journal.jsonl").stat().st_size == size
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        check=True,
     )
     assert "cannot be written" in done.stdout
     assert "autotune resume" in done.stdout
@@ -115,5 +121,8 @@ assert (root / "journal.jsonl").stat().st_size == size
 def test_a_foreign_folder_is_refused(tmp_path):
     with pytest.raises(InputError, match="is not a run of autotune"):
         read_record(tmp_path / "journal.jsonl")
-    with pytest.raises(InputError, match="cannot be used"), Journal(tmp_path / "no" / "j", tmp_path / "no" / "lock"):
+    with (
+        pytest.raises(InputError, match="cannot be used"),
+        Journal(tmp_path / "no" / "j", tmp_path / "no" / "lock"),
+    ):
         pass

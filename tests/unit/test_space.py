@@ -10,7 +10,9 @@ SPACES = Path(__file__).parents[2] / "search_spaces"
 DEFAULT = (SPACES / "default.yaml").read_text()
 
 
-@pytest.mark.parametrize("path", [p for p in SPACES.glob("*.yaml") if p.name != "hardware.yaml"], ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", [p for p in SPACES.glob("*.yaml") if p.name != "hardware.yaml"], ids=lambda p: p.stem
+)
 def test_every_shipped_space_is_valid_and_named_as_its_file(path):
     assert Space.parse(path.read_text(), path.name).name == path.stem
 
@@ -41,16 +43,22 @@ def test_all_mistakes_are_reported_at_once_with_the_nearest_names():
 
 
 def test_an_edge_to_nowhere_is_found():
-    assert "there is no node 'gorw'; did you mean grow" in refused(DEFAULT.replace("ok: grow\n", "ok: gorw\n"))
+    assert "there is no node 'gorw'; did you mean grow" in refused(
+        DEFAULT.replace("ok: grow\n", "ok: gorw\n")
+    )
 
 
 def test_an_edge_of_the_wrong_kind_is_found():
-    message = refused(DEFAULT.replace("next: {oom: checkpointing_for_more}", "next: {unsupported: checkpointing}"))
+    message = refused(
+        DEFAULT.replace("next: {oom: checkpointing_for_more}", "next: {unsupported: checkpointing}")
+    )
     assert "next.unsupported: a node of this kind has no such edge" in message
 
 
 def test_a_loop_is_found():
-    message = refused(DEFAULT.replace("next: {ok: grow_checkpointed}\n    grow_ch", "next: {ok: grow}\n    grow_ch"))
+    message = refused(
+        DEFAULT.replace("next: {ok: grow_checkpointed}\n    grow_ch", "next: {ok: grow}\n    grow_ch")
+    )
     assert "is a loop" in message
 
 

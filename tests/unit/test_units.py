@@ -14,7 +14,14 @@ from autotune.units import (
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("4M", 4_000_000), ("64K", 64_000), ("64Ki", 65_536), ("1G", 10**9), ("4,000,000", 4_000_000), ("1.5k", 1500)],
+    [
+        ("4M", 4_000_000),
+        ("64K", 64_000),
+        ("64Ki", 65_536),
+        ("1G", 10**9),
+        ("4,000,000", 4_000_000),
+        ("1.5k", 1500),
+    ],
 )
 def test_counts_are_decimal_unless_binary_is_asked_for(text, value):
     assert parse_count(text) == value
@@ -33,7 +40,9 @@ def test_nonsense_is_refused_with_an_example(text):
         parse_count(text)
 
 
-@pytest.mark.parametrize(("text", "value"), [("1.5s", 1.5), ("10m", 600), ("1h30m", 5400), ("90", 90), ("20ms", 0.02)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("1.5s", 1.5), ("10m", 600), ("1h30m", 5400), ("90", 90), ("20ms", 0.02)]
+)
 def test_durations(text, value):
     assert parse_duration(text) == pytest.approx(value)
 

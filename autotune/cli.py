@@ -1,0 +1,288 @@
+"""The command line: a verb is a function. The only place that prints, and the only one that exits.
+
+Nothing heavy is imported at the top: `--help` must answer at once, and no verb ever imports torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from autotune.best import Best
+    from autotune.paths import RunPaths
+    from autotune.specs import RunSpec
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    help="Find the fastest way to train a model that is proven not to run out of memory.",
+    epilog="Exit codes: 0 a proven winner, 1 this machine failed, 2 bad input, 3 nothing fits, "
+    "4 the model itself fails, 130 interrupted.",
+)  # fmt: skip
+spaces_app = typer.Typer(no_args_is_help=False, help="List and draw search spaces.")
+app.add_typer(spaces_app, name="spaces", invoke_without_command=True)
+
+INTERRUPTED = 130
+
+RunsOption = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+RunArgument = Annotated[str, typer.Argument(help="Name or path of a run; `last` is the newest.")]
+
+
+def main() -> None:
+    """Run the command line; turn errors into messages and exit codes."""
+    try:
+        app(standalone_mode=False)
+    except typer.Exit as done:
+        sys.exit(done.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.stderr.write("interrupted\n")
+        sys.exit(INTERRUPTED)
+    except Exception as error:  # noqa: BLE001  the last line of defence: classify, print, exit
+        _fail(error)
+
+
+@app.command()
+def run(
+    model: Annotated[
+        str | None, typer.Option(help="Preset, path to a config.json, hub name, or module:function.")
+    ] = None,
+    target_global_batch: Annotated[
+        str | None, typer.Option(help="Tokens for each optimizer step: 4M, 64Ki, or '512 samples'.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cuda, cuda:1, or cpu:3GiB.")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adamw or sgd.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Devices that train together.")] = None,
+    headroom: Annotated[float | None, typer.Option(help="Share of memory that must stay free.")] = None,
+    exact: Annotated[bool | None, typer.Option("--exact", help="Meet the global batch exactly.")] = None,
+    max_probes: Annotated[int | None, typer.Option(help="Probes at most.")] = None,
+    time_budget: Annotated[str | None, typer.Option(help="Time for all probes together: 30m.")] = None,
+    probe_timeout: Annotated[str | None, typer.Option(help="Time after which a probe is killed.")] = None,
+    proof_time: Annotated[str | None, typer.Option(help="Time for the training steps of the proof.")] = None,
+    memory_tolerance: Annotated[float | None, typer.Option(help="Peak of the proof against record.")] = None,
+    speed_tolerance: Annotated[float | None, typer.Option(help="Speed of the proof against record.")] = None,
+    space: Annotated[str | None, typer.Option(help="Search space: a shipped name or a YAML file.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights and data.")] = None,
+    block_class: Annotated[str | None, typer.Option(help="Class of the repeated transformer block.")] = None,
+    trust_remote_code: Annotated[
+        bool | None, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
+    ] = None,
+    spec: Annotated[Path | None, typer.Option(help="YAML file that holds any of these options.")] = None,
+    runs: RunsOption = Path("runs"),
+    json: JsonOption = False,
+) -> None:
+    """Find, prove and emit the fastest configuration that fits."""
+    given = {name: value for name, value in locals().items() if value is not None}
+    for name in ("spec", "runs", "json"):
+        given.pop(name, None)
+    from autotune.devices.find import resolve_device
+    from autotune.options import RunOptions, to_spec
+    from autotune.runs import create_run
+
+    options = RunOptions.gather(given, spec)
+    resolved = to_spec(options, resolve_device, Path.cwd())
+    _tune(resolved, create_run(resolved, runs), json)
+
+
+@app.command()
+def resume(run: RunArgument = "last", runs: RunsOption = Path("runs"), json: JsonOption = False) -> None:
+    """Go on with a run that was interrupted, from its journal."""
+    from autotune.runs import find_run, load_spec
+
+    paths = find_run(run, runs)
+    _tune(load_spec(paths), paths, json)
+
+
+@app.command()
+def verify(
+    file: Annotated[Path, typer.Argument(help="A best.yaml, or the folder of its run.")],
+    device: Annotated[str | None, typer.Option(help="Another device than the recorded one.")] = None,
+    proof_time: Annotated[str, typer.Option(help="Time for the training steps.")] = "60s",
+    json: JsonOption = False,
+) -> None:
+    """Repeat the proof of an emitted configuration on this machine."""
+    from autotune.errors import NothingProven
+    from autotune.verification import verify as repeat
+
+    proof = repeat(file, device, proof_time, on_start=_console().print)
+    if json:
+        print(proof.model_dump_json(indent=2))
+    _console().print(proof.why, style="green" if proof.passed else "red")
+    if not proof.passed:
+        raise NothingProven(f"{file} does not hold on this machine")
+
+
+@app.command()
+def report(run: RunArgument = "last", runs: RunsOption = Path("runs"), json: JsonOption = False) -> None:
+    """Show what a run tried, which path it took, and what won."""
+    from autotune.report.document import document, print_report
+    from autotune.runs import find_run
+
+    paths = find_run(run, runs)
+    if json:
+        _print_json(document(paths))
+    else:
+        print_report(paths, _console(stderr=False))
+
+
+@app.command()
+def export(
+    run: RunArgument = "last",
+    to: Annotated[str, typer.Option(help="accelerate, transformers or native.")] = "native",
+    out: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
+    runs: RunsOption = Path("runs"),
+    json: JsonOption = False,
+) -> None:
+    """Write the winner as files that a training library loads."""
+    from autotune.best import Best
+    from autotune.exports import export as render
+    from autotune.exports import write
+    from autotune.paths import RunPaths
+    from autotune.runs import find_run
+
+    file = Path(run)
+    if file.is_file():
+        paths = RunPaths(file.parent)
+    else:
+        paths = find_run(run, runs)
+        file = paths.best
+    best = Best.read(file)
+    folder = out or paths.exports / to
+    written = write(render(best, to), folder)
+    if json:
+        _print_json({"target": to, "files": [str(path) for path in written]})
+    else:
+        for path in written:
+            print(path)
+
+
+@app.command()
+def doctor(json: JsonOption = False) -> None:
+    """Say what this machine offers, and what is missing."""
+    from autotune.diagnosis import diagnose
+
+    findings = diagnose()
+    if json:
+        _print_json([finding.model_dump() for finding in findings])
+        return
+    marks = {"ok": ("ok", "green"), "warning": ("!!", "yellow"), "missing": ("--", "red")}
+    console = _console(stderr=False)
+    for finding in findings:
+        mark, style = marks[finding.state]
+        console.print(f"[{style}]{mark}[/] [bold]{finding.subject}[/]: ", end="")
+        console.print(finding.text, markup=False)
+
+
+@app.command()
+def models(json: JsonOption = False) -> None:
+    """List the models that resolve by name without a network."""
+    from autotune.models.catalog import list_presets
+
+    presets = list_presets()
+    if json:
+        _print_json([preset.model_dump(exclude={"config"}) for preset in presets])
+        return
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("name", "family", "parameters", "longest sequence", "on the hub"):
+        table.add_column(column, justify="right" if column in {"parameters", "longest sequence"} else "left")
+    for preset in presets:
+        table.add_row(
+            preset.name, preset.family, f"{preset.parameters:,}", f"{preset.longest:,}", preset.hub or "-"
+        )
+    console = _console(stderr=False)
+    console.print(table)
+    console.print("Any config.json, hub name or module:function of your own works as well.")
+
+
+@spaces_app.callback()
+def spaces(context: typer.Context, json: JsonOption = False) -> None:
+    """List the search spaces that ship with autotune."""
+    if context.invoked_subcommand is not None:
+        return
+    from autotune.options import load_space, shipped_spaces
+
+    found = [load_space(name) for name in shipped_spaces()]
+    if json:
+        _print_json([space.model_dump(mode="json") for space in found])
+        return
+    for space in found:
+        print(f"{space.name}: {space.description}")
+        for axis, values in space.axes.items():
+            print(f"    {axis}: {', '.join(str(value) for value in values)}")
+
+
+@spaces_app.command("draw")
+def draw(space: Annotated[str, typer.Argument(help="A shipped name or a YAML file.")] = "default") -> None:
+    """Print the decision graph of a search space as Mermaid."""
+    from autotune.options import load_space
+
+    print(load_space(space).graph.mermaid(), end="")
+
+
+def _tune(spec: RunSpec, paths: RunPaths, json: bool) -> None:
+    """Run the loop under a live table, then show the result."""
+    from autotune.devices.find import find
+    from autotune.executors.local import LocalExecutor
+    from autotune.report.document import document, print_result
+    from autotune.report.live import Terminal
+    from autotune.run import tune
+
+    console = _console()
+    executor = LocalExecutor(find(spec.device))
+    console.print(f"run {paths.root}", style="dim")
+    try:
+        with (
+            nullcontext()
+            if json and not console.is_terminal
+            else Terminal(console, spec, executor.facts.name) as watch
+        ):
+            best: Best = tune(spec, paths, executor, watch)
+    except KeyboardInterrupt:
+        console.print(
+            f"\ninterrupted; nothing is left running. Go on with: autotune resume {paths.root}", markup=False
+        )
+        raise typer.Exit(INTERRUPTED) from None
+    if json:
+        _print_json(document(paths))
+    print_result(paths, best, console)
+
+
+def _fail(error: Exception) -> NoReturn:
+    """Print an error for people and exit with its code; an unexpected one keeps its traceback."""
+    import click
+
+    from autotune.errors import AutotuneError, ModelError
+
+    if isinstance(error, click.ClickException):
+        error.show()
+        sys.exit(error.exit_code)
+    if not isinstance(error, AutotuneError):
+        raise error
+    console = _console()
+    if isinstance(error, ModelError) and error.traceback:
+        console.print(error.traceback.rstrip(), style="dim", markup=False, highlight=False)
+    for line in str(error).splitlines():
+        console.print(f"error: {line}", style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(error.exit_code)
+
+
+def _console(stderr: bool = True) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
+def _print_json(value: Any) -> None:
+    import json
+
+    print(json.dumps(value, indent=2))

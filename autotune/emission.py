@@ -1,0 +1,47 @@
+"""From the fastest trial to what `best.yaml` says of it. Pure but for reading the clock and the machine."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from autotune.best import Best, BestDevice
+from autotune.devices.device import DeviceFacts
+from autotune.environment import environment
+from autotune.outcome import Ok
+from autotune.selection import Score, mfu
+from autotune.specs import ModelFacts, RunSpec
+
+
+def contender(
+    spec: RunSpec, run: str, score: Score, facts: ModelFacts, device: DeviceFacts, variables: dict[str, str]
+) -> Best:
+    """Return the configuration of a trial with its record, before its proof.
+
+    `variables` are the environment variables that probes run under.
+    """
+    outcome = score.trial.outcome
+    assert isinstance(outcome, Ok)
+    candidate, goal = score.trial.candidate, spec.goal
+    peak = device.peak_flops.get(candidate.precision)
+    share = mfu(score.tokens_per_second, facts, goal.seq_len, peak, goal.gpus) if peak else None
+    notes = []
+    if goal.gpus > 1:
+        notes.append(
+            f"probes ran on one of {goal.gpus} devices: gradient synchronization and its buffers are not in the "
+            "recorded time and memory"
+        )
+    return Best(
+        run=run, created=datetime.now(UTC).isoformat(timespec="seconds"), evidence="measured",
+        candidate=candidate, accumulation=score.accumulation, seq_len=goal.seq_len, gpus=goal.gpus,
+        seed=spec.seed, headroom=goal.headroom, tokens_per_second=score.tokens_per_second,
+        tokens_per_second_interval=score.interval, seconds_per_global_step=score.seconds, mfu=share,
+        attention=outcome.attention, memory=outcome.memory, timing=outcome.timing, notes=tuple(notes),
+        device=BestDevice(
+            name=device.name, kind=device.kind, torch_name=device.torch_name, driver=device.driver
+        ),
+        variables=variables,
+        environment={
+            **environment(), "torch": facts.torch_version, "transformers": facts.transformers_version,
+        },
+        facts=facts, model=spec.model,
+    )  # fmt: skip

@@ -1,0 +1,71 @@
+"""Probes on this machine, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from autotune.candidate import Candidate
+from autotune.devices.device import Device, DeviceFacts
+from autotune.executors.executor import Finding
+from autotune.probe.classify import classify
+from autotune.probe.folder import ProbeFolder
+from autotune.probe.launch import Launcher, launch
+from autotune.probe.protocol import Inspection, ProbeRequest, Progress
+
+KEPT = ("memory_summary.txt", "snapshot.pickle")
+"""What a worker leaves in its scratch folder for people to read after an OOM."""
+
+
+class LocalExecutor:
+    """Runs each request in a fresh process tree on one device of this machine."""
+
+    def __init__(self, device: Device, launcher: Launcher = launch) -> None:
+        self._device = device
+        self._launch = launcher
+        self.facts: DeviceFacts = device.facts()
+
+    def environment(self, candidate: Candidate) -> dict[str, str]:
+        """Return the environment variables that a probe of this candidate runs under."""
+        return self._device.environment(candidate)
+
+    def offload_room(self, folder: Path) -> int:
+        """Return the bytes of host memory or disk that offloading may use."""
+        return self._device.offload_room(folder)
+
+    def run(
+        self,
+        request: ProbeRequest,
+        folder: Path,
+        *,
+        timeout: float,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Finding:
+        """Wait for the device, launch, watch, classify, and clean up the scratch folder."""
+        place = ProbeFolder(folder)
+        request = request.model_copy(update={"folder": str(place.scratch)})
+        self._device.prepare()
+        limit = self._device.data_limit()
+        try:
+            with self._device.watch() as watch:
+                report = self._launch(
+                    request,
+                    place,
+                    environment=self.environment(request.candidate),
+                    data_limit=limit,
+                    timeout=timeout,
+                    on_progress=on_progress,
+                )
+            if isinstance(report.answer, Inspection):
+                answer = report.answer
+            else:
+                answer = classify(
+                    request, report, kind=self.facts.kind, data_limit=limit, device_peak=watch.peak
+                )
+        finally:
+            for name in KEPT:
+                if (place.scratch / name).exists():
+                    (place.scratch / name).replace(place.root / name)
+            place.clear_scratch()
+        leftovers = report.ending.leftovers if report.ending else 0
+        return Finding(answer, report.baseline, report.seconds, leftovers)

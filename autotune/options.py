@@ -1,0 +1,159 @@
+"""The options of a run, as the command line and a spec YAML give them, and how they become a `RunSpec`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, field_validator
+
+from autotune import assets
+from autotune.candidate import Optimizer
+from autotune.errors import InputError
+from autotune.models.resolve import resolve
+from autotune.space import Space, parse_yaml
+from autotune.specs import DeviceSpec, GlobalBatch, Goal, Limits, ModelSpec, RunSpec
+from autotune.validation import Frozen
+
+LONGEST_DEFAULT = 1024
+"""Sequence length where none is given and the model allows it: long enough to show what attention costs."""
+
+_Value = TypeVar("_Value")
+
+
+class RunOptions(Frozen):
+    """Every option of `autotune run`, by the name that it has in a spec YAML."""
+
+    model: str
+    """A preset, a path to a config.json, a hub name, or `module:function`."""
+    target_global_batch: str
+    """Tokens for each optimizer step over all devices: `4M`, `64Ki`; or `512 samples`."""
+    device: str = "auto"
+    """`auto`, `cuda`, `cuda:1`, or `cpu:3GiB`."""
+    seq_len: Annotated[int, Field(ge=1)] | None = None
+    """Tokens per sequence; by default 1024, or the model's longest if that is less."""
+    optimizer: Optimizer = "adamw"
+    """`adamw` or `sgd`."""
+    gpus: Annotated[int, Field(ge=1)] = 1
+    """Devices that train together."""
+    headroom: Annotated[float, Field(ge=0, lt=0.9)] = Goal.model_fields["headroom"].default
+    """Share of the device's memory that the winner must leave free."""
+    exact: bool = False
+    """Only micro-batches that make up the global batch exactly."""
+    max_probes: Annotated[int, Field(ge=1)] = Limits().max_probes
+    """Probes at most."""
+    time_budget: str | float | None = None
+    """Time for all probes together: `30m`."""
+    probe_timeout: str | float = Limits().probe_timeout
+    """Time after which a probe is killed."""
+    proof_time: str | float = Limits().proof_seconds
+    """Time for the training steps of the proof."""
+    memory_tolerance: Annotated[float, Field(gt=0)] = Limits().memory_tolerance
+    """Relative difference between proven and recorded peak that is accepted."""
+    speed_tolerance: Annotated[float, Field(gt=0)] = Limits().speed_tolerance
+    """Share of the recorded speed that the proof may fall short by."""
+    space: str = "default"
+    """A search space: a shipped name or the path of a YAML file."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of initial weights and data."""
+    block_class: str | None = None
+    """Class name of the repeated transformer block, where it is not found by itself."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with a model from the hub."""
+
+    @field_validator("target_global_batch", mode="before")
+    @classmethod
+    def _accept_numbers(cls, value: object) -> object:
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @classmethod
+    def gather(cls, given: dict[str, Any], file: Path | None) -> RunOptions:
+        """Join a spec YAML with what the command line gives; the command line wins. Raises InputError."""
+        data: dict[str, Any] = {}
+        source = "options"
+        if file is not None:
+            source = str(file)
+            try:
+                data = parse_yaml(file.read_text(), source)
+            except (OSError, UnicodeDecodeError) as error:
+                raise InputError(f"{file} cannot be read: {error}") from None
+            data = {key.replace("-", "_"): value for key, value in data.items()}
+        return cls.load({**data, **given}, source)
+
+
+def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec], base: Path) -> RunSpec:
+    """Resolve model, space and device into a `RunSpec`. Raises one InputError with every problem found.
+
+    `find_device` replaces `auto` by the device there is. Relative paths start at `base`.
+    """
+    problems: list[str] = []
+
+    def attempt(flag: str, parse: Callable[[], _Value]) -> _Value | None:
+        try:
+            return parse()
+        except InputError as error:
+            problems.extend(error.problems)
+        except ValueError as error:
+            problems.append(f"{flag}: {error}")
+        return None
+
+    model = attempt("--model", lambda: _model(options, base))
+    device = attempt("--device", lambda: find_device(DeviceSpec.parse(options.device)))
+    target = attempt("--target-global-batch", lambda: GlobalBatch.parse(options.target_global_batch))
+    space = attempt("--space", lambda: load_space(options.space))
+    limits = attempt("limits", lambda: _limits(options))
+    seq_len = attempt("--seq-len", lambda: _seq_len(options, model)) if model else None
+    if problems or not (model and device and target and space and limits and seq_len):
+        raise InputError(problems)
+    goal = Goal(
+        target=target, seq_len=seq_len, gpus=options.gpus, exact=options.exact, headroom=options.headroom
+    )
+    return RunSpec(
+        model=model, device=device, goal=goal, optimizer=options.optimizer, space=space.model_dump(mode="json"),
+        space_name=space.name, seed=options.seed, limits=limits,
+    )  # fmt: skip
+
+
+def load_space(name: str) -> Space:
+    """Return a search space: the user's own file where `name` is a path to one, else a shipped one."""
+    return Space.parse(assets.find_text(name), name)
+
+
+def _model(options: RunOptions, base: Path) -> ModelSpec:
+    return resolve(
+        options.model, block_class=options.block_class, trust_remote_code=options.trust_remote_code, base=base
+    )
+
+
+def _limits(options: RunOptions) -> Limits:
+    return Limits.load(
+        {
+            "max_probes": options.max_probes, "time_budget": options.time_budget,
+            "probe_timeout": options.probe_timeout, "proof_seconds": options.proof_time,
+            "memory_tolerance": options.memory_tolerance, "speed_tolerance": options.speed_tolerance,
+        },
+        "limits",
+    )  # fmt: skip
+
+
+def _seq_len(options: RunOptions, model: ModelSpec) -> int:
+    longest = longest_sequence(model.config or {})
+    if options.seq_len is None:
+        return min(LONGEST_DEFAULT, longest or LONGEST_DEFAULT)
+    if longest is not None and options.seq_len > longest:
+        raise ValueError(f"{model.name} takes sequences of at most {longest} tokens, not {options.seq_len}")
+    return options.seq_len
+
+
+def longest_sequence(config: dict[str, Any]) -> int | None:
+    """Return the longest sequence that a transformers configuration allows, or None where it sets no limit."""
+    for key in ("max_position_embeddings", "n_positions", "max_seq_len"):
+        if isinstance(config.get(key), int):
+            return int(config[key])
+    return None
+
+
+def shipped_spaces() -> tuple[str, ...]:
+    """Return the names of the search spaces that ship with autotune."""
+    return tuple(name for name in assets.shipped_names() if name != "hardware")

@@ -1,0 +1,110 @@
+"""The proof of a configuration: the request that relaunches it, and the judgement of what that showed. Pure."""
+
+from __future__ import annotations
+
+from autotune.best import Best, Check, Proof
+from autotune.outcome import Crash, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
+from autotune.probe.protocol import ProbeRequest
+from autotune.selection import throughput
+from autotune.specs import Limits
+from autotune.units import format_bytes, format_count, format_duration
+
+
+def proof_request(
+    best: Best, seconds: float, device: str | None = None, budget: int | None = None
+) -> ProbeRequest:
+    """Return the request that trains whole global steps from what the file says, for about `seconds`."""
+    return ProbeRequest(
+        kind="prove", model=best.model, candidate=best.candidate, seq_len=best.seq_len,
+        accumulation_steps=best.accumulation.steps, device=device or best.device.torch_name,
+        budget=budget or best.memory.budget, seed=best.seed, sample_seconds=seconds, sample_steps=20, folder="",
+    )  # fmt: skip
+
+
+def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits) -> Proof:
+    """Compare what a relaunch showed with what was recorded.
+
+    It must train without any refused allocation and without an allocator retry, its peak must be within
+    `limits.memory_tolerance` of the recorded one in either direction (a lower one means that something else
+    ran), its speed must not fall short by more than `limits.speed_tolerance`, its losses must be finite and
+    fall, and evaluation and checkpoint must fit too.
+    """
+    if not isinstance(outcome, Ok):
+        return Proof(passed=False, why=f"did not hold: {_ended(outcome)}", seconds=seconds)
+    memory, recorded = outcome.memory, best.memory
+    _, speed, _ = throughput(outcome.timing, best.accumulation)
+    overall = max([memory.peak(), *(memory.baseline + phase.peak for phase in outcome.phases)])
+    checks = (
+        Check(
+            name="peak memory", recorded=recorded.peak(), proven=memory.peak(), tolerance=limits.memory_tolerance,
+            passed=abs(memory.peak() / recorded.peak() - 1) <= limits.memory_tolerance,
+        ),
+        Check(
+            name="peak with evaluation and checkpoint", recorded=memory.budget, proven=overall, tolerance=None,
+            passed=overall <= memory.budget,
+        ),
+        Check(
+            name="allocator retries", recorded=0, proven=memory.allocator_retries, tolerance=None,
+            passed=memory.allocator_retries == 0,
+        ),
+        Check(
+            name="tokens per second", recorded=best.tokens_per_second, proven=speed,
+            tolerance=limits.speed_tolerance,
+            passed=speed >= best.tokens_per_second * (1 - limits.speed_tolerance),
+        ),
+        Check(
+            name="loss falls", recorded=outcome.losses[0], proven=outcome.losses[-1], tolerance=None,
+            passed=len(outcome.losses) > 1 and outcome.losses[-1] < outcome.losses[0],
+        ),
+    )  # fmt: skip
+    passed = all(check.passed for check in checks)
+    return Proof(
+        passed=passed, why=_held(outcome, speed) if passed else _failed(checks), checks=checks,
+        losses=outcome.losses, evaluation_loss=outcome.evaluation_loss,
+        checkpoint_bytes=outcome.checkpoint_bytes, seconds=seconds,
+    )  # fmt: skip
+
+
+def _held(outcome: Ok, speed: float) -> str:
+    return (
+        f"held when relaunched: {len(outcome.losses)} optimizer steps of {outcome.accumulation_steps} micro-steps, "
+        f"an evaluation and a checkpoint; peak {format_bytes(outcome.memory.peak())}, {format_count(speed)} tokens/s, "
+        f"loss {outcome.losses[0]:.2f} -> {outcome.losses[-1]:.2f}"
+    )
+
+
+def _failed(checks: tuple[Check, ...]) -> str:
+    said = []
+    for check in checks:
+        if check.passed:
+            continue
+        show = format_bytes if "peak" in check.name else (lambda value: f"{value:,.4g}")
+        recorded, proven = show(check.recorded or 0), show(check.proven or 0)
+        match check.name:
+            case "peak with evaluation and checkpoint":
+                said.append(f"{check.name} {proven} is more than the budget of {recorded}")
+            case "loss falls":
+                said.append(f"loss did not fall ({recorded} -> {proven})")
+            case "allocator retries":
+                said.append(f"the allocator had to flush its cache {proven} times")
+            case _:
+                said.append(
+                    f"{check.name} {proven} against {recorded} recorded (allowed {check.tolerance:.0%})"
+                )
+    return "did not hold: " + "; ".join(said)
+
+
+def _ended(outcome: Outcome) -> str:
+    match outcome:
+        case Oom(phase=phase):
+            return f"out of memory in {phase}"
+        case NonFinite(what=what, step=step):
+            return f"{what} not finite at step {step}"
+        case Timeout(seconds=seconds):
+            return f"no end after {format_duration(seconds)}"
+        case Crash(message=message):
+            return message
+        case Unsupported(reason=reason):
+            return reason
+        case _:
+            return outcome.kind

@@ -1,0 +1,110 @@
+"""The report of a finished or unfinished run, read from its folder: as text for people, as data for programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from autotune.best import Best
+from autotune.journal import read_record
+from autotune.paths import RunPaths
+from autotune.record import Record
+from autotune.report.tables import failures, path_lines, rejected_lines, section, trial_table, winner_panel
+from autotune.report.wording import verdict
+from autotune.runs import load_spec
+from autotune.selection import score
+from autotune.space import Space
+from autotune.specs import RunSpec
+from autotune.strategies.climb import propose
+from autotune.strategies.decision import Scope, Step
+from autotune.trial import Trial
+
+
+def document(paths: RunPaths) -> dict[str, Any]:
+    """Return everything about a run as plain data: spec, model, trials, path, winner with its proof."""
+    spec, record = load_spec(paths), read_record(paths.journal)
+    search = _search(spec, record)
+    best = _winner(paths, record)
+    return {
+        "run": str(paths.root),
+        "spec": spec.model_dump(mode="json", exclude={"space"}),
+        "model": record.inspection.facts.model_dump(mode="json") if record.inspection else None,
+        "trials": [_trial(trial, search[0]) for trial in record.history] if search else [],
+        "path": [[step.node, step.edge] for step in search[1]] if search else [],
+        "proofs": [proof.model_dump(mode="json", exclude={"outcome"}) for proof in record.proofs],
+        "decided": record.decided.model_dump(mode="json") if record.decided else None,
+        "best": best.model_dump(mode="json") if best else None,
+    }
+
+
+def print_report(paths: RunPaths, console: Console) -> None:
+    """Print a run from its folder: table of trials, then what `print_result` prints."""
+    spec, record = load_spec(paths), read_record(paths.journal)
+    search = _search(spec, record)
+    console.print(
+        Text(f"{paths.root}: {spec.model.name} on {spec.device}, {spec.goal.target} a step\n", style="bold")
+    )
+    if search and record.history:
+        console.print(trial_table(record.history, search[0], Space.load(spec.space, "space")))
+    print_result(paths, _winner(paths, record), console)
+
+
+def print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
+    """Print path, winner, what was rejected and why, and the commands to go on with."""
+    spec, record = load_spec(paths), read_record(paths.journal)
+    space = Space.load(spec.space, "space")
+    search = _search(spec, record)
+    if search is None or best is None:
+        _print_without_winner(paths, record, console)
+        return
+    scope, path = search
+    console.print(section("Path through the graph", path_lines(path, space)))
+    console.print(section("Winner", [winner_panel(best)]))
+    winner = next(trial for trial in record.history if trial.candidate == best.candidate)
+    if lines := rejected_lines(record.history, scope, winner):
+        console.print(section("Rejected", lines))
+    if failed := [f"probe {proof.number}: {proof.why}" for proof in record.proofs if not proof.passed]:
+        console.print(section("Faster, but not proven", failed))
+    console.print(
+        section(
+            "Next",
+            [
+                Text(f"{paths.best}  is what training starts from"),
+                Text(f"autotune export {paths.root} --to native|transformers|accelerate"),
+                Text(f"autotune verify {paths.best}"),
+                Text(f"autotune report {paths.root}"),
+            ],
+        )
+    )
+
+
+def _trial(trial: Trial, scope: Scope) -> dict[str, Any]:
+    entry = {**trial.model_dump(mode="json"), "verdict": verdict(trial.outcome, scope)}
+    if trial.outcome.kind == "ok" and scope.allows(trial.candidate.micro_batch):
+        entry["tokens_per_second"] = score(trial, scope).tokens_per_second
+    return entry
+
+
+def _print_without_winner(paths: RunPaths, record: Record, console: Console) -> None:
+    if said := failures(record.history):
+        console.print(section("What was refused", [Text(line) for line in said]))
+    if record.decided is not None:
+        console.print(section("No winner", [Text(record.decided.why)]))
+    else:
+        console.print(section("Not finished", [Text(f"go on with: autotune resume {paths.root}")]))
+
+
+def _search(spec: RunSpec, record: Record) -> tuple[Scope, tuple[Step, ...]] | None:
+    """Return what bounds the search and how far it has walked the graph; None before the model is known."""
+    if record.inspection is None:
+        return None
+    scope = Scope.of(spec, record.inspection)
+    return scope, propose(record.history, Space.load(spec.space, "space"), scope).path
+
+
+def _winner(paths: RunPaths, record: Record) -> Best | None:
+    if record.decided is None or record.decided.winner is None:
+        return None
+    return Best.from_yaml(paths.best.read_text(), str(paths.best))

@@ -1,0 +1,145 @@
+"""The terminal while a run is under way: one line a probe, and below them what happens now."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from autotune.outlook import probes_ahead
+from autotune.probe.protocol import Progress
+from autotune.record import ProofFinished
+from autotune.report.tables import trial_row, trial_table
+from autotune.report.wording import PHASES
+from autotune.selection import Score
+from autotune.space import Space
+from autotune.specs import ModelFacts, RunSpec
+from autotune.strategies.decision import Done, Scope, Try
+from autotune.trial import History, Trial
+from autotune.units import format_bytes, format_count, format_duration
+
+
+class Terminal:
+    """A watch that shows a live table on a terminal, and plain lines anywhere else (a log, CI)."""
+
+    def __init__(self, console: Console, spec: RunSpec, device: str) -> None:
+        self._console = console
+        self._spec = spec
+        self._device = device
+        self._space = Space.load(spec.space, "space")
+        self._scope: Scope | None = None
+        self._trials: History = ()
+        self._ahead = 0
+        self._now = ""
+        self._phase = ""
+        self._began = time.monotonic()
+        self._live = Live(
+            get_renderable=self._render, console=console, refresh_per_second=4, transient=True,
+            vertical_overflow="visible",
+        )  # fmt: skip
+
+    def __enter__(self) -> Terminal:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the table on the screen as it is; the line below it goes."""
+        if self._console.is_terminal:
+            self._live.stop()
+            if self._scope is not None and self._trials:
+                self._console.print(self._table())
+
+    def inspecting(self) -> None:
+        self._say(f"looking at {self._spec.model.name}")
+
+    def inspected(self, facts: ModelFacts, scope: Scope, history: History) -> None:
+        self._scope = scope
+        self._trials = history
+        goal = self._spec.goal
+        blocks = f"{facts.blocks} x {facts.block_class}" if facts.block_class else "no repeated block found"
+        self._console.print(
+            Text.assemble(
+                (self._spec.model.name, "bold"),
+                f"  {format_count(facts.parameters)} parameters, {facts.model_class}, {blocks}\n",
+                (self._device, "bold"),
+                f"  {format_bytes(scope.budget)}, of which {scope.goal.headroom:.0%} stay free\n",
+                (f"{format_count(scope.target)} tokens a step", "bold"),
+                f"  on {goal.gpus} device{'s' * (goal.gpus > 1)}, {facts.tokens_per_sample} tokens a sample, "
+                f"micro-batch at most {format_count(scope.limit)}\n",
+            )
+        )
+        if history:
+            self._ahead = probes_ahead(history, self._space, scope)
+            self._say(f"{len(history)} finished probes are taken from the journal")
+            for trial in history:
+                self._plain(trial)
+
+    def trying(self, number: int, attempt: Try) -> None:
+        candidate = attempt.candidate
+        self._say(f"probe {number}: {candidate.title()}, micro-batch {candidate.micro_batch} ({attempt.why})")
+
+    def progressing(self, progress: Progress) -> None:
+        self._phase = PHASES[progress.phase] + (f", step {progress.step}" if progress.step else "")
+
+    def tried(self, trial: Trial) -> None:
+        assert self._scope is not None
+        self._trials += (trial,)
+        self._ahead = probes_ahead(self._trials, self._space, self._scope)
+        self._now = ""
+        self._plain(trial)
+
+    def searched(self, done: Done) -> None:
+        self._say(f"search over: {done.why}")
+
+    def proving(self, score: Score) -> None:
+        candidate = score.trial.candidate
+        self._say(
+            f"proving probe {score.trial.number} from its file: {candidate.title()}, micro-batch {candidate.micro_batch}"
+        )
+
+    def proved(self, proof: ProofFinished) -> None:
+        self._now = ""
+        style = "green" if proof.passed else "yellow"
+        self._console.print(Text(f"proof of probe {proof.number}: {proof.why}", style=style))
+
+    def _say(self, what: str) -> None:
+        self._now, self._phase, self._began = what, "", time.monotonic()
+        if not self._console.is_terminal:
+            self._console.print(what, soft_wrap=True)
+
+    def _plain(self, trial: Trial) -> None:
+        """Print a finished trial as one line, where there is no live table."""
+        if self._console.is_terminal or self._scope is None:
+            return
+        cells = trial_row(trial, self._scope, self._space)
+        texts = [cell.plain if isinstance(cell, Text) else str(cell) for cell in cells[:-1]]
+        self._console.print(f"probe {texts[0]}: " + " | ".join(texts[1:]), soft_wrap=True)
+
+    def _table(self) -> Table:
+        assert self._scope is not None
+        return trial_table(self._trials, self._scope, self._space)
+
+    def _render(self) -> RenderableType:
+        parts: list[RenderableType] = []
+        if self._scope is not None and self._trials:
+            parts.append(self._table())
+        if self._now:
+            line = f"{self._now}  {self._phase}  {format_duration(time.monotonic() - self._began)}"
+            parts.append(Spinner("dots", Text(f"{line}  {self._left()}", style="cyan")))
+        return Group(*parts)
+
+    def _left(self) -> str:
+        """Return the time left, about: probes still ahead at the mean of those so far, and the proof."""
+        launched = [trial.seconds for trial in self._trials if trial.seconds]
+        if self._scope is None or not launched:
+            return ""
+        ahead = self._ahead
+        seconds = ahead * sum(launched) / len(launched) + self._spec.limits.proof_seconds
+        if (budget := self._spec.limits.time_budget) is not None:
+            seconds = min(seconds, max(0.0, budget - sum(launched)) + self._spec.limits.proof_seconds)
+        return f"(about {ahead} more probe{'s' * (ahead != 1)}, {format_duration(seconds)} left)"

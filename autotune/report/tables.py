@@ -1,0 +1,149 @@
+"""The parts that terminal output is made of: trials, path, winner, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from autotune.best import Best
+from autotune.outcome import Ok
+from autotune.report.wording import detail, rejected, verdict
+from autotune.selection import score
+from autotune.space import Space
+from autotune.strategies.decision import Scope, Step
+from autotune.trial import History, Trial
+from autotune.units import format_bytes, format_count, format_duration
+
+_STYLES = {"ok": "green", "oom": "red", "unsupported": "yellow"}
+_BAR = 10
+
+
+def trial_table(history: History, scope: Scope, space: Space) -> Table:
+    """Return all trials, one a row."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("#", justify="right", style="dim")
+    table.add_column("rung")
+    table.add_column("micro-\nbatch", justify="right")
+    table.add_column("verdict")
+    table.add_column(f"peak of {format_bytes(scope.budget)}", no_wrap=True)
+    table.add_column("tokens/s", justify="right", no_wrap=True)
+    table.add_column("tried because", style="dim")
+    for trial in history:
+        table.add_row(*trial_row(trial, scope, space))
+    return table
+
+
+def trial_row(trial: Trial, scope: Scope, space: Space) -> tuple[RenderableType, ...]:
+    """Return the cells of one trial."""
+    outcome = trial.outcome
+    style = _STYLES.get(outcome.kind, "magenta")
+    peak, speed = Text("-", style="dim"), "-"
+    if isinstance(outcome, Ok):
+        peak = _bar(outcome.memory.peak(), scope)
+        speed = (
+            format_count(score(trial, scope).tokens_per_second)
+            if scope.allows(trial.candidate.micro_batch)
+            else "-"
+        )
+        if not scope.fits(outcome.memory):
+            style = "yellow"
+    why = trial.why if trial.node in space.graph.nodes else f"{trial.node}: {trial.why}"
+    said = Text(verdict(outcome, scope), style=style)
+    return (
+        str(trial.number), trial.candidate.title(), format_count(trial.candidate.micro_batch), said, peak, speed, why
+    )  # fmt: skip
+
+
+def path_lines(path: Iterable[Step], space: Space) -> list[str]:
+    """Return the path through the graph, one node a line."""
+    lines = []
+    for step in path:
+        node = space.graph.nodes[step.node]
+        how = (
+            step.edge.replace("_", " in ", 1) if step.edge.startswith("oom_") else step.edge.replace("_", " ")
+        )
+        target = node.target(step.edge)
+        after = space.graph.nodes[target].title if target in space.graph.nodes else "choose"
+        at = f"micro-batch {step.candidate.micro_batch}"
+        lines.append(f"{node.title} ({at}): {how} -> {after}")
+    return lines
+
+
+def winner_panel(best: Best) -> RenderableType:
+    """Return the winner: configuration, accumulation written out, memory and speed with their evidence."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    for name, value in winner_rows(best):
+        grid.add_row(name, value)
+    return grid
+
+
+def winner_rows(best: Best) -> list[tuple[str, str]]:
+    """Return the facts about a winner as (name, text)."""
+    memory, accumulation = best.memory, best.accumulation
+    left = memory.budget - memory.peak()
+    batch = f"{accumulation.equation()}  (tokens: micro-batch x devices x accumulation steps)"
+    if accumulation.difference:
+        batch += f"; {format_count(accumulation.difference)} more than the {format_count(accumulation.target)} asked for"
+    rows = [
+        ("configuration", f"{best.candidate.title()}, {best.candidate.optimizer}"),
+        (
+            "micro-batch",
+            f"{best.candidate.micro_batch} x {format_count(accumulation.tokens_per_sample)} tokens",
+        ),
+        ("accumulation", f"{accumulation.steps} steps"),
+        ("global batch", batch),
+        (
+            "memory",
+            f"{format_bytes(memory.peak())} of {format_bytes(memory.budget)} at the peak, {format_bytes(left)} free "
+            f"({left / memory.budget:.1%}); tensors {format_bytes(memory.allocated)}",
+        ),
+        (
+            "speed",
+            f"{format_count(best.tokens_per_second)} ± {format_count(best.tokens_per_second_interval)} tokens/s, "
+            f"{format_duration(best.seconds_per_global_step)} a global step"
+            + (f", MFU {best.mfu:.1%}" if best.mfu is not None else ""),
+        ),
+        ("evidence", best.evidence),
+    ]
+    if best.proof is not None:
+        rows.append(("proof", best.proof.why))
+    rows += [("note", note) for note in best.notes]
+    return rows
+
+
+def rejected_lines(history: History, scope: Scope, winner: Trial) -> list[str]:
+    """Return what was rejected, and why."""
+    return [f"{rung}: {why}" for rung, why in rejected(history, scope, winner)]
+
+
+def section(title: str, lines: Iterable[RenderableType]) -> RenderableType:
+    """Return a titled block."""
+    return Group(Text(f"\n{title}", style="bold"), *(_indented(line) for line in lines))
+
+
+def failures(history: History) -> list[str]:
+    """Return every trial's own words where it went wrong, for the report of a run without a winner."""
+    return [f"probe {trial.number}: {detail(trial.outcome)}" for trial in history if detail(trial.outcome)]
+
+
+def _indented(line: RenderableType) -> RenderableType:
+    from rich.padding import Padding
+
+    return Padding(line, (0, 0, 0, 2))
+
+
+def _bar(peak: int, scope: Scope) -> Text:
+    """Draw the peak's share of the budget, with the amount."""
+    share = min(1.0, peak / scope.budget)
+    full = round(share * _BAR)
+    style = "green" if peak <= scope.usable else "yellow"
+    bar = Text("━" * full, style=style)
+    bar.append("━" * (_BAR - full), style="bright_black")
+    bar.append(f" {format_bytes(peak)} {peak / scope.budget:4.0%}", style="")
+    return bar

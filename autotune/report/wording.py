@@ -1,0 +1,80 @@
+"""Verdicts, rungs and reasons in words, for every report alike."""
+
+from __future__ import annotations
+
+from autotune.outcome import Crash, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
+from autotune.selection import Score, rank
+from autotune.strategies.decision import Scope
+from autotune.trial import History, Trial
+from autotune.units import format_bytes, format_duration
+
+PHASES = {
+    "start": "starting up", "build": "building the model", "forward": "forward", "backward": "backward",
+    "optimizer": "optimizer step", "evaluation": "evaluation", "save": "saving a checkpoint",
+}  # fmt: skip
+"""Phases as people read them."""
+
+
+def verdict(outcome: Outcome, scope: Scope) -> str:
+    """Return a verdict in a few words: `fits`, `OOM in backward`."""
+    match outcome:
+        case Ok(memory=memory):
+            return "fits" if scope.fits(memory) else "fits without headroom"
+        case Oom(phase=phase, where=where):
+            return f"OOM in {PHASES[phase]}" + (f" ({where})" if where != "device" else "")
+        case NonFinite(what=what, step=step):
+            return f"{what} not finite at step {step}"
+        case Timeout(seconds=seconds):
+            return f"no end after {format_duration(seconds)}"
+        case Crash(reason=reason):
+            return "lost" if reason == "lost" else f"crashed ({reason})"
+        case Unsupported():
+            return "not supported"
+
+
+def detail(outcome: Outcome) -> str:
+    """Return what stands behind a verdict that is not good, in one line; empty where there is nothing."""
+    match outcome:
+        case Oom(requested=int(requested), free=int(free)):
+            return f"{format_bytes(requested)} were asked for with {format_bytes(free)} free"
+        case Oom(message=message) | Crash(message=message):
+            return message
+        case Unsupported(reason=reason):
+            return reason
+        case _:
+            return ""
+
+
+def rejected(history: History, scope: Scope, winner: Trial) -> list[tuple[str, str]]:
+    """Return each rung other than the winner's, and each larger micro-batch of its own, with why it lost."""
+    scores = rank(history, scope)
+    best = next((s for s in scores if s.trial == winner), None)
+    reasons: list[tuple[str, str]] = []
+    for rung in dict.fromkeys(trial.candidate.rung() for trial in history):
+        trials = [trial for trial in history if trial.candidate.rung() == rung]
+        own = rung == winner.candidate.rung()
+        fitting = [s for s in scores if s.trial in trials and s.trial != winner]
+        said = [_slower(fitting[0], best)] if fitting and best else []
+        failing = min(
+            (t for t in trials if not (isinstance(t.outcome, Ok) and scope.fits(t.outcome.memory))),
+            key=lambda t: t.candidate.micro_batch, default=None,
+        )  # fmt: skip
+        if failing is not None:
+            extra = detail(failing.outcome)
+            said.append(
+                f"micro-batch {failing.candidate.micro_batch}: {verdict(failing.outcome, scope)}"
+                + (f", {extra}" if extra else "")
+            )
+        if said:
+            reasons.append((rung.title() + (" (the winner's own)" if own else ""), "; ".join(said)))
+    return reasons
+
+
+def _slower(score: Score, best: Score) -> str:
+    share = 1 - score.tokens_per_second / best.tokens_per_second
+    size = score.trial.candidate.micro_batch
+    if share > 0:
+        return f"micro-batch {size}: {share:.1%} slower"
+    return (
+        f"micro-batch {size}: as fast, but its proof failed" if share < 0 else f"micro-batch {size}: as fast"
+    )

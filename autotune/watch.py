@@ -1,0 +1,60 @@
+"""What a run tells whoever looks on: the terminal, or nobody."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from autotune.probe.protocol import Progress
+from autotune.record import ProofFinished
+from autotune.selection import Score
+from autotune.specs import ModelFacts
+from autotune.strategies.decision import Done, Scope, Try
+from autotune.trial import History, Trial
+
+
+class Watch(Protocol):
+    """Told of every event of a run, in order. Must not raise, and must not change anything."""
+
+    def inspecting(self) -> None:
+        """Say that a worker looks at the model."""
+
+    def inspected(self, facts: ModelFacts, scope: Scope, history: History) -> None:
+        """Say what the model is; `history` holds the trials of an earlier start of this run."""
+
+    def trying(self, number: int, attempt: Try) -> None:
+        """Say that a probe is being launched."""
+
+    def progressing(self, progress: Progress) -> None:
+        """Say that the worker entered a phase."""
+
+    def tried(self, trial: Trial) -> None:
+        """Say what a probe came to."""
+
+    def searched(self, done: Done) -> None:
+        """Say that the search is over."""
+
+    def proving(self, score: Score) -> None:
+        """Say that a configuration is relaunched from its file."""
+
+    def proved(self, proof: ProofFinished) -> None:
+        """Say what the relaunch showed."""
+
+
+class Silent:
+    """A watch that says nothing."""
+
+    def inspecting(self) -> None: ...
+
+    def inspected(self, facts: ModelFacts, scope: Scope, history: History) -> None: ...
+
+    def trying(self, number: int, attempt: Try) -> None: ...
+
+    def progressing(self, progress: Progress) -> None: ...
+
+    def tried(self, trial: Trial) -> None: ...
+
+    def searched(self, done: Done) -> None: ...
+
+    def proving(self, score: Score) -> None: ...
+
+    def proved(self, proof: ProofFinished) -> None: ...
