@@ -1,0 +1,177 @@
+"""The worker: trains for real in a process of its own, and writes the verdict itself.
+
+`python -m autotune.probe.worker REQUEST RESULT_FD` reads a `ProbeRequest` and answers over the pipe
+`RESULT_FD`, which its parent made, with the messages of `autotune.probe.protocol`. Limits and environment are
+the parent's to set. Whatever ends a probe ends in a verdict; only native code that dies on the spot leaves
+that to the parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ValidationError
+
+from autotune.outcome import Crash, Oom, Outcome, Phase
+from autotune.probe.protocol import Inspection, ProbeRequest, Progress, Result
+from autotune.train.phases import Phases
+from autotune.train.process import free_data
+from autotune.train.verdict import Circumstances, verdict
+
+if TYPE_CHECKING:
+    from autotune.train.evidence import CudaWitness
+    from autotune.train.training import Training
+
+RESERVE = 16 * 2**20
+"""Bytes kept from the start and released when memory runs out, so that the verdict itself can be written."""
+
+SHORT_SHARE = 8
+SHORT_LEAST = 256 * 2**20
+"""Memory is short when less is free than an eighth of the budget, or than 256 MiB where that is more."""
+
+
+class Channel:
+    """The worker's end of the result pipe."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)
+        self._descriptor = descriptor
+
+    def send(self, message: BaseModel) -> None:
+        """Write one message. Nobody reading means that the probe is no longer wanted: end quietly."""
+        data = message.model_dump_json().encode() + b"\n"
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except BrokenPipeError:
+            os._exit(0)
+
+    def progress(self, phase: Phase, step: int) -> None:
+        """Say where the probe is."""
+        self.send(Progress(phase=phase, step=step))
+
+
+def main(request_path: str, channel: Channel) -> None:
+    """Answer one request."""
+    try:
+        request = ProbeRequest.model_validate_json(Path(request_path).read_bytes())
+    except (OSError, ValidationError) as error:
+        problem = f"the request cannot be used: {error}"
+        channel.send(Result(outcome=Crash(reason="protocol", phase="start", message=problem)))
+        return
+    channel.send(Probe(request, channel).answer())
+
+
+class Probe:
+    """One request on its way to its answer, with all that the verdict needs when it fails."""
+
+    def __init__(self, request: ProbeRequest, channel: Channel) -> None:
+        self._request = request
+        self._channel = channel
+        self._phases = Phases(channel.progress)
+        self._training: Training | None = None
+        self._witness: CudaWitness | None = None
+        self._reserve = b"\1" * RESERVE  # written, not only mapped: it must be real memory
+
+    def answer(self) -> Result | Inspection:
+        """Run the probe and return its last message. Does not raise."""
+        self._phases.enter("start")
+        try:
+            return self._run()
+        except BaseException as error:  # noqa: BLE001 - every ending has a verdict, SystemExit too
+            del self._reserve
+            outcome = self._judge(error)
+            # The frames hold the tensors of the step that failed; the message below needs their memory.
+            traceback.clear_frames(error.__traceback__)
+            return Result(outcome=outcome)
+
+    def _run(self) -> Result | Inspection:
+        self._start()
+        if self._request.kind == "inspect":
+            from autotune.train.inspection import inspect_model
+
+            return Inspection(facts=inspect_model(self._request, self._phases))
+        from autotune.train.build import assemble
+        from autotune.train.measure import measure
+        from autotune.train.prove import prove
+
+        self._phases.enter("build")
+        self._training = assemble(self._request)
+        run = prove if self._request.kind == "prove" else measure
+        outcome = run(self._request, self._training, self._phases, self._warmed_up)
+        self._phases.meter.close()
+        self._training.close()
+        return Result(outcome=outcome)
+
+    def _start(self) -> None:
+        """Import the libraries and start the device, and take the baseline behind all of that."""
+        import torch
+
+        from autotune.train.meter import meter_for
+        from autotune.train.model import build_model
+
+        device = torch.device(self._request.device)
+        # OpenMP ends the whole process when it cannot start a thread, so its threads start while there is
+        # room.
+        square = torch.ones(512, 512)
+        (square @ square).sum()
+        if self._request.model.source != "function":
+            # transformers imports a model's code when it is first built: some 90 MiB that are not the
+            # model's.
+            build_model(self._request.model, self._request.seq_len, torch.device("meta"))
+        if device.type == "cuda":
+            from autotune.train.evidence import CudaWitness
+
+            torch.cuda.set_device(device)
+            self._witness = CudaWitness(device, Path(self._request.folder))
+        meter = meter_for(device)
+        self._phases.measure_with(meter)
+        self._channel.send(Progress(phase="start", baseline=meter.baseline))
+
+    def _warmed_up(self) -> None:
+        if self._witness is not None:
+            self._witness.rest()
+
+    def _judge(self, error: BaseException) -> Outcome:
+        outcome = verdict(error, self._circumstances())
+        if isinstance(outcome, Oom) and self._phases.measuring and self._witness is None:
+            from autotune.train.evidence import keep_cpu_summary
+
+            keep_cpu_summary(Path(self._request.folder), self._training, self._phases.meter)
+        return outcome
+
+    def _circumstances(self) -> Circumstances:
+        witness = self._witness
+        free = self._free()
+        short = free is not None and free < max(SHORT_LEAST, self._request.budget // SHORT_SHARE)
+        return Circumstances(
+            phase=self._phases.phase,
+            step=self._phases.step,
+            device="cuda" if self._request.device.startswith("cuda") else "cpu",
+            free=witness.free if witness is not None and witness.free is not None else free,
+            short=short,
+            requested=witness.requested if witness is not None else None,
+        )
+
+    def _free(self) -> int | None:
+        if self._phases.measuring:
+            return self._phases.meter.free()
+        if self._request.device == "cpu":
+            return free_data()
+        return None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Channel(int(sys.argv[2])))
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(
+            AttributeError, OSError, ValueError
+        ):  # user code may have closed or replaced it
+            stream.flush()
+    # The verdict is out: tearing down libraries and devices could only hang, crash, or take time.
+    os._exit(0)

@@ -1,0 +1,113 @@
+"""An `inspect` probe: what a model is, found without taking memory for it where that is possible."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from autotune.probe.protocol import ProbeRequest
+from autotune.specs import ModelFacts
+from autotune.train.blocks import find_blocks
+from autotune.train.model import BuiltModel, build_model, loss_of
+from autotune.train.phases import Phases
+
+_EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
+
+
+def inspect_model(request: ProbeRequest, phases: Phases) -> ModelFacts:
+    """Build the model and describe it.
+
+    A configuration is built on the meta device: no memory, no values. A user's own function can only be run
+    for real, so its model is also tried on the device with one batch of one sample: a bug in it comes up
+    here, with its traceback, and not in the first probe. Raises what `build_model` and the user's code raise.
+    """
+    by_function = request.model.source == "function"
+    device = torch.device(request.device if by_function else "meta")
+    torch.manual_seed(request.seed)
+    phases.enter("build")
+    built = build_model(request.model, request.seq_len, device)
+    if by_function:
+        _try_forward(built, request.seq_len, device, phases)
+    return describe(built, request.model.block_class)
+
+
+def describe(built: BuiltModel, block_class: str | None = None) -> ModelFacts:
+    """Return the facts of a built model."""
+    model = built.model
+    blocks = find_blocks(model, block_class)
+    config = _text_config(built.config)
+    parameters = list(model.parameters())  # distinct ones: tied weights are one parameter
+    found = len(blocks.modules) if blocks is not None else 0
+    return ModelFacts(
+        task=built.task,
+        model_class=type(model).__name__,
+        parameters=_count(parameters),
+        trainable_parameters=_count(p for p in parameters if p.requires_grad),
+        active_parameters=active_parameters(model, config),
+        layers=_layers(config) or found,
+        hidden=_first(config, "hidden_size", "d_model", "n_embd"),
+        block_class=blocks.class_name if blocks is not None else None,
+        blocks=found,
+        tokens_per_sample=built.tokens_per_sample,
+        torch_version=torch.__version__,
+        transformers_version=transformers.__version__,
+    )
+
+
+def active_parameters(model: nn.Module, config: Any) -> int:
+    """Return the parameters that one token meets in a forward pass.
+
+    In a mixture of experts a router sends each token to `k` of `n` equal experts, so the experts' parameters
+    count k / n (Shazeer et al. 2017, section 2; Mixtral 8x7B: 2 of 8, 12.9 of 46.7 billion, Jiang et al.
+    2024, section 2.1). Routers, shared experts and all else count in full. The experts are what transformers
+    keeps under the name `experts`; `k` and `n` are the configuration's.
+    """
+    total = _count(model.parameters())
+    chosen = _first(config, "num_experts_per_tok", "num_experts_per_token", "moe_topk")
+    available = _first(config, "num_local_experts", "num_experts", "n_routed_experts")
+    if not chosen or not available:
+        return total
+    experts = _count(p for name, p in model.named_parameters() if _EXPERTS.search(name))
+    return total - experts + experts * chosen // available
+
+
+def _try_forward(built: BuiltModel, seq_len: int, device: torch.device, phases: Phases) -> None:
+    assert built.make_batch is not None, "a user's function always comes with its batch maker"
+    phases.enter("forward")
+    batch = {name: value.to(device) for name, value in built.make_batch(1, seq_len).items()}
+    with torch.no_grad():
+        loss_of(built.model(**batch))
+
+
+def _text_config(config: Any) -> Any:
+    """Return the part of a configuration that describes the transformer; None where there is none."""
+    get = getattr(config, "get_text_config", None)
+    return get() if callable(get) else config
+
+
+def _layers(config: Any) -> int:
+    """Return the layers that one sample passes: of encoder and decoder together where a model has both."""
+    layers = _first(config, "num_hidden_layers", "n_layer", "num_layers")
+    if getattr(config, "is_encoder_decoder", False):
+        decoder = _first(config, "num_decoder_layers", "decoder_layers")
+        encoder = _first(config, "encoder_layers", "num_layers", "num_hidden_layers")
+        return encoder + (decoder or layers)
+    return layers
+
+
+def _first(config: Any, *names: str) -> int:
+    """Return the first of these settings that is a number; 0 where none is."""
+    for name in names:
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return value
+    return 0
+
+
+def _count(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters)

@@ -1,0 +1,105 @@
+"""A `train` probe: measure speed and memory of a candidate over as few steps as give sure numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from autotune.outcome import Memory, Ok
+from autotune.probe.protocol import ProbeRequest
+from autotune.train.holdings import Observer, breakdown
+from autotune.train.phases import Phases
+from autotune.train.sampling import narrow, timing
+from autotune.train.steps import Parts, Stepper
+from autotune.train.training import Training
+
+MICRO_STEPS = 2
+"""Micro-steps of a measured step, at most: with the second, activations stand beside accumulated gradients.
+"""
+MINIMUM = 2
+"""Measured steps, at least; fewer give no interval."""
+
+
+def measure(request: ProbeRequest, training: Training, phases: Phases, warmed_up: Callable[[], None]) -> Ok:
+    """Warm up, then run steps until their time is known within 3%, or the request's limits are reached.
+
+    `warmed_up` is called once, before the first step that is timed. Raises what training raises.
+    """
+    stepper = Stepper(training, request.candidate.micro_batch, phases)
+    micro_steps = min(request.accumulation_steps, MICRO_STEPS)
+    observer = Observer(training)
+    warm_up(stepper, micro_steps, first=1, observer=observer)
+    warmed_up()
+    deadline = time.perf_counter() + request.sample_seconds
+    samples = sample(stepper, request, micro_steps, minimum=MINIMUM, deadline=deadline, observer=observer)
+    phases.close_look = True
+    return report(request, stepper, samples, micro_steps, observer)
+
+
+def warm_up(stepper: Stepper, micro_steps: int, first: int, observer: Observer) -> Parts:
+    """Run the first optimizer step, of `first` micro-steps: it creates the optimizer's state.
+
+    A device that runs asynchronously gets a second one, of `micro_steps`, and is looked at phase by phase in
+    it: that slows it, so it is not done in steps that are timed. Returns the parts of the last step.
+    """
+    phases = stepper.phases
+    parts = stepper.step(first)
+    if phases.meter.asynchronous:
+        phases.on_end = observer.look
+        parts = stepper.step(micro_steps)
+        phases.on_end = None
+        phases.close_look = False
+    return parts
+
+
+def sample(
+    stepper: Stepper,
+    request: ProbeRequest,
+    micro_steps: int,
+    minimum: int,
+    deadline: float,
+    observer: Observer,
+) -> list[Parts]:
+    """Run measured steps until their time is known well enough, there are enough, or the deadline passed."""
+    phases = stepper.phases
+    samples: list[Parts] = []
+    while len(samples) < minimum or not (
+        len(samples) >= request.sample_steps
+        or time.perf_counter() >= deadline
+        or narrow(samples, request.accumulation_steps)
+    ):
+        if not samples and phases.close_look:
+            phases.on_end = observer.look
+        samples.append(stepper.step(micro_steps))
+        phases.on_end = None
+    return samples
+
+
+def report(
+    request: ProbeRequest, stepper: Stepper, samples: Sequence[Parts], micro_steps: int, observer: Observer
+) -> Ok:
+    """Put together what was measured.
+
+    `memory.allocated` and its breakdown are the peak of the training steps; `reserved` and `device_peak` are
+    those of the process from its start until now, because that is what has to fit.
+    """
+    phases, training = stepper.phases, stepper.training
+    reports = phases.reports()
+    forward_end = next(entry.end for entry in reports if entry.phase == "forward")
+    peaks = phases.meter.peaks()
+    return Ok(
+        memory=Memory(
+            allocated=phases.training_peak,
+            reserved=peaks.reserved,
+            device_peak=peaks.device,
+            budget=request.budget,
+            baseline=phases.meter.baseline,
+            allocator_retries=peaks.allocator_retries,
+            breakdown=breakdown(training, observer, forward_end, phases.training_peak),
+        ),
+        timing=timing(samples),
+        phases=reports,
+        losses=tuple(stepper.losses),
+        accumulation_steps=micro_steps,
+        attention=training.attention,
+    )

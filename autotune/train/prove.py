@@ -1,0 +1,93 @@
+"""A `prove` probe: whole global steps, then an evaluation pass and a checkpoint, as production training has
+them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from autotune.outcome import Ok
+from autotune.probe.protocol import ProbeRequest
+from autotune.train.holdings import Observer
+from autotune.train.measure import MICRO_STEPS, report, sample, warm_up
+from autotune.train.phases import Phases
+from autotune.train.steps import Parts, Stepper
+from autotune.train.training import Training
+
+WHOLE_STEPS = 3
+"""Global steps after warm-up, at least, so that the loss can be seen to fall."""
+CHECKPOINT = "checkpoint.pt"
+
+
+def prove(request: ProbeRequest, training: Training, phases: Phases, warmed_up: Callable[[], None]) -> Ok:
+    """Run whole global steps within `sample_seconds`, evaluate one micro-batch, save and delete a checkpoint.
+
+    The first step has two micro-steps, to learn how long one takes. Where three whole global steps do not
+    fit, all are cut to as many micro-steps as do, but at least two; `Ok.accumulation_steps` says how many.
+    Memory is as in `measure.report`, evaluation and checkpoint included in `reserved` and `device_peak` (not
+    in `allocated`), and each with a peak of its own in `phases`. `evaluation_loss` is of a batch that was not
+    trained on.
+    """
+    began = time.perf_counter()
+    stepper = Stepper(training, request.candidate.micro_batch, phases)
+    observer = Observer(training)
+    few = min(request.accumulation_steps, MICRO_STEPS)
+    parts = warm_up(stepper, few, first=few, observer=observer)
+    warmed_up()
+    spent = time.perf_counter() - began
+    micro_steps = steps_that_fit(request.accumulation_steps, request.sample_seconds - spent, parts)
+    samples = sample(
+        stepper, request, micro_steps, minimum=WHOLE_STEPS,
+        deadline=began + request.sample_seconds, observer=observer,
+    )  # fmt: skip
+    phases.close_look = True
+    evaluation_loss = evaluate(stepper)
+    checkpoint_bytes = save(training, Path(request.folder), phases)
+    return report(request, stepper, samples, micro_steps, observer).model_copy(
+        update={"evaluation_loss": evaluation_loss, "checkpoint_bytes": checkpoint_bytes}
+    )
+
+
+def steps_that_fit(accumulation_steps: int, seconds: float, parts: Parts) -> int:
+    """Return how many micro-steps a global step may have so that three fit in `seconds`; at least two, or
+    all.
+    """
+    each = seconds / WHOLE_STEPS - parts.optimizer_step
+    fitting = int(each / max(parts.last_micro_step, 1e-9))
+    return min(accumulation_steps, max(MICRO_STEPS, fitting))
+
+
+def evaluate(stepper: Stepper) -> float:
+    """Run one forward pass of the next micro-batch in evaluation mode, and return its loss."""
+    training, phases = stepper.training, stepper.phases
+    phases.enter("evaluation")
+    training.model.eval()
+    with torch.no_grad():
+        loss = float(training.loss(training.batch(stepper.next_batch(), stepper.micro_batch)))
+    training.model.train()
+    phases.pause()
+    return loss
+
+
+def save(training: Training, folder: Path, phases: Phases) -> int:
+    """Write model and optimizer state to disk tensor by tensor, as training would; return its bytes, and
+    delete it.
+    """
+    phases.enter("save")
+    path = folder / CHECKPOINT
+    try:
+        # A Python file, because torch's own reports a full disk without saying so.
+        with path.open("wb") as file:
+            torch.save(
+                {"model": training.model.state_dict(), "optimizer": list(training.optimizer.state_tensors())},
+                file,
+            )
+        size = path.stat().st_size
+    finally:
+        path.unlink(missing_ok=True)
+    phases.pause()
+    return size

@@ -1,0 +1,107 @@
+"""Global steps: micro-steps whose gradients accumulate, then one optimizer step."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from autotune.train.phases import Phases
+from autotune.train.training import Training
+
+
+class NotFinite(ArithmeticError):
+    """A loss or a gradient norm is NaN or infinite."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the {what} is not finite")
+        self.what = what
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of the parts of one global step."""
+
+    micro_steps: float | None
+    """Mean of all micro-steps but the last; None where the last is the only one."""
+    last_micro_step: float
+    optimizer_step: float
+
+
+class Stepper:
+    """Drives one training, global step by global step, over the fixed stream of batches."""
+
+    def __init__(self, training: Training, micro_batch: int, phases: Phases) -> None:
+        self.training = training
+        self.micro_batch = micro_batch
+        self.phases = phases
+        self.losses: list[float] = []
+        """Of every optimizer step so far: the mean over its micro-steps."""
+        self.batches_taken = 0
+
+    def step(self, micro_steps: int) -> Parts:
+        """Run one global step and return the seconds of its parts.
+
+        The clock is read, after waiting for the device, at the boundaries of the parts alone, so that the
+        device is never idle within one. The optimizer's part includes the gradients' norm, as training that
+        clips has. Raises NotFinite after the step.
+        """
+        training, phases = self.training, self.phases
+        phases.begin_step()
+        losses: list[Tensor] = []
+        began = middle = self._clock()
+        for index in range(micro_steps):
+            if index == micro_steps - 1:
+                middle = self._clock()
+            losses.append(self._micro_step(micro_steps))
+        after_backward = self._clock()
+        phases.enter("optimizer")
+        norm = gradient_norm(training)
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        end = self._clock()
+        loss = math.fsum(float(loss) for loss in losses) / micro_steps
+        self.losses.append(loss)
+        if not math.isfinite(loss):
+            phases.phase = "forward"
+            raise NotFinite("loss")
+        if not math.isfinite(float(norm)):
+            phases.phase = "backward"
+            raise NotFinite("gradient")
+        phases.pause()
+        return Parts(
+            micro_steps=(middle - began) / (micro_steps - 1) if micro_steps > 1 else None,
+            last_micro_step=after_backward - middle,
+            optimizer_step=end - after_backward,
+        )
+
+    def next_batch(self) -> int:
+        """Return the index of the next batch of the stream, and count it as taken."""
+        self.batches_taken += 1
+        return self.batches_taken - 1
+
+    def _micro_step(self, micro_steps: int) -> Tensor:
+        """Run forward and backward of one micro-batch; return its loss, still on the device.
+
+        Each loss is divided by the number of micro-steps, so that the accumulated gradient is that of the
+        mean over the global batch.
+        """
+        self.phases.enter("forward")
+        batch = self.training.batch(self.next_batch(), self.micro_batch)
+        loss = self.training.loss(batch)
+        self.phases.enter("backward")
+        (loss / micro_steps).backward()
+        return loss.detach()
+
+    def _clock(self) -> float:
+        self.phases.meter.synchronize()
+        return time.perf_counter()
+
+
+def gradient_norm(training: Training) -> Tensor:
+    """Return the 2-norm of all gradients as one number on their device; it takes no memory of their size."""
+    gradients = [parameter.grad for parameter in training.model.parameters() if parameter.grad is not None]
+    return torch.nn.utils.get_total_norm(gradients)
