@@ -1,0 +1,150 @@
+"""Offload on the cpu device: tensors in files on disk, mapped into memory and updated in place."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
+
+from autotune.train.optimizers import MakeOptimizer, state_tensors
+from autotune.train.refusal import OutOfSpace
+
+
+class MappedFiles:
+    """Makes tensors whose memory is a file in `folder`.
+
+    The kernel writes such pages back and reclaims them, and does not count them as private memory. Each file
+    is unlinked once it is mapped: it goes with its tensor, and with the process however that ends. Disk space
+    is reserved in full beforehand, since a write into a hole of a full disk would kill the process (SIGBUS).
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        self.bytes = 0
+        """Bytes mapped so far, those of tensors that are gone included."""
+
+    def zeros_like(self, tensor: Tensor) -> Tensor:
+        """Return zeros of the tensor's shape, type and layout, in a file. Raises OutOfSpace (full disk)."""
+        layout = torch.empty_like(tensor, device="meta", requires_grad=False)
+        size = layout.untyped_storage().nbytes()
+        if size == 0:
+            return torch.zeros_like(tensor, requires_grad=False)
+        descriptor, path = tempfile.mkstemp(suffix=".tensor", dir=self._folder)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+            storage = torch.UntypedStorage.from_file(path, shared=True, nbytes=size)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+                raise
+            free = shutil.disk_usage(self._folder).free
+            message = f"{self._folder} has no room for {size} bytes of offloaded tensors: {error.strerror}"
+            raise OutOfSpace("disk", size, free, message) from error
+        finally:
+            os.close(descriptor)
+            os.unlink(path)
+        self.bytes += size
+        empty = torch.empty(0, dtype=tensor.dtype)
+        return empty.set_(storage, 0, layout.size(), layout.stride())
+
+    def copy_of(self, tensor: Tensor) -> Tensor:
+        """Return the tensor's values in a file."""
+        return self.zeros_like(tensor).copy_(tensor.detach())
+
+
+def is_mapped(tensor: Tensor) -> bool:
+    """Tell whether the tensor's memory is a mapped file."""
+    return tensor.untyped_storage().filename is not None
+
+
+@contextmanager
+def parameters_in(files: MappedFiles) -> Iterator[None]:
+    """While open, every parameter that a module registers on the CPU moves into a file at once.
+
+    So a model is built with one parameter at a time in memory, by its own code, and draws the same random
+    numbers: its weights are those of an ordinary build, bit for bit.
+    """
+
+    def place(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and parameter.device.type == "cpu" and not is_mapped(parameter):
+            parameter.data = files.copy_of(parameter)
+
+    handle = register_module_parameter_registration_hook(place)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def map_parameters(model: nn.Module, files: MappedFiles) -> None:
+    """Move the parameters that are not in a file yet: copies of a module, for one, are never registered."""
+    for parameter in model.parameters():
+        if not is_mapped(parameter):
+            parameter.data = files.copy_of(parameter)
+
+
+def map_gradients(parameters: Iterable[nn.Parameter], files: MappedFiles) -> None:
+    """Keep every gradient in a file, from the moment it is first accumulated.
+
+    The first gradient after a `zero_grad` is copied to the file, later ones are added to it in place: the
+    same arithmetic as without offload. A parameter that meets no gradient keeps None, as it would.
+    """
+
+    def keep(parameter: nn.Parameter) -> None:
+        gradient = parameter.grad
+        if gradient is None or is_mapped(gradient):
+            return
+        file = kept.get(parameter)
+        if file is None:
+            file = kept[parameter] = files.zeros_like(gradient)
+        parameter.grad = file.copy_(gradient)
+
+    kept: dict[nn.Parameter, Tensor] = {}
+    for parameter in parameters:
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(keep)
+
+
+class MappedOptimizer:
+    """One torch optimizer for each parameter, with state in files, made and updated there."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], make: MakeOptimizer, files: MappedFiles) -> None:
+        self._optimizers = [make([parameter]) for parameter in parameters if parameter.requires_grad]
+        self._files = files
+
+    def step(self) -> None:
+        for optimizer in self._optimizers:
+            if optimizer.state:
+                optimizer.step()
+            else:
+                with _StateIn(self._files):
+                    optimizer.step()
+
+    def zero_grad(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def state_tensors(self) -> Iterator[Tensor]:
+        return state_tensors(self._optimizers)
+
+
+class _StateIn(TorchFunctionMode):  # type: ignore[misc]  # mypy does not follow torch
+    """While open, `torch.zeros_like`, by which torch's optimizers make their state, makes it in a file."""
+
+    def __init__(self, files: MappedFiles) -> None:
+        super().__init__()
+        self._files = files
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.zeros_like:
+            return self._files.zeros_like(args[0])
+        return func(*args, **(kwargs or {}))
