@@ -6,7 +6,6 @@ Nothing heavy is imported at the top: `--help` must answer at once, and no verb 
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -109,9 +108,11 @@ def verify(
 ) -> None:
     """Repeat the proof of an emitted configuration on this machine."""
     from autotune.errors import NothingProven
+    from autotune.specs import DeviceSpec, Limits
     from autotune.verification import verify as repeat
 
-    proof = repeat(file, device, proof_time, on_start=_console().print)
+    limits = Limits.load({"proof_seconds": proof_time}, "options")
+    proof = repeat(file, DeviceSpec.parse(device) if device else None, limits, _console().print)
     if json:
         print(proof.model_dump_json(indent=2))
     _console().print(proof.why, style="green" if proof.passed else "red")

@@ -98,9 +98,8 @@ class Terminal:
 
     def proving(self, score: Score) -> None:
         candidate = score.trial.candidate
-        self._say(
-            f"proving probe {score.trial.number} from its file: {candidate.title()}, micro-batch {candidate.micro_batch}"
-        )
+        what = f"{candidate.title()}, micro-batch {candidate.micro_batch}"
+        self._say(f"proving probe {score.trial.number} from its file: {what}")
 
     def proved(self, proof: ProofFinished) -> None:
         self._now = ""

@@ -89,7 +89,8 @@ def winner_rows(best: Best) -> list[tuple[str, str]]:
     left = memory.budget - memory.peak()
     batch = f"{accumulation.equation()}  (tokens: micro-batch x devices x accumulation steps)"
     if accumulation.difference:
-        batch += f"; {format_count(accumulation.difference)} more than the {format_count(accumulation.target)} asked for"
+        more, target = format_count(accumulation.difference), format_count(accumulation.target)
+        batch += f"; {more} more than the {target} asked for"
     rows = [
         ("configuration", f"{best.candidate.title()}, {best.candidate.optimizer}"),
         (

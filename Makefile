@@ -1,0 +1,37 @@
+# `make run` and `make test` are all that a new machine needs: Python 3.11 or newer, and make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: run test test-fast test-gpu lint format clean
+
+run: $(VENV)/ready  ## the main job on this machine's CPU, with a real model
+	$(BIN)/autotune run --model gpt2 --seq-len 128 --target-global-batch 8K --device cpu:3GiB
+
+test: lint  ## everything that needs no GPU
+	$(BIN)/python -m pytest -m "not gpu"
+
+test-fast: $(VENV)/ready  ## without the tests that train for more than a few seconds
+	$(BIN)/python -m pytest -m "not gpu and not slow"
+
+test-gpu: $(VENV)/ready  ## what needs an NVIDIA GPU
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy autotune
+
+format: $(VENV)/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "autotune needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,30 @@
+"""Write what a benchmark measured, with all that is needed to judge it: machine, versions, date, command."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from autotune.environment import environment
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def record(name: str, rows: list[dict[str, Any]], folder: Path, **summary: Any) -> Path:
+    """Write rows and summary to `<folder>/<name>.json` and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {
+        "benchmark": name,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "environment": environment(),
+        **summary,
+        "rows": rows,
+    }
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(document, indent=2) + "\n")
+    return path
