@@ -1,0 +1,115 @@
+"""The processor as a device: real training under a memory budget that the kernel enforces."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from autotune.candidate import Candidate
+from autotune.devices.device import PREPARE_TIMEOUT, DeviceFacts
+from autotune.devices.host import total_memory
+from autotune.environment import processor
+from autotune.errors import InputError
+from autotune.units import MIB, format_bytes, format_size
+
+LIBRARIES = 320 * MIB
+"""Private memory of a worker with torch and transformers imported, without its threads. Measured (torch 2.13,
+transformers 5.23): with n threads, after one backward pass, 343, 442 and 830 MiB for n = 2, 8 and 32, so
+about 320 MiB + 16 MiB x n."""
+STACKS_PER_THREAD = 2
+"""Thread pools, each with as many threads as cores: the forward's and the backward's."""
+_DEFAULT_STACK = 8 * MIB
+"""What Linux gives a thread unless `ulimit -s` says otherwise. RLIMIT_DATA counts it whole, used or not."""
+
+_MALLOC = {
+    # Every block of 64 KiB or more is mapped by itself and given back at once, and the heap keeps no reserve:
+    # so the process's memory is what its tensors take, to 0.1 MiB (a GPT-2 step: 435.9 MiB; with malloc's
+    # defaults 10-30% more). MALLOC_ARENA_MAX=1 changes nothing on top of it (435.9 and 436.0 MiB).
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "MALLOC_TOP_PAD_": "0",
+}
+_HUGE_PAGES = "glibc.malloc.hugetlb=1"
+"""Fresh mappings cost a page fault for each page; with transparent huge pages the step is as fast as with
+malloc's defaults (without: several times slower). Older C libraries ignore it."""
+
+
+class CpuDevice:
+    """This machine's processor with `budget` bytes of private memory for each probe."""
+
+    def __init__(self, budget: int) -> None:
+        """Raise InputError when the machine has less, or the framework alone needs more."""
+        self._budget = budget
+        self._total = total_memory()
+        if budget > self._total:
+            raise InputError(
+                f"a budget of {format_bytes(budget)} is more than this machine's memory; at most --device "
+                f"cpu:{format_size(self._total // MIB * MIB)}"
+            )
+        if budget < self.minimum():
+            least = -(-self.minimum() // MIB) * MIB
+            raise InputError(
+                f"a budget of {format_bytes(budget)} is smaller than what torch, transformers and their threads "
+                f"need before there is any model ({format_size(least)}); give more, such as --device cpu:3GiB"
+            )
+
+    def facts(self) -> DeviceFacts:
+        """Return what the device is. There is no peak FLOP/s: no data sheet states one that torch could reach."""
+        return DeviceFacts(
+            kind="cpu", name=processor(), torch_name="cpu", budget=self._budget, total=self._total,
+            # torch computes in bf16 on any processor; without AVX512-BF16 or AMX it is slow, which probes show.
+            supports_bf16=True,
+        )  # fmt: skip
+
+    def minimum(self) -> int:
+        """Return what the libraries take, with one stack for each thread of each pool."""
+        return LIBRARIES + STACKS_PER_THREAD * _threads() * _stack()
+
+    def environment(self, candidate: Candidate) -> dict[str, str]:  # noqa: ARG002  the same for all
+        """Return the variables that make memory exact, and hide any GPU."""
+        tunables = os.environ.get("GLIBC_TUNABLES")
+        return {
+            **_MALLOC,
+            # The last setting of a name wins, so the user's own come after.
+            "GLIBC_TUNABLES": f"{_HUGE_PAGES}:{tunables}" if tunables else _HUGE_PAGES,
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+
+    def data_limit(self) -> int | None:
+        """Return the budget: the kernel refuses private memory beyond it."""
+        return self._budget
+
+    def prepare(self, timeout: float = PREPARE_TIMEOUT) -> None:
+        """Do nothing: the budget is each probe's own, whatever else runs."""
+
+    @contextmanager
+    def watch(self) -> Iterator[_Blind]:
+        """Watch nothing: the worker itself sees its peak, from the kernel."""
+        yield _Blind()
+
+    def offload_room(self, folder: Path) -> int:
+        """Return the free bytes of the disk that holds `folder`, which need not exist yet.
+
+        On a file system in memory (tmpfs) these are bytes of memory; offloading there saves none.
+        """
+        existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+        return shutil.disk_usage(existing).free
+
+
+class _Blind:
+    peak: int | None = None
+
+
+def _threads() -> int:
+    """Return the threads that torch will start for each pool: OMP_NUM_THREADS, or a core each."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    return int(asked) if asked.isdigit() and int(asked) > 0 else len(os.sched_getaffinity(0))
+
+
+def _stack() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    return _DEFAULT_STACK if soft == resource.RLIM_INFINITY else soft

@@ -1,0 +1,61 @@
+"""The memory of this machine as this process may use it: containers see less than there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+_ROOTS = (
+    # Folder of the controller, file of the limit, file of the usage; v2 first.
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def total_memory() -> int:
+    """Return the bytes of memory that this process can ever get: the machine's, or its cgroup's limit."""
+    limits = [limit for limit, _ in _groups()]
+    return min([psutil.virtual_memory().total, *limits])
+
+
+def available_memory() -> int:
+    """Return the bytes of memory that can be taken now, without swapping and within the cgroup's limit."""
+    rooms = [max(0, limit - used) for limit, used in _groups()]
+    return min([psutil.virtual_memory().available, *rooms])
+
+
+def _groups() -> list[tuple[int, int]]:
+    """Return limit and usage of this process's cgroup and of every group above it that sets a limit.
+
+    Page cache that the kernel gives back at once (inactive files) does not count as used.
+    """
+    found = []
+    for root, limit_name, usage_name, cache_name in _ROOTS:
+        for group in _own_groups(root):
+            try:
+                limit = int((group / limit_name).read_text())  # "max" in v2 when there is no limit
+                used = int((group / usage_name).read_text())
+                stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            except (OSError, ValueError):
+                continue
+            found.append((limit, used - int(stat.get(cache_name, 0))))
+    return found
+
+
+def _own_groups(root: Path) -> list[Path]:
+    """Return the group of this process and those above it, as far as they are visible here.
+
+    In a container the kernel's path is often not visible, and the group itself is mounted at the root.
+    """
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    groups = [root]
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or "memory" in controllers.split(","):
+            parts = Path(path).parts[1:]
+            groups += [root.joinpath(*parts[: count + 1]) for count in range(len(parts))]
+    return groups

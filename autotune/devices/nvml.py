@@ -1,0 +1,121 @@
+"""NVIDIA's management library: what is known of a GPU without a context on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from autotune.errors import AutotuneError
+
+
+class NvmlError(AutotuneError):
+    """NVML is missing or refuses to answer."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as NVML lists it, in the order of its PCI address."""
+
+    index: int
+    uuid: str
+    """`GPU-...`; names the same device to CUDA, whatever the order there."""
+    name: str
+    capability: tuple[int, int]
+    """CUDA compute capability."""
+    mig: bool
+    """Split into instances (MIG), so that the whole cannot be used."""
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes of a GPU. `free` is what new processes can get: the driver's own reserve is not in it."""
+
+    total: int
+    free: int
+
+    @property
+    def used(self) -> int:
+        """Everything that is not free, the driver's reserve included."""
+        return self.total - self.free
+
+
+class Nvml(Protocol):
+    """The few questions that autotune asks of NVML. Every one may raise NvmlError."""
+
+    def driver(self) -> str:
+        """Return the driver's version."""
+        ...
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return all GPUs that this process may see, in PCI order."""
+        ...
+
+    def memory(self, uuid: str) -> MemoryUse:
+        """Return the memory of a GPU now."""
+        ...
+
+    def processes(self, uuid: str) -> tuple[int, ...]:
+        """Return the ids of the processes that compute on a GPU.
+
+        In a container the driver may name processes by their number outside of it, or none at all.
+        """
+        ...
+
+
+class NvmlLibrary:
+    """The real one, through `pynvml`. Opened once and kept open: that keeps the driver loaded, and so the
+    starting level of memory steady, and it is no CUDA context."""
+
+    def __init__(self) -> None:
+        """Raise NvmlError when there is no library, no driver, or no GPU that it talks to."""
+        try:
+            import pynvml
+        except ImportError:
+            raise NvmlError("the package nvidia-ml-py is not installed (pip install nvidia-ml-py)") from None
+        self._api: Any = pynvml
+        self._handles: dict[str, Any] = {}
+        self._ask("nvmlInit")
+
+    def driver(self) -> str:
+        """Return the driver's version."""
+        return str(self._ask("nvmlSystemGetDriverVersion"))
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return all GPUs that this process may see, in PCI order."""
+        return tuple(self._gpu(index) for index in range(self._ask("nvmlDeviceGetCount")))
+
+    def memory(self, uuid: str) -> MemoryUse:
+        """Return the memory of a GPU now."""
+        info = self._ask("nvmlDeviceGetMemoryInfo", self._handle(uuid))
+        return MemoryUse(total=int(info.total), free=int(info.free))
+
+    def processes(self, uuid: str) -> tuple[int, ...]:
+        """Return the ids of the processes that compute on a GPU."""
+        try:
+            found = self._api.nvmlDeviceGetComputeRunningProcesses(self._handle(uuid))
+        except self._api.NVMLError_NotSupported:
+            return ()  # under WSL; then the level of memory alone says whether the GPU is free
+        except self._api.NVMLError as error:
+            raise NvmlError(f"NVIDIA's management library: {error}") from None
+        return tuple(int(process.pid) for process in found)
+
+    def _gpu(self, index: int) -> Gpu:
+        handle = self._ask("nvmlDeviceGetHandleByIndex", index)
+        try:
+            mig = self._api.nvmlDeviceGetMigMode(handle)[0] == self._api.NVML_DEVICE_MIG_ENABLE
+        except self._api.NVMLError:
+            mig = False  # "not supported": most GPUs cannot be split
+        major, minor = self._ask("nvmlDeviceGetCudaComputeCapability", handle)
+        uuid = str(self._ask("nvmlDeviceGetUUID", handle))
+        return Gpu(index, uuid, str(self._ask("nvmlDeviceGetName", handle)), (major, minor), mig)
+
+    def _handle(self, uuid: str) -> Any:
+        if uuid not in self._handles:
+            self._handles[uuid] = self._ask("nvmlDeviceGetHandleByUUID", uuid)
+        return self._handles[uuid]
+
+    def _ask(self, function: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._api, function)(*arguments)
+        except self._api.NVMLError as error:
+            raise NvmlError(f"NVIDIA's management library: {error}") from None

@@ -1,0 +1,118 @@
+"""The table of known GPUs: memory, peak FLOP/s and bandwidths, from the vendors' data sheets."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from autotune import assets
+from autotune.errors import InputError, nearest
+from autotune.space import parse_yaml
+from autotune.units import GIB, MIB
+from autotune.validation import Frozen
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Hardware(Frozen):
+    """One model of GPU. Vendors' units in the file; bytes and FLOP/s from the methods."""
+
+    id: str
+    """Name for people and files: `h100-sxm-80gb`."""
+    names: tuple[str, ...]
+    """What NVML calls it, without a leading `NVIDIA ` or `Tesla `."""
+    vendor: Literal["nvidia", "amd"]
+    sold_gb: Positive
+    """Memory as the vendor names it, in GB."""
+    usable_gib: Positive
+    """Memory that torch finds, in GiB."""
+    bf16_tflops: Positive | None
+    """Dense peak in 10^12 FLOP/s with fp32 accumulation; None where the hardware has no bf16."""
+    fp16_tflops: Positive | None
+    """Dense peak in 10^12 FLOP/s with fp32 accumulation."""
+    tf32_tflops: Positive | None
+    """Dense peak in 10^12 FLOP/s; None where the hardware has no TF32."""
+    fp32_tflops: Positive
+    """Peak in 10^12 FLOP/s without tensor cores, which is what torch's fp32 uses unless TF32 is allowed."""
+    memory_gb_s: Positive
+    """Device memory bandwidth in 10^9 bytes/s."""
+    link_gb_s: Positive | None
+    """Bandwidth to other GPUs of the server in 10^9 bytes/s, both directions added; None without a link."""
+    host_gb_s: Positive
+    """Bandwidth to the host in 10^9 bytes/s, both directions added."""
+    compute_capability: Annotated[str, Field(pattern=r"^\d+\.\d$")] | None
+    """CUDA's, such as `9.0`; None for other vendors."""
+    cublas_mib: Positive
+    """Workspace that torch takes for each cuBLAS handle and stream, in MiB."""
+    source: str
+    """Where the numbers are from."""
+
+    def peak_flops(self) -> dict[str, float]:
+        """Return the dense peak in FLOP/s by precision, without the precisions that the hardware lacks."""
+        tflops = {
+            "bf16": self.bf16_tflops,
+            "fp16": self.fp16_tflops,
+            "tf32": self.tf32_tflops,
+            "fp32": self.fp32_tflops,
+        }
+        return {precision: value * 1e12 for precision, value in tflops.items() if value is not None}
+
+    def usable_bytes(self) -> int:
+        """Return the bytes of memory that torch finds."""
+        return int(self.usable_gib * GIB)
+
+    def cublas_bytes(self) -> int:
+        """Return the bytes of one cuBLAS workspace."""
+        return int(self.cublas_mib * MIB)
+
+
+class HardwareTable(Frozen):
+    """All known GPUs; ids and names are each used once."""
+
+    hardware: tuple[Hardware, ...]
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> HardwareTable:
+        taken: set[str] = set()
+        for row in self.hardware:
+            for name in {_plain(row.id), *map(_plain, row.names)}:
+                if name in taken:
+                    raise ValueError(f"{row.id}: the name {name!r} is used twice")
+                taken.add(name)
+        return self
+
+
+def parse_table(text: str, source: str) -> HardwareTable:
+    """Validate the YAML text of a hardware table. Raises InputError with every problem."""
+    return HardwareTable.load(parse_yaml(text, source), source)
+
+
+@cache
+def table() -> HardwareTable:
+    """Return the table that ships with autotune."""
+    return parse_table(assets.find_text("hardware"), "hardware.yaml")
+
+
+def lookup(name: str) -> Hardware | None:
+    """Return the GPU with this id or NVML name, or None. Letter case does not matter."""
+    wanted = _plain(name)
+    for row in table().hardware:
+        if wanted == _plain(row.id) or wanted in map(_plain, row.names):
+            return row
+    return None
+
+
+def find_hardware(name: str) -> Hardware:
+    """Return the GPU with this id or NVML name. Raises InputError that names the nearest ids."""
+    if (row := lookup(name)) is not None:
+        return row
+    raise InputError(
+        f"hardware {name!r} is unknown; {nearest(name.lower(), [r.id for r in table().hardware])}"
+    )
+
+
+def _plain(name: str) -> str:
+    plain = " ".join(name.lower().split())
+    return plain.removeprefix("nvidia ").removeprefix("tesla ")
