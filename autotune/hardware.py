@@ -108,9 +108,9 @@ def find_hardware(name: str) -> Hardware:
     """Return the GPU with this id or NVML name. Raises InputError that names the nearest ids."""
     if (row := lookup(name)) is not None:
         return row
-    raise InputError(
-        f"hardware {name!r} is unknown; {nearest(name.lower(), [r.id for r in table().hardware])}"
-    )
+    ids = [row.id for row in table().hardware]
+    alike = [id for id in ids if _plain(name) in id]
+    raise InputError(f"hardware {name!r} is unknown; {nearest(name.lower(), alike or ids)}")
 
 
 def _plain(name: str) -> str:

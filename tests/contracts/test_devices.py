@@ -14,14 +14,13 @@ import psutil
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.devices import find as finding
 from autotune.devices import host
 from autotune.devices.cpu import CpuDevice
 from autotune.devices.cuda import CONTEXT, CudaDevice, visible_gpus
 from autotune.devices.device import Device, DeviceBusy
 from autotune.devices.find import find, resolve_device
 from autotune.devices.nvml import Gpu, MemoryUse, NvmlError, NvmlLibrary
-from autotune.errors import AutotuneError, InputError
+from autotune.errors import InputError
 from autotune.specs import DeviceSpec
 from autotune.units import GIB, MIB
 
@@ -108,7 +107,7 @@ def test_there_is_room_to_offload_also_before_the_folder_exists(device: Device, 
 # The processor.
 
 
-def test_the_kernel_enforces_the_cpu_budget(tmp_path: Path) -> None:
+def test_the_kernel_enforces_the_cpu_budget() -> None:
     device = CpuDevice(GIB)
     limit = device.data_limit()
     assert limit == GIB
@@ -320,15 +319,14 @@ def test_the_schedulers_choice_of_gpu_is_honoured(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_real_nvml_either_answers_or_says_what_is_missing() -> None:
+    answer = ""
     try:
         gpus = NvmlLibrary().gpus()
-    except AutotuneError as error:
-        assert isinstance(error, NvmlError)
-        assert "NVML" in str(error) or "nvidia" in str(error).lower()
-    else:
-        assert all(gpu.uuid.startswith("GPU-") for gpu in gpus)
+    except NvmlError as error:
+        gpus, answer = (), str(error)
+    assert all(gpu.uuid.startswith("GPU-") for gpu in gpus)
+    assert gpus or not answer or "management library" in answer
 
 
 def test_a_gpu_needs_room_for_its_context() -> None:
     assert CudaDevice(H100, FakeNvml()).minimum() == CONTEXT
-    assert finding.find is find

@@ -1,0 +1,185 @@
+"""The verdict is a pure function of what was seen: each way to end has its own."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from autotune.candidate import Candidate
+from autotune.outcome import Breakdown, Crash, Memory, Ok, Oom, Outcome, Sample, StepTiming, Timeout
+from autotune.probe.classify import classify
+from autotune.probe.ending import Ending, Report
+from autotune.probe.inbox import LINE_CAP, VIOLATIONS_KEPT, Inbox
+from autotune.probe.protocol import Inspection, ProbeRequest, Progress, Result
+from autotune.specs import ModelFacts, ModelSpec
+from autotune.units import GIB, MIB
+
+SAMPLE = Sample(mean=1, half_width=None, count=1)
+OK = Ok(
+    memory=Memory(
+        allocated=1, reserved=2, device_peak=3 * GIB, budget=4 * GIB, baseline=0,
+        breakdown=Breakdown(parameters=0, gradients=0, optimizer_state=0, activations=0, other=0),
+    ),
+    timing=StepTiming(micro_step=SAMPLE, last_micro_step=SAMPLE, optimizer_step=SAMPLE),
+    phases=(), losses=(1.0, 0.9), accumulation_steps=1,
+)  # fmt: skip
+FACTS = ModelFacts(
+    task="causal-lm", model_class="M", parameters=1, trainable_parameters=1, active_parameters=1, layers=1, hidden=1,
+    block_class=None, blocks=0, tokens_per_sample=1, torch_version="2", transformers_version="5",
+)  # fmt: skip
+BACKWARD = Progress(phase="backward", step=2)
+LIMIT = 2 * GIB
+
+
+def request(kind: str = "train") -> ProbeRequest:
+    return ProbeRequest(
+        kind=kind, model=ModelSpec(name="m", source="preset"), candidate=Candidate(), seq_len=8, accumulation_steps=1,
+        device="cpu", budget=LIMIT, seed=0, sample_seconds=1, sample_steps=1, folder="",
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def ended(answer: Outcome | None = None, **ending: object) -> Report:
+    return Report(
+        answer=Result(outcome=answer) if answer else None, progress=BACKWARD, seconds=9, stderr_tail="last words",
+        ending=Ending.model_validate({"seconds": 8, **ending}),
+    )  # fmt: skip
+
+
+def verdict(report: Report, kind: str = "cpu", **more: int) -> Outcome:
+    limit = LIMIT if kind == "cpu" else None
+    return classify(request(), report, kind=kind, data_limit=limit, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        {"exit_code": 0}, {"exit_code": 3}, {"signal": signal.SIGSEGV}, {"signal": signal.SIGKILL, "timed_out": True},
+        {"signal": signal.SIGKILL, "stopped": True}, {"signal": signal.SIGKILL, "oom_kills": 1},
+        {"exit_code": 0, "leftovers": 3},
+    ],
+)  # fmt: skip
+def test_the_workers_word_stands_however_it_ended(ending: dict[str, object]) -> None:
+    assert verdict(ended(OK, **ending)) == OK
+    oom = Oom(phase="forward", requested=5)
+    assert verdict(ended(oom, **ending)) == oom
+
+
+def test_the_workers_word_stands_although_its_guard_was_lost() -> None:
+    assert verdict(Report(answer=Result(outcome=OK), seconds=1)) == OK
+
+
+def test_a_deadline_names_the_phase_and_the_time() -> None:
+    assert verdict(ended(signal=signal.SIGKILL, timed_out=True)) == Timeout(phase="backward", seconds=8)
+    nothing_said = Report(seconds=1, ending=Ending(signal=9, timed_out=True, seconds=8))
+    assert verdict(nothing_said) == Timeout(phase="start", seconds=8)
+
+
+@pytest.mark.parametrize(("kind", "where"), [("cpu", "device"), ("cuda", "host")])
+def test_a_kill_that_the_kernel_counted_is_out_of_memory(kind: str, where: str) -> None:
+    outcome = verdict(ended(signal=signal.SIGKILL, oom_kills=1), kind)
+    assert isinstance(outcome, Oom)
+    assert (outcome.where, outcome.phase) == (where, "backward")
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        {"signal": signal.SIGKILL, "oom_kills": 0},
+        {"signal": signal.SIGKILL, "oom_kills": None},
+        {
+            "signal": signal.SIGKILL,
+            "oom_kills": 0,
+            "data_recent": LIMIT,
+        },  # the limit refuses, it does not kill
+        {"signal": signal.SIGSEGV, "oom_kills": 1},  # somebody else's kill
+        {"signal": signal.SIGTERM, "data_recent": LIMIT},
+        {"signal": 63},
+    ],
+)
+def test_a_signal_without_evidence_is_a_crash(ending: dict[str, object]) -> None:
+    outcome = verdict(ended(**ending))
+    assert isinstance(outcome, Crash)
+    assert (outcome.reason, outcome.phase, outcome.traceback) == ("signal", "backward", "last words")
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS])
+def test_native_code_that_dies_at_the_limit_was_refused_memory(number: int) -> None:
+    outcome = verdict(ended(signal=number, data_recent=LIMIT - 64 * MIB))
+    assert isinstance(outcome, Oom)
+    assert outcome.free == 64 * MIB
+    assert isinstance(verdict(ended(signal=number, data_recent=LIMIT * 9 // 10)), Crash)
+    # It was near the limit once, but not when it died.
+    assert isinstance(verdict(ended(signal=number, data_peak=LIMIT, data_recent=GIB)), Crash)
+    assert isinstance(verdict(ended(signal=number, data_recent=LIMIT), "cuda"), Crash)
+
+
+@pytest.mark.parametrize("code", [0, 1, 127])
+def test_an_end_without_a_word_is_a_crash(code: int) -> None:
+    outcome = verdict(ended(exit_code=code, data_recent=LIMIT))
+    assert isinstance(outcome, Crash)
+    assert outcome.reason == "exit"
+    assert f"exit code {code}" in outcome.message
+
+
+def test_garbage_without_an_answer_breaks_the_protocol() -> None:
+    outcome = verdict(ended(exit_code=0).model_copy(update={"violations": ("not a message: b'x'",)}))
+    assert isinstance(outcome, Crash)
+    assert outcome.reason == "protocol"
+    assert "b'x'" in outcome.message
+
+
+def test_a_lost_guard_is_a_lost_probe() -> None:
+    outcome = verdict(Report(progress=BACKWARD, seconds=1))
+    assert isinstance(outcome, Crash)
+    assert (outcome.reason, outcome.phase) == ("lost", "backward")
+
+
+def test_an_answer_to_another_question_breaks_the_protocol() -> None:
+    inspection = Report(answer=Inspection(facts=FACTS), seconds=1, ending=Ending(exit_code=0, seconds=1))
+    outcome = verdict(inspection)
+    assert isinstance(outcome, Crash)
+    assert outcome.reason == "protocol"
+    outcome = classify(request("inspect"), ended(OK, exit_code=0), kind="cpu")
+    assert isinstance(outcome, Crash)
+    assert outcome.reason == "protocol"
+    oom = Oom(phase="build")
+    assert classify(request("inspect"), ended(oom, exit_code=0), kind="cpu") == oom
+
+
+def test_the_devices_own_peak_corrects_the_workers_upwards_only() -> None:
+    higher = verdict(ended(OK, exit_code=0), "cuda", device_peak=3 * GIB + 5)
+    assert isinstance(higher, Ok)
+    assert higher.memory.device_peak == 3 * GIB + 5
+    assert verdict(ended(OK, exit_code=0), "cuda", device_peak=GIB) == OK
+
+
+def test_an_inbox_stays_small_whatever_comes() -> None:
+    inbox = Inbox()
+    for _ in range(3 * LINE_CAP // 65536 + 1):
+        inbox.feed(b"x" * 65536)
+    assert len(inbox._line) == 0
+    inbox.feed(b"\n" + b"noise\n" * 1000)
+    inbox.feed(Result(outcome=OK).model_dump_json().encode() + b"\n")
+    assert len(inbox.violations) == VIOLATIONS_KEPT
+    assert inbox.answer == Result(outcome=OK)
+
+
+def test_an_answer_of_another_protocol_is_none() -> None:
+    inbox = Inbox()
+    inbox.feed(Result(outcome=OK).model_dump_json().replace('"protocol":1', '"protocol":2').encode() + b"\n")
+    assert inbox.answer is None
+    assert "protocol" in inbox.violations[0]
+
+
+def test_a_message_may_arrive_in_pieces_and_a_cut_one_is_none() -> None:
+    heard: list[Progress] = []
+    inbox = Inbox(heard.append)
+    text = BACKWARD.model_dump_json().encode() + b"\n"
+    for at in range(len(text)):
+        inbox.feed(text[at : at + 1])
+    assert heard == [BACKWARD]
+    inbox.feed(text[:-1])
+    inbox.close()
+    assert heard == [BACKWARD]
+    assert "cut off" in inbox.violations[0]
