@@ -287,9 +287,47 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_starts(tmp_path
 
 
 @pytest.fixture
-def tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
-    """A tuner in a process of its own, whose probe hangs and has left a daemon behind."""
-    monkeypatch.setenv("TESTED", str(tmp_path))
+def small_cgroup() -> Iterator[Path]:
+    """A cgroup with 300 MiB below this process's own, where this machine lets us make one."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            base, limit = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+        elif not controllers:
+            base, limit = Path("/sys/fs/cgroup"), "memory.max"
+        else:
+            continue
+        group = base / path.lstrip("/") / f"autotune-test-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / limit).write_text(str(300 * MIB))
+        except OSError:
+            group.rmdir()
+            continue
+        yield group
+        group.rmdir()
+        return
+    pytest.skip("no memory cgroup can be made here")
+
+
+def test_a_kill_by_the_kernel_for_memory_is_out_of_memory(tmp_path: Path, small_cgroup: Path) -> None:
+    with tuner_process(tmp_path, "over_budget", preexec_fn=lambda: enter(small_cgroup)):
+        pass
+    report = Report.model_validate_json(ProbeFolder(tmp_path / "probe").result.read_text())
+    assert report.ending is not None
+    assert report.ending.oom_kills == 1
+    assert isinstance(verdict(report), Oom)
+
+
+def enter(group: Path) -> None:
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def tuner_process(tmp_path: Path, behaviour: str, **more: Any) -> subprocess.Popen[bytes]:
+    """Start a tuner in a process of its own, which prints a line at each message of its worker."""
     request = tmp_path / "request.json"
     request.write_text(REQUEST.model_dump_json())
     program = textwrap.dedent("""
@@ -301,13 +339,20 @@ def tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproces
         launch(
             ProbeRequest.model_validate_json(Path(sys.argv[1]).read_text()), ProbeFolder(Path(sys.argv[2])),
             environment={}, data_limit=None, timeout=300, on_progress=lambda _: print("up", flush=True),
-            worker=(sys.executable, "-I", "-S", sys.argv[3], "hang_after_daemons"),
+            worker=(sys.executable, "-I", "-S", *sys.argv[3:]),
         )
     """)
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(request), str(tmp_path / "probe"), str(MISBEHAVE)],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
-    ) as process:  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-c", program, str(request), str(tmp_path / "probe"), str(MISBEHAVE), behaviour],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, **more,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """A tuner in a process of its own, whose probe hangs and has left a daemon behind."""
+    monkeypatch.setenv("TESTED", str(tmp_path))
+    with tuner_process(tmp_path, "hang_after_daemons") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         assert len(marked()) == 3  # guard, worker, daemon
