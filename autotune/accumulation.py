@@ -63,16 +63,30 @@ def accumulate(
     return result
 
 
-def largest_micro_batch(target: int, tokens_per_sample: int, world_size: int = 1) -> int:
-    """Return the largest micro-batch (samples) that does not exceed the target in one accumulation step.
+def largest_micro_batch(target: int, tokens_per_sample: int, world_size: int = 1, exact: bool = False) -> int:
+    """Return the largest micro-batch (samples) that the target has use for: it makes up the batch in one step.
 
-    Raises InputError when even one sample a device is more than the whole global batch.
+    With `exact` it does not exceed the target. Raises InputError when even one sample on each device does, or
+    when with `exact` no micro-batch meets the target.
     """
-    largest = target // (tokens_per_sample * world_size)
-    if largest < 1:
+    per_sample = tokens_per_sample * world_size
+    if target < per_sample:
         raise InputError(
             f"the global batch of {format_count(target)} tokens is smaller than one sequence of "
             f"{format_count(tokens_per_sample)} tokens on each of {world_size} device(s); raise "
             "--target-global-batch or lower --seq-len or --gpus"
         )
-    return largest
+    if exact:
+        accumulate(target, 1, tokens_per_sample, world_size, exact=True)
+    return target // per_sample if exact else -(-target // per_sample)
+
+
+def is_balanced(target: int, micro_batch: int, tokens_per_sample: int, world_size: int = 1) -> bool:
+    """Tell whether no smaller micro-batch makes up the target in as few steps.
+
+    One that is not balanced takes more memory and time for nothing: 62 samples need two steps for a batch of
+    63, and so do 32.
+    """
+    per_sample = tokens_per_sample * world_size
+    steps = -(-target // (micro_batch * per_sample))
+    return micro_batch == -(-target // (steps * per_sample))

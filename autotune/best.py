@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
@@ -146,6 +147,15 @@ class Best(Frozen):
         text = io.StringIO()
         _writer().dump(document, text)
         return text.getvalue()
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read a `best.yaml`, or the one in a run's folder. Raises InputError."""
+        file = file / "best.yaml" if file.is_dir() else file
+        try:
+            return cls.from_yaml(file.read_text("utf-8"), str(file))
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{file} cannot be read: {error}") from None
 
     @classmethod
     def from_yaml(cls, text: str, source: str) -> Self:

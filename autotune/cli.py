@@ -14,7 +14,6 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from autotune.best import Best
     from autotune.paths import RunPaths
     from autotune.specs import RunSpec
 
@@ -242,12 +241,8 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool) -> None:
     executor = LocalExecutor(find(spec.device))
     console.print(f"run {paths.root}", style="dim")
     try:
-        with (
-            nullcontext()
-            if json and not console.is_terminal
-            else Terminal(console, spec, executor.facts.name) as watch
-        ):
-            best: Best = tune(spec, paths, executor, watch)
+        with Terminal(console, spec, executor.facts.name) as watch:
+            best = tune(spec, paths, executor, watch)
     except KeyboardInterrupt:
         console.print(
             f"\ninterrupted; nothing is left running. Go on with: autotune resume {paths.root}", markup=False

@@ -21,9 +21,7 @@ def proof_request(
     )  # fmt: skip
 
 
-def judge(
-    best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_speed: bool = True
-) -> Proof:
+def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_speed: bool = True) -> Proof:
     """Compare what a relaunch showed with what was recorded.
 
     It must train without any refused allocation and without an allocator retry, its peak must be within

@@ -55,7 +55,7 @@ class _Run:
     def go(self) -> Best:
         """Inspect, search, prove; or return at once what was decided before."""
         if (decided := self.journal.record.decided) and decided.winner is not None:
-            return Best.from_yaml(self.paths.best.read_text(), str(self.paths.best))
+            return Best.read(self.paths.best)
         self.journal.append(Opened(version=autotune.__version__, time=_now()))
         inspected = self.inspect()
         scope = Scope.of(self.spec, inspected)
@@ -199,7 +199,7 @@ class _Run:
             finding = Finding(outcome, None, 0.0)
         else:
             self.journal.append(ProofStarted(number=number, time=_now()))
-            emitted = Best.from_yaml(self.paths.contender.read_text(), str(self.paths.contender))
+            emitted = Best.read(self.paths.contender)
             finding = self.executor.run(
                 proof_request(emitted, self.spec.limits.proof_seconds), self.paths.proof(number),
                 timeout=self.spec.limits.probe_timeout + 3 * self.spec.limits.proof_seconds,

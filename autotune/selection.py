@@ -41,7 +41,11 @@ def throughput(timing: StepTiming, accumulation: Accumulation) -> tuple[float, f
 
 
 def rank(history: History, scope: Scope) -> list[Score]:
-    """Return every trial that leaves the headroom free, fastest first; ties go to the smaller peak."""
+    """Return every trial that leaves the headroom free, fastest first; ties go to the smaller peak.
+
+    The fastest is the one whose global step takes least time, not the one with most tokens a second: tokens
+    beyond the target were not asked for.
+    """
     scores = [
         score(trial, scope)
         for trial in history
@@ -49,7 +53,7 @@ def rank(history: History, scope: Scope) -> list[Score]:
         and scope.fits(trial.outcome.memory)
         and scope.allows(trial.candidate.micro_batch)
     ]
-    return sorted(scores, key=lambda s: (-s.tokens_per_second, _peak(s.trial), s.trial.number))
+    return sorted(scores, key=lambda s: (s.seconds, _peak(s.trial), s.trial.number))
 
 
 def missing(history: History, scope: Scope) -> tuple[Trial, int | None] | None:

@@ -106,7 +106,9 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
     """Print the rows as a table."""
     table = Table("rung", "micro-batch", "verdict", "allocated", "reserved", "device", "tokens/s", "MFU")
     for row in rows:
-        numbers = [format_bytes(row[key]) if key in row else "-" for key in ("allocated", "reserved", "device_peak")]
+        numbers = [
+            format_bytes(row[key]) if key in row else "-" for key in ("allocated", "reserved", "device_peak")
+        ]
         speed = f"{row['tokens_per_second']:,.0f}" if "tokens_per_second" in row else "-"
         share = f"{row['mfu']:.1%}" if row.get("mfu") is not None else "-"
         verdict = f"{row['verdict']} in {row['phase']}" if "phase" in row else row["verdict"]

@@ -43,7 +43,11 @@ def measure(executor: LocalExecutor, request: ProbeRequest, folder: Path) -> dic
     ended = time.monotonic()
     if not isinstance(finding.answer, Ok):
         raise SystemExit(f"the probe did not train: {finding.answer}")
-    steps = sum(phase.seconds for phase in finding.answer.phases if phase.phase in {"forward", "backward", "optimizer"})
+    steps = sum(
+        phase.seconds
+        for phase in finding.answer.phases
+        if phase.phase in {"forward", "backward", "optimizer"}
+    )
     return {
         "start and import": seen["build"] - began,
         "build": seen["forward"] - seen["build"],
@@ -78,7 +82,9 @@ def main() -> None:
     overhead = statistics.median(row["total"] - row["training"] for row in rows)
     ratio = statistics.median((row["total"] - row["training"]) / row["one step"] for row in rows)
     Console().print(table)
-    print(f"overhead of a cold probe: {overhead:.2f} s, {ratio:.1f} times a bare training step of {options.model}")
+    print(
+        f"overhead of a cold probe: {overhead:.2f} s, {ratio:.1f} times a bare training step of {options.model}"
+    )
     path = record(
         "probe_overhead", rows, options.out, device=executor.facts.name, overhead_seconds=overhead,
         overhead_over_step=ratio,

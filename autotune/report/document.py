@@ -107,4 +107,4 @@ def _search(spec: RunSpec, record: Record) -> tuple[Scope, tuple[Step, ...]] | N
 def _winner(paths: RunPaths, record: Record) -> Best | None:
     if record.decided is None or record.decided.winner is None:
         return None
-    return Best.from_yaml(paths.best.read_text(), str(paths.best))
+    return Best.read(paths.best)

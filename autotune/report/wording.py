@@ -71,7 +71,7 @@ def rejected(history: History, scope: Scope, winner: Trial) -> list[tuple[str, s
 
 
 def _slower(score: Score, best: Score) -> str:
-    share = 1 - score.tokens_per_second / best.tokens_per_second
+    share = score.seconds / best.seconds - 1
     size = score.trial.candidate.micro_batch
     if share > 0:
         return f"micro-batch {size}: {share:.1%} slower"

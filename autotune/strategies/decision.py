@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotune.accumulation import Accumulation, accumulate, largest_micro_batch
+from autotune.accumulation import Accumulation, accumulate, is_balanced, largest_micro_batch
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.outcome import Memory
@@ -71,7 +71,7 @@ class Scope:
     @property
     def limit(self) -> int:
         """The largest micro-batch (samples) that the global batch has use for. Raises InputError if below 1."""
-        return largest_micro_batch(self.target, self.tokens_per_sample, self.goal.gpus)
+        return largest_micro_batch(self.target, self.tokens_per_sample, self.goal.gpus, self.goal.exact)
 
     @property
     def usable(self) -> int:
@@ -83,13 +83,16 @@ class Scope:
         return memory.peak() <= self.usable
 
     def between(self, low: int, wanted: int, high: int) -> int | None:
-        """Return a micro-batch strictly between `low` and `high`, as near to `wanted` as the goal allows.
-
-        Only with `--exact` does the goal restrict the choice: accumulation must then divide exactly.
-        """
+        """Return a useful micro-batch strictly between `low` and `high`, near `wanted`; None if there is none."""
         downwards = range(min(wanted, high - 1), low, -1)
         upwards = range(max(wanted, low) + 1, high)
-        return next((size for size in (*downwards, *upwards) if self.allows(size)), None)
+        return next((size for size in (*downwards, *upwards) if self.is_useful(size)), None)
+
+    def is_useful(self, micro_batch: int) -> bool:
+        """Tell whether a micro-batch is worth a probe: it divides the goal exactly, or is balanced."""
+        if self.goal.exact:
+            return self.allows(micro_batch)
+        return is_balanced(self.target, micro_batch, self.tokens_per_sample, self.goal.gpus)
 
     def accumulation(self, micro_batch: int) -> Accumulation:
         """Return how a micro-batch adds up to the global batch. Raises InputError where `exact` forbids it."""

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.accumulation import Accumulation, accumulate, largest_micro_batch
+from autotune.accumulation import Accumulation, accumulate, is_balanced, largest_micro_batch
 from autotune.errors import InputError
 
 
@@ -45,3 +45,17 @@ def test_the_effective_batch_is_the_nearest_at_or_above(target, micro, tokens, w
     assert result.effective >= target
     assert result.effective - step < target or result.steps == 1
     assert result.effective == step * result.steps
+
+
+@given(target=st.integers(100, 10**6), micro=st.integers(1, 512))
+def test_a_balanced_micro_batch_is_the_smallest_of_its_number_of_steps(target, micro):
+    steps = accumulate(target, micro, 100).steps
+    smaller = micro == 1 or accumulate(target, micro - 1, 100).steps > steps
+    assert is_balanced(target, micro, 100) == smaller
+
+
+def test_the_largest_micro_batch_makes_up_the_target_in_one_step():
+    assert largest_micro_batch(16_000, 256) == 63
+    assert largest_micro_batch(16_384, 256, exact=True) == 64
+    with pytest.raises(InputError, match="nearest above is 16,128"):
+        largest_micro_batch(16_000, 256, exact=True)

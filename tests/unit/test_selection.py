@@ -67,3 +67,13 @@ def test_mfu_reproduces_a_published_table():
 def test_the_formula_counts_attention_apart():
     assert flops_per_token(facts(active_parameters=10), 100) == 60
     assert flops_per_token(facts(active_parameters=10, layers=2, hidden=8), 100) == 60 + 12 * 2 * 8 * 100
+
+
+def test_tokens_beyond_the_target_do_not_make_a_candidate_faster(scope):
+    # 62 samples twice are 124 for a target of 63: more tokens a second, but a slower step than 32 twice.
+    overshooting, balanced = trial(1, ok(500, micro=0.6), 62), trial(2, ok(400, micro=0.4), 32)
+    assert (
+        score(overshooting, scope(target="6300")).tokens_per_second
+        > score(balanced, scope(target="6300")).tokens_per_second
+    )
+    assert rank((overshooting, balanced), scope(target="6300"))[0].trial is balanced

@@ -1,0 +1,53 @@
+"""autotune from Python: the same run as the command line's, with the same options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.best import Best
+from autotune.journal import read_record
+from autotune.paths import RunPaths
+from autotune.record import Record
+from autotune.runs import create_run, find_run, load_spec
+from autotune.specs import RunSpec
+from autotune.watch import Watch
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as its folder holds it."""
+
+    paths: RunPaths
+    spec: RunSpec
+    record: Record
+
+    @property
+    def best(self) -> Best | None:
+        """The proven winner, or None where there is none (yet)."""
+        if self.record.decided is None or self.record.decided.winner is None:
+            return None
+        return Best.read(self.paths.best)
+
+
+def tune(*, runs: Path = Path("runs"), watch: Watch | None = None, **options: Any) -> Best:
+    """Find, prove and emit the fastest configuration that fits; return what `best.yaml` says.
+
+    `options` are those of `autotune run`, by their names in a spec YAML: `tune(model="gpt2",
+    target_global_batch="64K", device="cpu:4GiB")`. Raises InputError, NothingFits, NothingProven or ModelError.
+    """
+    from autotune.devices.find import find, resolve_device
+    from autotune.executors.local import LocalExecutor
+    from autotune.options import RunOptions, to_spec
+    from autotune.run import tune as loop
+
+    spec = to_spec(RunOptions.load(options, "options"), resolve_device, Path.cwd())
+    executor = LocalExecutor(find(spec.device))
+    return loop(spec, create_run(spec, runs), executor, watch)
+
+
+def load_run(name: str | Path, runs: Path = Path("runs")) -> Run:
+    """Return a run by path, by name under `runs`, or the newest for `last`. Raises InputError."""
+    paths = find_run(str(name), runs)
+    return Run(paths, load_spec(paths), read_record(paths.journal))
