@@ -16,10 +16,10 @@ from autotune.environment import processor
 from autotune.errors import InputError
 from autotune.units import MIB, format_bytes, format_size
 
-LIBRARIES = 320 * MIB
-"""Private memory of a worker with torch and transformers imported, without its threads. Measured (torch 2.13,
-transformers 5.23): with n threads, after one backward pass, 343, 442 and 830 MiB for n = 2, 8 and 32, so
-about 320 MiB + 16 MiB x n."""
+LIBRARIES = 352 * MIB
+"""Private memory of a worker that has built a tiny model, without its threads' stacks. Measured (torch 2.13,
+transformers 5.23): importing takes 320 MiB + 16 MiB x threads (343, 442 and 830 MiB for 2, 8 and 32 threads,
+after one backward pass), the classes of a model and the worker itself take another 30 MiB."""
 STACKS_PER_THREAD = 2
 """Thread pools, each with as many threads as cores: the forward's and the backward's."""
 _DEFAULT_STACK = 8 * MIB

@@ -29,14 +29,15 @@ def classify(
 ) -> Outcome:
     """Return what a probe came to. Pure: the same report gives the same verdict.
 
-    The worker's own verdict stands whatever happened to its processes later. Without one, the guard's
-    evidence decides, and never the text on standard error, which is only passed on to the person.
-    `device_peak` (bytes) is what the device itself saw of the probe (NVML); it corrects the worker's number
-    upwards, because a worker cannot see all that its process takes. `data_limit` is the enforced RLIMIT_DATA.
+    The worker's own verdict stands whatever happened to its processes later (but for a crash while importing
+    at the very limit, which is Oom). Without one, the guard's evidence decides, and never the text on
+    standard error, which is only passed on to the person. `device_peak` (bytes) is what the device itself
+    saw of the probe (NVML); it corrects the worker's number upwards, because a worker cannot see all that its
+    process takes. `data_limit` (bytes) is the enforced RLIMIT_DATA.
     """
     match report.answer:
         case Result(outcome=outcome) if not (request.kind == "inspect" and isinstance(outcome, Ok)):
-            return _with_device_peak(outcome, device_peak)
+            return _refused_at_start(outcome, report, data_limit) or _with_device_peak(outcome, device_peak)
         case Inspection() if request.kind == "inspect":
             raise AssertionError("an inspection that was answered has no outcome")
         case None:
@@ -94,6 +95,25 @@ def _died_of_refusal(report: Report, ending: Ending, kind: Kind, data_limit: int
         free=max(0, data_limit - ending.data_recent),
         message=f"{ending.describe()} in native code with {format_bytes(ending.data_recent)} of the limit of "
         f"{format_bytes(data_limit)} in use",
+    )
+
+
+def _refused_at_start(outcome: Outcome, report: Report, data_limit: int | None) -> Oom | None:
+    """Correct the one verdict that a worker cannot give: memory was refused while it was importing.
+
+    Python then fails in ways that do not name memory (`SystemError: error return without exception set`,
+    an ImportError of a shared object). The phase `start` with the limit used up says what it was.
+    """
+    if not (isinstance(outcome, Crash) and outcome.reason == "exception" and outcome.phase == "start"):
+        return None
+    ending = report.ending
+    if data_limit is None or ending is None or ending.data_recent < NEAR_LIMIT * data_limit:
+        return None
+    return Oom(
+        where="device",
+        phase="start",
+        free=max(0, data_limit - ending.data_recent),
+        message=f"memory ran out while importing, within the limit of {format_bytes(data_limit)}: {outcome.message}",
     )
 
 

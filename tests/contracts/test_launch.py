@@ -241,6 +241,15 @@ def test_a_guard_that_is_killed_takes_its_tree_along(run: Run) -> None:
     assert outcome.reason == "lost"
 
 
+def test_a_guard_that_stands_still_does_not_hold_the_tuner(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "GRACE", 0.3)
+    report = run(
+        "hang_after_daemons", timeout=0.3, on_progress=lambda _: psutil.Process().children()[0].suspend()
+    )
+    assert report.ending is None
+    assert report.progress is not None
+
+
 def test_a_guard_told_to_end_ends_its_tree(run: Run) -> None:
     def end_guard(_: Progress) -> None:
         psutil.Process().children()[0].terminate()

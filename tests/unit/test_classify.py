@@ -114,6 +114,19 @@ def test_native_code_that_dies_at_the_limit_was_refused_memory(number: int) -> N
     assert isinstance(verdict(ended(signal=number, data_recent=LIMIT), "cuda"), Crash)
 
 
+def test_an_import_that_fails_at_the_limit_was_refused_memory() -> None:
+    crash = Crash(
+        reason="exception", phase="start", message="SystemError: error return without exception set"
+    )
+    outcome = verdict(ended(crash, exit_code=0, data_recent=LIMIT - MIB))
+    assert isinstance(outcome, Oom)
+    assert outcome.phase == "start"
+    assert "SystemError" in outcome.message
+    assert verdict(ended(crash, exit_code=0, data_recent=LIMIT // 2)) == crash
+    later = crash.model_copy(update={"phase": "forward"})
+    assert verdict(ended(later, exit_code=0, data_recent=LIMIT)) == later
+
+
 @pytest.mark.parametrize("code", [0, 1, 127])
 def test_an_end_without_a_word_is_a_crash(code: int) -> None:
     outcome = verdict(ended(exit_code=code, data_recent=LIMIT))
