@@ -36,9 +36,8 @@ RunArgument = Annotated[str, typer.Argument(help="Name or path of a run; `last` 
 def main() -> None:
     """Run the command line; turn errors into messages and exit codes."""
     try:
-        app(standalone_mode=False)
-    except typer.Exit as done:
-        sys.exit(done.exit_code)
+        code = app(standalone_mode=False)  # typer returns the code of an Exit instead of raising it
+        sys.exit(code if isinstance(code, int) else 0)
     except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("interrupted\n")
         sys.exit(INTERRUPTED)

@@ -72,8 +72,8 @@ class _Growth:
 def _grow(candidate: Candidate, growth: Growth, known: dict[Candidate, Trial], scope: Scope) -> _Growth:
     """Double until it does not fit, then bisect between the largest that fits and the smallest that does not.
 
-    A larger micro-batch that ends in anything but `ok` or `oom` (a crash, a timeout) bounds growth like the
-    goal's own limit does: it says nothing about memory.
+    A larger micro-batch that ends in anything but `ok` or `oom` (a crash, a timeout) ends growth like the goal's
+    own limit does: it says nothing about memory, and the sizes next to it would cost as much.
     """
     low, high = candidate.micro_batch, scope.limit + 1
     failing: int | None = None
@@ -96,7 +96,7 @@ def _grow(candidate: Candidate, growth: Growth, known: dict[Candidate, Trial], s
             case "oom":
                 failing = high = size
             case _:
-                high = size
+                return _Growth(low, failing)
 
 
 def _smallest(scope: Scope) -> int:

@@ -1,0 +1,269 @@
+"""The loop on an executor made of arithmetic: what it does with every kind of answer, and with being killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.best import Best
+from autotune.candidate import Candidate
+from autotune.errors import InputError, ModelError, NothingFits, NothingProven
+from autotune.journal import Journal, read_record
+from autotune.outcome import Ok, Oom, Unsupported
+from autotune.paths import RunPaths
+from autotune.run import tune
+from autotune.runs import create_run, load_spec
+from autotune.specs import DeviceSpec, Goal, Limits, ModelSpec, RunSpec
+from tests.unit.executor import ArithmeticExecutor, crash, slower
+from tests.unit.simulation import Arithmetic, ok
+from tests.unit.test_space import DEFAULT
+
+ROOT = Path(__file__).parents[2]
+
+
+def make_spec(space_text: str = DEFAULT, **limits) -> RunSpec:
+    from autotune.space import Space
+
+    return RunSpec(
+        model=ModelSpec(name="made", source="config", config={}), device=DeviceSpec.parse("cpu:1GiB"),
+        goal=Goal(target="6400", seq_len=100, headroom=0.0),
+        space=Space.parse(space_text, "default").model_dump(mode="json"), limits=Limits(**limits),
+    )  # fmt: skip
+
+
+def start(tmp_path: Path, executor: ArithmeticExecutor, **limits) -> tuple[Best, RunPaths]:
+    spec = make_spec(**limits)
+    paths = create_run(spec, tmp_path)
+    return tune(spec, paths, executor), paths
+
+
+def test_a_run_ends_with_a_proven_winner_and_its_file(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    best, paths = start(tmp_path, executor)
+    assert Best.read(paths.best) == best
+    assert best.proof.passed
+    assert [kind for kind, _ in executor.launched].count("prove") == 1
+    assert executor.launched[-1] == ("prove", best.candidate)
+    assert best.candidate == Candidate(micro_batch=11)
+    assert best.accumulation.equation() == "6,600 = 1,100 x 1 x 6"
+    record = read_record(paths.journal)
+    assert record.decided.winner == next(t.number for t in record.history if t.candidate == best.candidate)
+    assert not paths.contender.exists()
+
+
+def test_every_launch_is_journaled_before_it_happens(tmp_path):
+    spec = make_spec()
+    paths = create_run(spec, tmp_path)
+
+    class Looking(ArithmeticExecutor):
+        def run(self, request, folder, **rest):
+            entries = [json.loads(line) for line in paths.journal.read_text().splitlines()]
+            if request.kind == "train":
+                assert entries[-1]["type"] == "started"
+                assert Candidate.model_validate(entries[-1]["candidate"]) == request.candidate
+            if request.kind == "prove":
+                assert entries[-1]["type"] == "proof_started"
+            return super().run(request, folder, **rest)
+
+    tune(spec, paths, Looking(Arithmetic(budget=1000)))
+
+
+def test_nothing_fits_says_what_came_nearest_and_how_much_is_missing(tmp_path):
+    with pytest.raises(
+        NothingFits,
+        match=r"(?s)nothing fits 5 B.*full offload at micro-batch 1, which needs at least 5 B more",
+    ):
+        start(tmp_path, ArithmeticExecutor(Arithmetic(budget=5)))
+
+
+def test_a_proof_that_fails_hands_over_to_the_next_best(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    first = Candidate(micro_batch=11)
+    executor.proofs[first] = Oom(phase="evaluation")
+    best, paths = start(tmp_path, executor)
+    assert best.candidate != first
+    assert [proof.passed for proof in read_record(paths.journal).proofs] == [False, True]
+
+
+def test_a_proof_that_is_too_slow_fails_and_one_that_is_faster_holds(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    first = Candidate(micro_batch=11)
+    executor.proofs[first] = slower(executor.device.outcome(first), 1.2)
+    best, paths = start(tmp_path, executor)
+    assert "tokens per second" in read_record(paths.journal).proofs[0].why
+    executor.proofs = {first: slower(executor.device.outcome(first), 0.5)}
+    best, _ = start(tmp_path, executor)
+    assert best.candidate == first
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (ok(900, budget=1000), "peak memory"),
+        (ok(950, budget=1000).model_copy(update={"losses": (2.0, 3.0)}), "loss did not fall"),
+    ],
+)
+def test_each_check_of_the_proof_can_fail(tmp_path, outcome, said):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    first = Candidate(micro_batch=11)
+    recorded = executor.device.outcome(first)
+    assert isinstance(recorded, Ok)
+    executor.proofs[first] = outcome.model_copy(update={"timing": recorded.timing})
+    _, paths = start(tmp_path, executor, memory_tolerance=0.04)
+    assert said in read_record(paths.journal).proofs[0].why
+
+
+def test_when_no_proof_holds_the_run_says_so(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    executor.device = Arithmetic(budget=1000)
+    original = executor.run
+
+    def failing(request, folder, **rest):
+        finding = original(request, folder, **rest)
+        if request.kind == "prove":
+            return type(finding)(Oom(phase="save"), 0, 1.0)
+        return finding
+
+    executor.run = failing
+    with pytest.raises(NothingProven, match="none held when relaunched"):
+        start(tmp_path, executor)
+
+
+def test_a_bug_in_the_model_stops_the_run_with_its_traceback(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    executor.trains[Candidate()] = crash()
+    with pytest.raises(ModelError, match="ValueError: no") as caught:
+        start(tmp_path, executor)
+    assert caught.value.traceback.startswith("Traceback")
+    assert caught.value.exit_code == 4
+    assert [kind for kind, _ in executor.launched] == ["inspect", "train"]
+
+
+def test_a_model_that_cannot_be_built_is_found_before_any_probe(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    executor.inspection = crash("KeyError: 'hidden'")
+    with pytest.raises(ModelError, match="KeyError"):
+        start(tmp_path, executor)
+    executor.inspection = Unsupported(reason="sequences of at most 512 tokens")
+    with pytest.raises(InputError, match="at most 512"):
+        start(tmp_path, executor)
+
+
+def test_a_crash_after_something_worked_only_ends_that_way(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    executor.trains[Candidate(micro_batch=4)] = crash(reason="signal")
+    best, _ = start(tmp_path, executor)
+    assert best.candidate == Candidate(micro_batch=2)
+
+
+def test_offload_that_disk_or_host_cannot_hold_is_refused_before_launching(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=300), room=50)
+    with pytest.raises(NothingFits):
+        start(tmp_path, executor)
+    assert all(candidate.offload == "none" for _, candidate in executor.launched)
+    record = read_record(next(tmp_path.iterdir()) / "journal.jsonl")
+    refused = [trial for trial in record.history if trial.candidate.offload != "none"]
+    assert refused
+    assert all("only 50 B are free" in trial.outcome.reason for trial in refused)
+
+
+def test_limits_end_the_search_and_the_best_so_far_is_proven(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    best, _ = start(tmp_path, executor, max_probes=3)
+    assert best.candidate.micro_batch == 4
+    best, _ = start(tmp_path, ArithmeticExecutor(Arithmetic(budget=1000)), time_budget=2)
+    assert best.candidate.micro_batch == 2
+
+
+def test_an_impossible_batch_is_refused_before_any_probe(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    spec = make_spec().model_copy(update={"goal": Goal(target="64", seq_len=100)})
+    with pytest.raises(InputError, match="smaller than one sequence"):
+        tune(spec, create_run(spec, tmp_path), executor)
+    assert [kind for kind, _ in executor.launched] == ["inspect"]
+
+
+def test_a_finished_run_is_not_run_again(tmp_path):
+    best, paths = start(tmp_path, ArithmeticExecutor(Arithmetic(budget=1000)))
+    again = ArithmeticExecutor(Arithmetic(budget=1000))
+    assert tune(load_spec(paths), paths, again) == best
+    assert again.launched == []
+
+
+def test_a_run_under_way_is_refused_to_a_second_tuner(tmp_path):
+    spec = make_spec()
+    paths = create_run(spec, tmp_path)
+    with Journal(paths.journal, paths.lock), pytest.raises(InputError, match="another autotune"):
+        tune(spec, paths, ArithmeticExecutor(Arithmetic(budget=1000)))
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from autotune.journal import Journal
+from autotune.paths import RunPaths
+from autotune.run import tune
+from autotune.runs import load_spec
+from tests.unit.executor import ArithmeticExecutor
+from tests.unit.simulation import Arithmetic
+
+paths, lines = RunPaths(Path(sys.argv[1])), int(sys.argv[2])
+append = Journal.append
+def counted(self, entry):
+    global lines
+    append(self, entry)
+    lines -= 1
+    if lines == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+Journal.append = counted
+executor = ArithmeticExecutor(Arithmetic(budget=1000))
+best = tune(load_spec(paths), paths, executor)
+print(len([kind for kind, _ in executor.launched if kind == "train"]))
+print(best.candidate.key())
+"""
+
+
+def tuner(paths: RunPaths, lines: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the tuner in a process of its own that is killed after so many journal lines; 0 means never."""
+    return subprocess.run(
+        [sys.executable, "-c", KILLED, str(paths.root), str(lines)], cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+
+
+def test_a_tuner_killed_after_any_journal_line_resumes_to_the_same_winner(tmp_path):
+    spec = make_spec()
+    whole = create_run(spec, tmp_path / "whole")
+    expected = tuner(whole)
+    assert expected.returncode == 0, expected.stderr
+    probes, winner = expected.stdout.split()
+    lines = len(whole.journal.read_text().splitlines())
+    for line in range(1, lines):
+        paths = create_run(spec, tmp_path / str(line))
+        assert tuner(paths, line).returncode == -signal.SIGKILL
+        done = {trial.number for trial in read_record(paths.journal).history}
+        resumed = tuner(paths)
+        assert resumed.returncode == 0, resumed.stderr
+        launched, again = resumed.stdout.split()
+        assert again == winner
+        assert int(launched) == int(probes) - len(done)
+        assert Best.read(paths.best).candidate.key() == winner
+
+
+def test_a_probe_that_twice_takes_the_tuner_with_it_is_given_up(tmp_path):
+    spec = make_spec()
+    paths = create_run(spec, tmp_path)
+    lines = 2 + 2 * 4 + 1  # opened, inspected, four whole probes, and the start of the fifth
+    assert tuner(paths, lines).returncode == -signal.SIGKILL
+    assert tuner(paths, 2).returncode == -signal.SIGKILL  # opened, and the second start of the fifth
+    resumed = tuner(paths)
+    assert resumed.returncode == 0, resumed.stderr
+    lost = read_record(paths.journal).history[4]
+    assert (lost.outcome.kind, lost.outcome.reason) == ("crash", "lost")
+    assert resumed.stdout.split()[1] == Candidate(micro_batch=8).key()
