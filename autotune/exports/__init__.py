@@ -1,0 +1,40 @@
+"""From a proven configuration to the files that another library trains from.
+
+One pure function a target: `Best -> {file name: text}`. A target that cannot express a field says so by name;
+nothing is dropped silently.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import cast
+
+from autotune.best import Best
+from autotune.errors import InputError, nearest
+
+Exporter = Callable[[Best], dict[str, str]]
+
+EXPORTERS: dict[str, str] = {
+    "accelerate": "autotune.exports.accelerate:export",
+    "transformers": "autotune.exports.transformers:export",
+    "native": "autotune.exports.native:export",
+}
+"""Targets of `autotune export --to`, each `module:function`; imported when asked for."""
+
+
+def load_exporter(target: str) -> Exporter:
+    """Return the function behind a target. Raises InputError for an unknown one."""
+    if target not in EXPORTERS:
+        raise InputError(f"there is no export to {target!r}; {nearest(target, EXPORTERS)}")
+    module, _, function = EXPORTERS[target].partition(":")
+    return cast(Exporter, getattr(importlib.import_module(module), function))
+
+
+def export(best: Best, target: str) -> dict[str, str]:
+    """Return the files (name: text) that `target` trains from.
+
+    Raises InputError for an unknown target, and CannotExport, which names every field that the target cannot
+    express.
+    """
+    return load_exporter(target)(best)

@@ -1,0 +1,74 @@
+"""Export to accelerate: its configuration file, and a training script that runs what it says."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from autotune.best import Best
+from autotune.exports.fields import Expressed, refuse
+from autotune.exports.shared import (
+    launch_script,
+    model_files,
+    pretty,
+    refuse_block_class,
+    refuse_model,
+    refuse_offload,
+    script,
+)
+
+FIELDS = {
+    "precision": Expressed("accelerate_config.yaml: mixed_precision"),
+    "checkpointing": Expressed("training.json: checkpointing", refuse_block_class),
+    "offload": Expressed("nowhere: only `none` is exported", refuse_offload),
+    "optimizer": Expressed("training.json: optimizer"),
+    "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
+    "micro_batch": Expressed("training.json: micro_batch"),
+}
+
+
+def export(best: Best) -> dict[str, str]:
+    """Return the files that `sh launch.sh` trains from. Raises CannotExport."""
+    refuse(best, "accelerate", FIELDS, {"model": refuse_model(best)})
+    training = {
+        "micro_batch": best.candidate.micro_batch,
+        "accumulation_steps": best.accumulation.steps,
+        "checkpointing": best.candidate.checkpointing,
+        "optimizer": best.candidate.optimizer,
+        "seed": best.seed,
+    }
+    command = "-m accelerate.commands.launch --config_file accelerate_config.yaml train.py"
+    return {
+        "accelerate_config.yaml": _config(best),
+        "launch.sh": _launch(best, command),
+        "training.json": pretty(training),
+        **model_files(best),
+        "train.py": script("accelerate_train.py"),
+    }
+
+
+def _config(best: Best) -> str:
+    several = best.gpus > 1
+    values: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "MULTI_GPU" if several else "NO",
+        "num_processes": best.gpus,
+        "num_machines": 1,
+        "machine_rank": 0,
+        "mixed_precision": "bf16" if best.candidate.precision == "bf16" else "no",
+        # With use_cpu and several processes, accelerate starts one; see launch.sh for what it heeds.
+        "use_cpu": best.device.kind == "cpu" and not several,
+        "main_training_function": "main",
+        "debug": False,
+    }
+    text = io.StringIO()
+    YAML().dump(values, text)
+    return text.getvalue()
+
+
+def _launch(best: Best, command: str) -> str:
+    if best.device.kind == "cpu" and best.gpus > 1:
+        best = best.model_copy(update={"variables": {**best.variables, "ACCELERATE_USE_CPU": "true"}})
+    return launch_script(best, command)

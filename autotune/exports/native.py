@@ -1,0 +1,33 @@
+"""Export to autotune itself: `best.yaml`, and a script that trains with the very parts that were measured."""
+
+from __future__ import annotations
+
+from autotune.best import Best
+from autotune.exports.fields import Expressed, refuse
+from autotune.exports.shared import launch_script, script
+
+_FILE = Expressed("best.yaml: candidate")
+FIELDS = {
+    "precision": _FILE,
+    "checkpointing": _FILE,
+    "offload": _FILE,
+    "optimizer": _FILE,
+    "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
+    "micro_batch": _FILE,
+}
+
+
+def export(best: Best) -> dict[str, str]:
+    """Return the files that `sh launch.sh` trains from. Raises CannotExport."""
+    refuse(best, "native", FIELDS, {"gpus": _refuse_gpus(best)})
+    return {
+        "best.yaml": best.to_yaml(),
+        "launch.sh": launch_script(best, "train.py"),
+        "train.py": script("native_train.py"),
+    }
+
+
+def _refuse_gpus(best: Best) -> str | None:
+    if best.gpus == 1:
+        return None
+    return f"autotune's own training runs on one device, not {best.gpus}; use --to accelerate or --to transformers"

@@ -1,0 +1,80 @@
+"""Train with accelerate what was measured. Start it with launch.sh.
+
+Your own data goes into data.py; the learning rate, its schedule, evaluation and checkpoints are yours to choose.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from data import ExampleData
+from model import SETTINGS, build_model
+
+TRAINING = json.loads(Path(__file__).with_name("training.json").read_text())
+OPTIMIZERS = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=2e-4, weight_decay=0.01, fused=True),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, fused=True),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=10, help="optimizer steps")
+    train(parser.parse_args().steps)
+
+
+def train(steps: int) -> None:
+    """Take `steps` optimizer steps; print the loss of each."""
+    accelerator = Accelerator(gradient_accumulation_steps=TRAINING["accumulation_steps"])
+    check(accelerator)
+    set_seed(TRAINING["seed"])
+    take_steps(accelerator, steps)
+    accelerator.free_memory()  # before the process group goes: gloo can wait for itself when DDP goes last
+    accelerator.end_training()
+
+
+def take_steps(accelerator: Accelerator, steps: int) -> None:
+    """Build everything and train; nothing of it is left on return."""
+    model = build_model().to(accelerator.device)
+    if TRAINING["checkpointing"] == "full":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    samples = steps * TRAINING["accumulation_steps"] * TRAINING["micro_batch"] * accelerator.num_processes
+    loader = torch.utils.data.DataLoader(
+        ExampleData(model.config, samples), batch_size=TRAINING["micro_batch"], drop_last=True
+    )
+    optimizer = OPTIMIZERS[TRAINING["optimizer"]](model.parameters())
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+    losses = []
+    for batch in loader:
+        with accelerator.accumulate(model):
+            loss = model(**batch)["loss"]
+            accelerator.backward(loss)
+            losses.append(loss.detach())
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        if accelerator.sync_gradients:
+            mean = accelerator.reduce(torch.stack(losses).mean(), reduction="mean")
+            accelerator.print(f"loss {mean.item():.4f}")
+            losses.clear()
+
+
+def check(accelerator: Accelerator) -> None:
+    """Stop when the script was not launched as it was measured: accelerate falls back without a word."""
+    precision = "bf16" if SETTINGS["precision"] == "bf16" else "no"
+    asked = (SETTINGS["gpus"], precision)
+    found = (accelerator.num_processes, accelerator.mixed_precision)
+    if asked != found:
+        raise SystemExit(
+            f"this runs {found[0]} process(es) with mixed precision {found[1]!r}, but {asked[0]} with {asked[1]!r} "
+            "were measured; start it with launch.sh"
+        )
+
+
+if __name__ == "__main__":
+    main()

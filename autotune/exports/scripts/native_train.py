@@ -1,0 +1,70 @@
+"""Train with the parts of autotune that were measured. Start it with launch.sh.
+
+`training.loss` takes a batch of your own: a dict of the forward's arguments, on `training.device`, with at most
+micro-batch samples of at most the measured length. The rest of the loop is yours to extend.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from autotune.best import Best
+from autotune.probe.protocol import ProbeRequest
+from autotune.train.build import assemble
+
+BEST = Path(__file__).with_name("best.yaml")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=10, help="optimizer steps")
+    parser.add_argument(
+        "--scratch", type=Path, help="folder for the files of offload; default: a temporary one"
+    )
+    arguments = parser.parse_args()
+    if arguments.scratch:
+        train(arguments.steps, arguments.scratch)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        train(arguments.steps, Path(scratch))
+
+
+def train(steps: int, scratch: Path) -> list[float]:
+    """Take `steps` optimizer steps; print and return the loss of each."""
+    best = Best.from_yaml(BEST.read_text("utf-8"), str(BEST))
+    accumulation, micro_batch = best.accumulation.steps, best.candidate.micro_batch
+    training = assemble(
+        ProbeRequest(
+            kind="train",
+            model=best.model,
+            candidate=best.candidate,
+            seq_len=best.seq_len,
+            accumulation_steps=accumulation,
+            device=best.device.torch_name,
+            budget=best.memory.budget,
+            seed=best.seed,
+            sample_seconds=1.0,  # not used here: only a probe samples
+            sample_steps=1,
+            folder=str(scratch),
+        )
+    )
+    losses = []
+    try:
+        for step in range(steps):
+            total = 0.0
+            for index in range(step * accumulation, (step + 1) * accumulation):
+                batch = training.batch(index, micro_batch)  # put your own batch here
+                loss = training.loss(batch)
+                (loss / accumulation).backward()
+                total += float(loss.detach())
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+            losses.append(total / accumulation)
+            print(f"loss {losses[-1]:.4f}", flush=True)
+    finally:
+        training.close()
+    return losses
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""What the exports to Hugging Face's libraries have in common: model, example data, start script."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.best import Best
+
+SCRIPTS = Path(__file__).with_name("scripts")
+
+THREADS = """\
+# Launchers start a process with one thread unless told otherwise; the numbers were recorded with torch's own.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$("$PYTHON" -c 'import torch; print(torch.get_num_threads())')}"
+"""
+
+
+def script(name: str) -> str:
+    """Return a script that is exported as it stands."""
+    return (SCRIPTS / name).read_text("utf-8")
+
+
+def pretty(values: Mapping[str, Any]) -> str:
+    """Return JSON for people."""
+    return json.dumps(values, indent=2) + "\n"
+
+
+def model_files(best: Best) -> dict[str, str]:
+    """Return the files that build the model and its example data, for models of transformers."""
+    assert best.model.config is not None
+    settings = {
+        "model_class": best.facts.model_class,
+        "task": best.facts.task,
+        "attention": best.attention,
+        "seq_len": best.seq_len,
+        "gpus": best.gpus,
+        "precision": best.candidate.precision,
+    }
+    return {
+        "config.json": pretty(best.model.config),
+        "settings.json": pretty(settings),
+        "model.py": script("model.py"),
+        "data.py": script("data.py"),
+    }
+
+
+def refuse_model(best: Best) -> str | None:
+    """Return why scripts for transformers' models cannot build this one, or None."""
+    if best.model.config is None:
+        return "the model is a function of your own, whose batches only the native export knows how to make"
+    if best.model.trust_remote_code and best.model.config.get("auto_map"):
+        return "the model brings code of its own, which only the native export runs as it was measured"
+    return None
+
+
+def refuse_offload(best: Best) -> str | None:
+    """Return why another library's offload is not the one that was measured, or None."""
+    if best.candidate.offload == "none":
+        return None
+    return (
+        f"{best.candidate.offload!r} is autotune's own technique; what this library offers under the name moves "
+        "other tensors at other times, so neither the memory nor the speed that was proven would hold. Use "
+        "--to native"
+    )
+
+
+def refuse_block_class(best: Best) -> str | None:
+    """Return why checkpointing of blocks that the user named cannot be expressed, or None."""
+    if best.candidate.checkpointing == "none" or best.model.block_class is None:
+        return None
+    return (
+        f"it was measured on blocks of the class that you named ({best.model.block_class}); transformers "
+        "checkpoints the layers that its own model marks. Use --to native, or tune without --block-class"
+    )
+
+
+def launch_script(best: Best, command: str) -> str:
+    """Return a shell script that starts `command` with the environment that the numbers were recorded under.
+
+    `PYTHON` names the interpreter (default: `python`); further arguments go to the training script.
+    """
+    variables = dict(best.variables)
+    lines = []
+    if best.device.kind == "cuda":
+        variables["PYTORCH_ALLOC_CONF"] = f"expandable_segments:{best.candidate.expandable_segments}"
+        if best.gpus == 1:
+            # Without this, transformers' Trainer spreads over all GPUs it sees and enlarges the batch.
+            index = best.device.torch_name.partition(":")[2] or "0"
+            lines.append(f'export CUDA_VISIBLE_DEVICES="${{CUDA_VISIBLE_DEVICES:-{index}}}"')
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
+    exports = "".join(f"{line}\n" for line in lines)
+    threads = THREADS if best.device.kind == "cpu" else ""
+    return (
+        "#!/bin/sh\n"
+        "# Starts the training as it was measured. Arguments go to train.py.\n"
+        "set -eu\n"
+        'cd "$(dirname "$0")"\n'
+        'PYTHON="${PYTHON:-python}"\n'
+        f"{exports}{threads}"
+        f'exec "$PYTHON" {command} "$@"\n'
+    )

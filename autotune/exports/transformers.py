@@ -1,0 +1,71 @@
+"""Export to transformers: arguments for its Trainer, and a training script that loads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.best import Best
+from autotune.exports.fields import Expressed, refuse
+from autotune.exports.shared import (
+    launch_script,
+    model_files,
+    pretty,
+    refuse_block_class,
+    refuse_model,
+    refuse_offload,
+    script,
+)
+
+FIELDS = {
+    "precision": Expressed("training_arguments.json: bf16"),
+    "checkpointing": Expressed("training_arguments.json: gradient_checkpointing", refuse_block_class),
+    "offload": Expressed("nowhere: only `none` is exported", refuse_offload),
+    "optimizer": Expressed("training_arguments.json: optim"),
+    "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
+    "micro_batch": Expressed("training_arguments.json: per_device_train_batch_size"),
+}
+
+OPTIMIZERS = {
+    "adamw": {"optim": "adamw_torch_fused", "learning_rate": 2e-4, "weight_decay": 0.01},
+    "sgd": {"optim": "sgd", "learning_rate": 1e-2, "weight_decay": 0.0},
+}
+"""The optimizers as they were measured; learning rate and decay are yours to choose."""
+
+
+def export(best: Best) -> dict[str, str]:
+    """Return the files that `sh launch.sh` trains from. Raises CannotExport."""
+    refuse(best, "transformers", FIELDS, {"model": refuse_model(best)})
+    several = f"-m torch.distributed.run --standalone --nproc_per_node={best.gpus} train.py"
+    return {
+        "training_arguments.json": pretty(_arguments(best)),
+        "launch.sh": launch_script(best, several if best.gpus > 1 else "train.py"),
+        **model_files(best),
+        "train.py": script("transformers_train.py"),
+    }
+
+
+def _arguments(best: Best) -> dict[str, Any]:
+    candidate = best.candidate
+    arguments: dict[str, Any] = {
+        "output_dir": "checkpoints",
+        "per_device_train_batch_size": candidate.micro_batch,
+        "per_device_eval_batch_size": candidate.micro_batch,
+        "gradient_accumulation_steps": best.accumulation.steps,
+        "bf16": candidate.precision == "bf16",
+        "gradient_checkpointing": candidate.checkpointing == "full",
+        **OPTIMIZERS[candidate.optimizer],
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 1.0,
+        "seed": best.seed,
+        "use_cpu": best.device.kind == "cpu",
+        "dataloader_drop_last": True,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+    }
+    if candidate.checkpointing == "full":
+        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+    if best.gpus > 1:
+        arguments["ddp_find_unused_parameters"] = False
+        arguments["ddp_backend"] = "gloo" if best.device.kind == "cpu" else "nccl"
+    return arguments
