@@ -18,7 +18,7 @@ from autotune.executors.executor import Executor, Finding
 from autotune.journal import Journal
 from autotune.outcome import Crash, Ok, Oom, Outcome, Unsupported
 from autotune.paths import RunPaths
-from autotune.probe.folder import write_atomically
+from autotune.probe.folder import ProbeFolder, write_atomically
 from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.proof import judge, proof_request
 from autotune.record import Decided, Finished, Inspected, Opened, ProofFinished, ProofStarted, Started
@@ -56,6 +56,7 @@ class _Run:
         """Inspect, search, prove; or return at once what was decided before."""
         if (decided := self.journal.record.decided) and decided.winner is not None:
             return Best.read(self.paths.best)
+        self.clear_scratch()
         self.journal.append(Opened(version=autotune.__version__, time=_now()))
         inspected = self.inspect()
         scope = Scope.of(self.spec, inspected)
@@ -63,6 +64,11 @@ class _Run:
         done = self.search(scope)
         self.watch.searched(done)
         return self.prove(scope, done)
+
+    def clear_scratch(self) -> None:
+        """Remove what probes of a tuner that was killed left on the disk: mapped files can be many GiB."""
+        for folder in self.paths.probes.glob("*"):
+            ProbeFolder(folder).clear_scratch()
 
     def inspect(self) -> Inspected:
         """Learn what the model is, from a worker that builds it without memory."""
@@ -111,12 +117,20 @@ class _Run:
 
     def probe(self, number: int, candidate: Candidate) -> Finding:
         """Run one candidate, unless it can be refused without running it."""
-        if reason := self.space.refusal(candidate) or self.lacks_room(candidate):
+        reason = self.space.refusal(candidate) or self.lacks_bf16(candidate) or self.lacks_room(candidate)
+        if reason:
             return Finding(Unsupported(reason=reason), None, 0.0)
         return self.executor.run(
             self.request(candidate, "train"), self.paths.probe(number),
             timeout=self.spec.limits.probe_timeout, on_progress=self.watch.progressing,
         )  # fmt: skip
+
+    def lacks_bf16(self, candidate: Candidate) -> str | None:
+        """Return why the device cannot compute in the candidate's precision, or None."""
+        facts = self.executor.facts
+        if candidate.precision == "bf16" and not facts.supports_bf16:
+            return f"{facts.name} has no bf16"
+        return None
 
     def lacks_room(self, candidate: Candidate) -> str | None:
         """Return why host memory or disk cannot hold what the candidate offloads, or None."""

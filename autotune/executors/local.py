@@ -8,6 +8,7 @@ from pathlib import Path
 from autotune.candidate import Candidate
 from autotune.devices.device import Device, DeviceFacts
 from autotune.executors.executor import Finding
+from autotune.outcome import Outcome
 from autotune.probe.classify import classify
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import Launcher, launch
@@ -56,12 +57,11 @@ class LocalExecutor:
                     timeout=timeout,
                     on_progress=on_progress,
                 )
-            if isinstance(report.answer, Inspection):
-                answer = report.answer
-            else:
-                answer = classify(
-                    request, report, kind=self.facts.kind, data_limit=limit, device_peak=watch.peak
-                )
+            answer: Outcome | Inspection = (
+                report.answer
+                if isinstance(report.answer, Inspection)
+                else classify(request, report, kind=self.facts.kind, data_limit=limit, device_peak=watch.peak)
+            )
         finally:
             for name in KEPT:
                 if (place.scratch / name).exists():

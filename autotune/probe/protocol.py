@@ -6,7 +6,7 @@ The parent writes a request file; the worker answers with any number of `Progres
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -15,7 +15,7 @@ from autotune.outcome import Outcome, Phase
 from autotune.specs import ModelFacts, ModelSpec
 from autotune.validation import Frozen
 
-PROTOCOL = 1
+PROTOCOL: Final = 1
 """Raised with every change that an older worker or tuner would misread."""
 
 

@@ -22,6 +22,7 @@ from autotune.probe.protocol import Inspection, ProbeRequest, Progress, Result
 from autotune.train.phases import Phases
 from autotune.train.process import free_data
 from autotune.train.verdict import Circumstances, verdict
+from autotune.units import format_bytes
 
 if TYPE_CHECKING:
     from autotune.train.evidence import CudaWitness
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 RESERVE = 16 * 2**20
 """Bytes kept from the start and released when memory runs out, so that the verdict itself can be written."""
+
+TORCH_TAKES = 208 * 2**20
+"""Bytes of private memory that importing torch takes at the least (2.13 on CPU: 212 MiB). With less, native code
+aborts in the middle of the import, and no verdict can be written."""
 
 SHORT_SHARE = 8
 SHORT_LEAST = 256 * 2**20
@@ -76,7 +81,7 @@ class Probe:
         self._phases = Phases(channel.progress)
         self._training: Training | None = None
         self._witness: CudaWitness | None = None
-        self._reserve = b"\1" * RESERVE  # written, not only mapped: it must be real memory
+        self._reserve = b""
 
     def answer(self) -> Result | Inspection:
         """Run the probe and return its last message. Does not raise."""
@@ -84,7 +89,7 @@ class Probe:
         try:
             return self._run()
         except BaseException as error:  # noqa: BLE001 - every ending has a verdict, SystemExit too
-            del self._reserve
+            self._reserve = b""
             outcome = self._judge(error)
             # The frames hold the tensors of the step that failed; the message below needs their memory.
             traceback.clear_frames(error.__traceback__)
@@ -110,6 +115,12 @@ class Probe:
 
     def _start(self) -> None:
         """Import the libraries and start the device, and take the baseline behind all of that."""
+        free = free_data()
+        if free is not None and free < TORCH_TAKES:
+            raise MemoryError(
+                f"importing torch takes {format_bytes(TORCH_TAKES)}, and {format_bytes(free)} are free"
+            )
+        self._reserve = b"\1" * RESERVE  # written, not only mapped: it must be real memory
         import torch
 
         from autotune.train.meter import meter_for

@@ -48,6 +48,7 @@ _REFUSED_IF_SHORT = (
     "unable to find an engine to execute this computation",  # cuDNN: none whose workspace fits
     "cannot allocate memory in static TLS block",
     "failed to map segment from shared object",
+    "cannot map zero-fill pages",
 )
 """Errors that have other causes too; they count as a refusal only where memory was short."""
 
