@@ -45,7 +45,9 @@ def _software() -> Iterator[Finding]:
         found = installed(package)
         if found is None:
             state: Literal["warning", "missing"] = "warning" if package == "accelerate" else "missing"
-            yield Finding(subject=package, state=state, text=f"not installed ({purpose}): pip install {package}")
+            yield Finding(
+                subject=package, state=state, text=f"not installed ({purpose}): pip install {package}"
+            )
         elif _numbers(found) < needed:
             least = ".".join(map(str, needed))
             yield Finding(subject=package, state="warning", text=f"{found}; {least} or newer is needed")
@@ -64,7 +66,9 @@ def _gpu() -> Iterator[Finding]:
     text = f"{facts.name}, {format_bytes(facts.budget)} free of {format_bytes(facts.total)}, driver {facts.driver}"
     yield Finding(subject="GPU", state="ok", text=text + speed)
     if not facts.supports_bf16:
-        yield Finding(subject="bf16 on the GPU", state="warning", text="not supported: candidates fall back to fp32")
+        yield Finding(
+            subject="bf16 on the GPU", state="warning", text="not supported: candidates fall back to fp32"
+        )
 
 
 def _cpu() -> Iterator[Finding]:
@@ -74,11 +78,14 @@ def _cpu() -> Iterator[Finding]:
     if native:
         yield Finding(subject="bf16 on the processor", state="ok", text=f"native ({', '.join(native)})")
     else:
-        yield Finding(subject="bf16 on the processor", state="warning", text="emulated: it works, and is slower than fp32")
+        text = "emulated: it works, and is slower than fp32"
+        yield Finding(subject="bf16 on the processor", state="warning", text=text)
     free, total = available_memory(), total_memory()
     yield Finding(subject="memory", state="ok", text=f"{format_bytes(free)} free of {format_bytes(total)}")
     if sys.platform != "linux":
-        yield Finding(subject="cpu device", state="missing", text="needs Linux: the kernel must enforce the budget")
+        yield Finding(
+            subject="cpu device", state="missing", text="needs Linux: the kernel must enforce the budget"
+        )
         return
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     least = CpuDevice(min(total, 64 * GIB)).minimum()
@@ -92,7 +99,9 @@ def _cpu() -> Iterator[Finding]:
 def _disk(folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
     enough = free >= 10 * GIB
-    text = f"{format_bytes(free)} free here; runs, checkpoints of proofs and offload on the cpu device go there"
+    text = (
+        f"{format_bytes(free)} free here; runs, checkpoints of proofs and offload on the cpu device go there"
+    )
     return Finding(subject="disk", state="ok" if enough else "warning", text=text)
 
 
@@ -101,7 +110,12 @@ def _cpu_flags() -> set[str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return set()
-    return {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split(":", 1)[1].split()}
+    return {
+        flag
+        for line in lines
+        if line.startswith(("flags", "Features"))
+        for flag in line.split(":", 1)[1].split()
+    }
 
 
 def _numbers(version: str) -> tuple[int, ...]:
