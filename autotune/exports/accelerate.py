@@ -6,6 +6,7 @@ import io
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import SingleQuotedScalarString
 
 from autotune.best import Best
 from autotune.exports.fields import Expressed, refuse
@@ -63,8 +64,10 @@ def _config(best: Best) -> str:
         "main_training_function": "main",
         "debug": False,
     }
+    # Quoted, because older YAML reads NO and no as false, and accelerate's reader is one of that kind.
+    quoted = {key: SingleQuotedScalarString(v) if isinstance(v, str) else v for key, v in values.items()}
     text = io.StringIO()
-    YAML().dump(values, text)
+    YAML().dump(quoted, text)
     return text.getvalue()
 
 

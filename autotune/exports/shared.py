@@ -85,11 +85,16 @@ def launch_script(best: Best, command: str) -> str:
     variables = dict(best.variables)
     lines = []
     if best.device.kind == "cuda":
-        variables["PYTORCH_ALLOC_CONF"] = f"expandable_segments:{best.candidate.expandable_segments}"
+        recorded = variables.get("PYTORCH_ALLOC_CONF", "")
+        allocator = _allocator(recorded, best.candidate.expandable_segments)
+        variables |= {"PYTORCH_ALLOC_CONF": allocator, "PYTORCH_CUDA_ALLOC_CONF": allocator}
+        # The recorded value names one GPU of one machine.
+        variables.pop("CUDA_VISIBLE_DEVICES", None)
         if best.gpus == 1:
-            # Without this, transformers' Trainer spreads over all GPUs it sees and enlarges the batch.
-            index = best.device.torch_name.partition(":")[2] or "0"
-            lines.append(f'export CUDA_VISIBLE_DEVICES="${{CUDA_VISIBLE_DEVICES:-{index}}}"')
+            lines = [
+                "# One GPU, whichever you choose: on all that it sees, transformers' Trainer enlarges the batch.",
+                'export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-0}"',
+            ]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
     exports = "".join(f"{line}\n" for line in lines)
     threads = THREADS if best.device.kind == "cpu" else ""
@@ -102,3 +107,9 @@ def launch_script(best: Best, command: str) -> str:
         f"{exports}{threads}"
         f'exec "$PYTHON" {command} "$@"\n'
     )
+
+
+def _allocator(recorded: str, expandable_segments: bool) -> str:
+    """Return the recorded options of the CUDA allocator with the candidate's choice among them."""
+    kept = [part for part in recorded.split(",") if part and not part.startswith("expandable_segments")]
+    return ",".join([*kept, f"expandable_segments:{expandable_segments}"])

@@ -1,0 +1,151 @@
+import json
+import shlex
+
+import pytest
+import yaml
+
+from autotune.candidate import Candidate, choices
+from autotune.errors import InputError
+from autotune.exports import EXPORTERS, export, load_exporter
+from autotune.exports.fields import CannotExport, Expressed, refuse
+from autotune.models.resolve import resolve
+from tests.configurations import function_model, make_best
+
+TARGETS = tuple(EXPORTERS)
+
+
+def values(field):
+    return (2, 5) if field == "micro_batch" else choices(field)
+
+
+@pytest.mark.parametrize("field", Candidate.model_fields)
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_value_of_every_field_changes_the_files_or_is_refused_by_name(target, field):
+    """On a GPU, where no field is without effect."""
+    exported, refused = {}, []
+    for value in values(field):
+        try:
+            exported[value] = json.dumps(
+                export(make_best(device="cuda", **{field: value}), target), sort_keys=True
+            )
+        except CannotExport as refusal:
+            refused.append(set(refusal.reasons))
+    assert all(names == {field} for names in refused)
+    assert exported, "the target cannot express any value of the field"
+    assert len(set(exported.values())) == len(exported)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_names_every_field_of_a_candidate(target):
+    module = __import__(EXPORTERS[target].partition(":")[0], fromlist=["FIELDS"])
+    assert set(module.FIELDS) == set(Candidate.model_fields)
+
+
+def test_a_field_that_a_target_forgot_is_an_error_and_not_dropped():
+    fields = {name: Expressed("somewhere") for name in Candidate.model_fields if name != "offload"}
+    with pytest.raises(AssertionError):
+        refuse(make_best(), "anywhere", fields, {})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_exporting_twice_gives_the_same_files(target):
+    assert export(make_best(), target) == export(make_best(), target)
+
+
+def test_an_unknown_target_is_refused_with_the_nearest():
+    with pytest.raises(InputError, match=r"did you mean accelerate\?"):
+        load_exporter("acelerate")
+
+
+@pytest.mark.parametrize("target", ["accelerate", "transformers"])
+def test_every_reason_is_told_at_once(target):
+    best = make_best(offload="optimizer", checkpointing="full", block_class="GPT2Block")
+    with pytest.raises(CannotExport) as refusal:
+        export(best, target)
+    assert set(refusal.value.reasons) == {"offload", "checkpointing"}
+    assert f"cannot export to {target}: offload: 'optimizer' is autotune's own technique" in str(
+        refusal.value
+    )
+
+
+@pytest.mark.parametrize("target", ["accelerate", "transformers"])
+def test_a_model_of_the_users_own_goes_to_native_only(target):
+    best = make_best(model=function_model())
+    with pytest.raises(CannotExport, match="model: the model is a function of your own"):
+        export(best, target)
+    assert "best.yaml" in export(best, "native")
+
+
+def test_remote_code_goes_to_native_only(tmp_path):
+    config = {"model_type": "new", "auto_map": {"AutoModelForCausalLM": "modeling.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    best = make_best(model=resolve(str(tmp_path), base=tmp_path, trust_remote_code=True))
+    with pytest.raises(CannotExport, match="code of its own"):
+        export(best, "accelerate")
+
+
+def test_native_refuses_several_gpus():
+    with pytest.raises(CannotExport, match="gpus: autotune's own training runs on one device, not 8"):
+        export(make_best(gpus=8), "native")
+
+
+def test_accelerate_on_eight_gpus():
+    files = export(make_best(device="cuda", gpus=8, steps=125), "accelerate")
+    config = yaml.safe_load(files["accelerate_config.yaml"])
+    assert (config["distributed_type"], config["num_processes"]) == ("MULTI_GPU", 8)
+    assert (config["mixed_precision"], config["use_cpu"]) == ("bf16", False)
+    assert json.loads(files["training.json"])["accumulation_steps"] == 125
+    assert json.loads(files["settings.json"])["gpus"] == 8
+
+
+def test_accelerate_on_one_processor_uses_the_cpu():
+    config = yaml.safe_load(export(make_best(precision="fp32"), "accelerate")["accelerate_config.yaml"])
+    assert (config["distributed_type"], config["num_processes"]) == ("NO", 1)
+    assert (config["mixed_precision"], config["use_cpu"]) == ("no", True)
+
+
+def test_transformers_arguments_hold_what_was_chosen():
+    best = make_best(device="cuda", micro_batch=4, steps=7, checkpointing="full", precision="bf16")
+    arguments = json.loads(export(best, "transformers")["training_arguments.json"])
+    assert arguments["per_device_train_batch_size"] == 4
+    assert arguments["gradient_accumulation_steps"] == 7
+    assert arguments["bf16"] is True
+    assert arguments["gradient_checkpointing"] is True
+    assert arguments["gradient_checkpointing_kwargs"] == {"use_reentrant": False}
+    assert arguments["optim"] == "adamw_torch_fused"
+    assert arguments["use_cpu"] is False
+
+
+def test_transformers_starts_one_process_a_gpu():
+    launch = export(make_best(device="cuda", gpus=8), "transformers")["launch.sh"]
+    assert "torch.distributed.run --standalone --nproc_per_node=8 train.py" in launch
+    assert "CUDA_VISIBLE_DEVICES" not in launch
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("chosen", [True, False])
+def test_the_allocator_is_set_before_torch_loads(target, chosen):
+    best = make_best(
+        device="cuda",
+        expandable_segments=chosen,
+        variables={"PYTORCH_ALLOC_CONF": f"max_split_size_mb:64,expandable_segments:{not chosen}"},
+    )
+    launch = export(best, target)["launch.sh"]
+    assert f"export PYTORCH_ALLOC_CONF=max_split_size_mb:64,expandable_segments:{chosen}\n" in launch
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_one_gpu_is_used_but_not_the_very_one_of_the_measurement(target):
+    launch = export(make_best(device="cuda", variables={"CUDA_VISIBLE_DEVICES": "GPU-1234"}), target)[
+        "launch.sh"
+    ]
+    assert 'CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-0}"' in launch
+    assert "GPU-1234" not in launch
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_variables_of_the_measurement_are_set_with_shell_quoting(target):
+    value = "a b'c $HOME"
+    launch = export(make_best(variables={"MALLOC_TRIM_THRESHOLD_": value}), target)["launch.sh"]
+    line = next(line for line in launch.splitlines() if "MALLOC_TRIM" in line)
+    assert shlex.split(line) == ["export", f"MALLOC_TRIM_THRESHOLD_={value}"]
