@@ -37,12 +37,12 @@ def tune(*, runs: Path = Path("runs"), watch: Watch | None = None, **options: An
     `options` are those of `autotune run`, by their names in a spec YAML: `tune(model="gpt2",
     target_global_batch="64K", device="cpu:4GiB")`. Raises InputError, NothingFits, NothingProven or ModelError.
     """
-    from autotune.devices.find import find, resolve_device
+    from autotune.devices.find import check_device, find
     from autotune.executors.local import LocalExecutor
     from autotune.options import RunOptions, to_spec
     from autotune.run import tune as loop
 
-    spec = to_spec(RunOptions.load(options, "options"), resolve_device, Path.cwd())
+    spec = to_spec(RunOptions.load(options, "options"), check_device, Path.cwd())
     executor = LocalExecutor(find(spec.device))
     return loop(spec, create_run(spec, runs), executor, watch)
 

@@ -62,6 +62,7 @@ def run(
     max_probes: Annotated[int | None, typer.Option(help="Probes at most.")] = None,
     time_budget: Annotated[str | None, typer.Option(help="Time for all probes together: 30m.")] = None,
     probe_timeout: Annotated[str | None, typer.Option(help="Time after which a probe is killed.")] = None,
+    sample_time: Annotated[str | None, typer.Option(help="Time for the measured steps of a probe.")] = None,
     proof_time: Annotated[str | None, typer.Option(help="Time for the training steps of the proof.")] = None,
     memory_tolerance: Annotated[float | None, typer.Option(help="Peak of the proof against record.")] = None,
     speed_tolerance: Annotated[float | None, typer.Option(help="Speed of the proof against record.")] = None,
@@ -79,12 +80,12 @@ def run(
     given = {name: value for name, value in locals().items() if value is not None}
     for name in ("spec", "runs", "json"):
         given.pop(name, None)
-    from autotune.devices.find import resolve_device
+    from autotune.devices.find import check_device
     from autotune.options import RunOptions, to_spec
     from autotune.runs import create_run
 
     options = RunOptions.gather(given, spec)
-    resolved = to_spec(options, resolve_device, Path.cwd())
+    resolved = to_spec(options, check_device, Path.cwd())
     _tune(resolved, create_run(resolved, runs), json)
 
 
@@ -141,8 +142,8 @@ def export(
 ) -> None:
     """Write the winner as files that a training library loads."""
     from autotune.best import Best
+    from autotune.emission import write_files
     from autotune.exports import export as render
-    from autotune.exports import write
     from autotune.paths import RunPaths
     from autotune.runs import find_run
 
@@ -154,7 +155,7 @@ def export(
         file = paths.best
     best = Best.read(file)
     folder = out or paths.exports / to
-    written = write(render(best, to), folder)
+    written = write_files(render(best, to), folder)
     if json:
         _print_json({"target": to, "files": [str(path) for path in written]})
     else:
@@ -254,11 +255,10 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool) -> None:
 
 def _fail(error: Exception) -> NoReturn:
     """Print an error for people and exit with its code; an unexpected one keeps its traceback."""
-    import click
-
     from autotune.errors import AutotuneError, ModelError
 
-    if isinstance(error, click.ClickException):
+    # A wrong option. Told by what it can do: some versions of typer carry their own copy of click.
+    if not isinstance(error, AutotuneError) and hasattr(error, "show") and hasattr(error, "exit_code"):
         error.show()
         sys.exit(error.exit_code)
     if not isinstance(error, AutotuneError):

@@ -1,13 +1,17 @@
-"""From the fastest trial to what `best.yaml` says of it. Pure but for reading the clock and the machine."""
+"""What leaves a run: the configuration as `best.yaml` says it, and the files of an export."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 
 from autotune.best import Best, BestDevice
 from autotune.devices.device import DeviceFacts
 from autotune.environment import environment
+from autotune.errors import InputError
 from autotune.outcome import Ok
+from autotune.probe.folder import write_atomically
 from autotune.selection import Score, mfu
 from autotune.specs import ModelFacts, RunSpec
 
@@ -45,3 +49,19 @@ def contender(
         },
         facts=facts, model=spec.model,
     )  # fmt: skip
+
+
+def write_files(files: Mapping[str, str], folder: Path) -> list[Path]:
+    """Write texts by name into a folder, scripts with the right to run them. Raises InputError."""
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            path = folder / name
+            write_atomically(path, text)
+            if text.startswith("#!"):
+                path.chmod(0o755)
+            written.append(path)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written: {error.strerror}") from None
+    return written

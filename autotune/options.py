@@ -47,6 +47,8 @@ class RunOptions(Frozen):
     """Time for all probes together: `30m`."""
     probe_timeout: str | float = Limits().probe_timeout
     """Time after which a probe is killed."""
+    sample_time: str | float = Limits().sample_seconds
+    """Time for the measured steps of a probe, where their interval does not narrow earlier."""
     proof_time: str | float = Limits().proof_seconds
     """Time for the training steps of the proof."""
     memory_tolerance: Annotated[float, Field(gt=0)] = Limits().memory_tolerance
@@ -85,7 +87,7 @@ class RunOptions(Frozen):
 def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec], base: Path) -> RunSpec:
     """Resolve model, space and device into a `RunSpec`. Raises one InputError with every problem found.
 
-    `find_device` replaces `auto` by the device there is. Relative paths start at `base`.
+    `find_device` checks the device and replaces `auto` by the one there is. Relative paths start at `base`.
     """
     problems: list[str] = []
 
@@ -130,7 +132,8 @@ def _limits(options: RunOptions) -> Limits:
     return Limits.load(
         {
             "max_probes": options.max_probes, "time_budget": options.time_budget,
-            "probe_timeout": options.probe_timeout, "proof_seconds": options.proof_time,
+            "probe_timeout": options.probe_timeout, "sample_seconds": options.sample_time,
+            "proof_seconds": options.proof_time,
             "memory_tolerance": options.memory_tolerance, "speed_tolerance": options.speed_tolerance,
         },
         "limits",

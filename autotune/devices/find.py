@@ -28,6 +28,16 @@ def resolve_device(spec: DeviceSpec, open_nvml: _Open = NvmlLibrary) -> DeviceSp
     return DeviceSpec(kind="cuda", index=spec.index)
 
 
+def check_device(spec: DeviceSpec) -> DeviceSpec:
+    """Return the spec without `auto`, once it is sure that the device is there and can give its budget.
+
+    Raises InputError or DeviceBusy.
+    """
+    resolved = resolve_device(spec)
+    find(resolved)
+    return resolved
+
+
 def find(spec: DeviceSpec, open_nvml: _Open = NvmlLibrary) -> Device:
     """Return the device that a spec means, ready for its first probe.
 

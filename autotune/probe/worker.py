@@ -32,8 +32,9 @@ RESERVE = 16 * 2**20
 """Bytes kept from the start and released when memory runs out, so that the verdict itself can be written."""
 
 TORCH_TAKES = 208 * 2**20
-"""Bytes of private memory that importing torch takes at the least (2.13 on CPU: 212 MiB). With less, native code
-aborts in the middle of the import, and no verdict can be written."""
+"""Bytes of private memory that importing torch takes at the least (2.13 on CPU: 212 MiB). With less, native
+code aborts in the middle of the import, and no verdict can be written.
+"""
 
 SHORT_SHARE = 8
 SHORT_LEAST = 256 * 2**20
@@ -170,11 +171,11 @@ class Probe:
         )
 
     def _free(self) -> int | None:
-        if self._phases.measuring:
-            return self._phases.meter.free()
+        """Return what was free on the device when memory was refused, as far as can still be told."""
         if self._request.device == "cpu":
-            return free_data()
-        return None
+            free = free_data()
+            return None if free is None else max(0, free - RESERVE)  # the reserve is free only since
+        return self._phases.meter.free() if self._phases.measuring else None
 
 
 if __name__ == "__main__":

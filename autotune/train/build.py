@@ -110,7 +110,8 @@ def _place_parameters(draft: _Draft) -> None:
 
 def _add_optimizer(draft: _Draft) -> None:
     candidate = draft.request.candidate
-    make, parameters = optimizer_maker(candidate.optimizer), draft.built.model.parameters()
+    parameters = list(draft.built.model.parameters())
+    make = optimizer_maker(candidate.optimizer, sum(parameter.numel() for parameter in parameters))
     if candidate.offload == "none":
         draft.optimizer = PlainOptimizer(parameters, make)
     elif draft.files is not None:

@@ -19,12 +19,20 @@ def bytes_on(device: torch.device, tensors: Iterable[Tensor | None]) -> int:
     """
     storages: dict[int, int] = {}
     for tensor in tensors:
-        if tensor is None or tensor.device.type != device.type:
+        if tensor is None:
             continue
-        storage = tensor.untyped_storage()
+        own = local(tensor)
+        if own.device.type != device.type:
+            continue
+        storage = own.untyped_storage()
         if storage.nbytes() and storage.filename is None:
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return what this process holds of a distributed tensor; any other tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def parameter_bytes(training: Training) -> int:

@@ -65,15 +65,22 @@ def _from_config(spec: ModelSpec, seq_len: int, device: torch.device) -> BuiltMo
         if getattr(part, "use_cache", None) is not None:
             part.use_cache = False
     config.dtype = torch.float32
-    with torch.device(device):
-        model: nn.Module = model_class(config)
+    try:
+        with torch.device(device):
+            model = model_class(config)
+    except (
+        ValueError
+    ) as error:  # values that contradict each other, such as heads that do not divide the width
+        raise _refused(spec, error) from error
     tokens = _image_tokens(config, model) if task == "image-classification" else seq_len
     return BuiltModel(model, task, tokens)
 
 
 def _resolve(spec: ModelSpec) -> tuple[Any, Callable[[Any], nn.Module], Task]:
     """Return the configuration object, what builds the model from it, and the task that its class is for."""
-    from transformers import AutoConfig  # late: seconds of imports, which a user's own model does not need
+    # Late: seconds of imports, which a user's own model does not need.
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
 
     values = dict(spec.config or {})
     model_type = values.pop("model_type", None)
@@ -83,11 +90,15 @@ def _resolve(spec: ModelSpec) -> tuple[Any, Callable[[Any], nn.Module], Task]:
         return _resolve_remote(spec, model_type, values)
     try:
         config = AutoConfig.for_model(model_type, **values)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"model {spec.name}: transformers refuses its configuration: {error}") from error
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise _refused(spec, error) from error
     name, task = _choose_class(spec, model_type, config)
     model_class = getattr(importlib.import_module("transformers"), name)
     return config, model_class, task
+
+
+def _refused(spec: ModelSpec, error: Exception) -> InputError:
+    return InputError(f"model {spec.name}: transformers refuses its configuration: {error}")
 
 
 def _is_known(model_type: str) -> bool:
@@ -143,17 +154,19 @@ def _choose_class(spec: ModelSpec, model_type: str, config: Any) -> tuple[str, T
         names = mapping.get(model_type, ())
         for name in (names,) if isinstance(names, str) else names:
             offered.setdefault(name, task)
-    for name in config.architectures or ():
+    named = tuple(config.architectures or ())
+    for name in named:
         if name in offered:
             return name, offered[name]
-    if not offered:
-        raise InputError(
-            f"model {spec.name}: a {model_type} has no class for causal, masked or sequence-to-sequence "
-            "language modelling nor image classification; write a module:function that builds it and makes "
-            "its batches"
-        )
-    # A bare encoder or decoder (`BertModel`, or no architectures at all) trains with its type's first head.
-    return next(iter(offered.items()))
+    # A bare encoder or decoder (`BertModel`, or nothing at all) trains with its type's first head.
+    if offered and all(name.endswith(("Model", "ForPreTraining")) for name in named):
+        return next(iter(offered.items()))
+    asked = ", ".join(named) or model_type
+    known = f"what can be trained of a {model_type} is {', '.join(offered)}; " if offered else ""
+    raise InputError(
+        f"model {spec.name}: {asked} is no model for causal, masked or sequence-to-sequence language modelling "
+        f"nor image classification; {known}write a module:function that builds it and makes its batches"
+    )
 
 
 def _image_tokens(config: Any, model: nn.Module) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -12,18 +13,22 @@ from autotune.candidate import Optimizer
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
-def optimizer_maker(name: Optimizer) -> MakeOptimizer:
-    """Return what makes torch's optimizer for some parameters.
+def optimizer_maker(name: Optimizer, parameters: int) -> MakeOptimizer:
+    """Return what makes torch's optimizer for some of a model's `parameters` (their number).
 
     All are fused: one kernel reads and writes parameter, gradient and state in place, with no temporaries.
-    Learning rates are small enough for the default initialization of every preset, and constant: memory and
-    speed do not depend on them.
+    Memory and speed do not depend on the learning rate. It is constant and falls with the root of the number
+    of parameters: a rule found by trial, under which the loss falls on the stream from the first steps, with
+    no warm-up, for models from 0.1M to 270M parameters.
     """
+    root = math.sqrt(parameters)
     match name:
         case "adamw":
-            return lambda parameters: torch.optim.AdamW(parameters, lr=2e-4, weight_decay=0.01, fused=True)
+            rate = min(1e-3, 0.5 / root)
+            return lambda group: torch.optim.AdamW(group, lr=rate, weight_decay=0.01, fused=True)
         case "sgd":
-            return lambda parameters: torch.optim.SGD(parameters, lr=1e-2, fused=True)
+            rate = min(1e-2, 10 / root)
+            return lambda group: torch.optim.SGD(group, lr=rate, fused=True)
 
 
 class PlainOptimizer:

@@ -12,7 +12,7 @@ import torch
 
 from autotune.outcome import Ok
 from autotune.probe.protocol import ProbeRequest
-from autotune.train.holdings import Observer
+from autotune.train.holdings import Observer, local
 from autotune.train.measure import MICRO_STEPS, report, sample, warm_up
 from autotune.train.phases import Phases
 from autotune.train.steps import Parts, Stepper
@@ -82,10 +82,8 @@ def save(training: Training, folder: Path, phases: Phases) -> int:
     try:
         # A Python file, because torch's own reports a full disk without saying so.
         with path.open("wb") as file:
-            torch.save(
-                {"model": training.model.state_dict(), "optimizer": list(training.optimizer.state_tensors())},
-                file,
-            )
+            model = {name: local(value) for name, value in training.model.state_dict().items()}
+            torch.save({"model": model, "optimizer": list(training.optimizer.state_tensors())}, file)
         size = path.stat().st_size
     finally:
         path.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from autotune.train.holdings import local
 from autotune.train.phases import Phases
 from autotune.train.training import Training
 
@@ -102,6 +103,8 @@ class Stepper:
 
 
 def gradient_norm(training: Training) -> Tensor:
-    """Return the 2-norm of all gradients as one number on their device; it takes no memory of their size."""
-    gradients = [parameter.grad for parameter in training.model.parameters() if parameter.grad is not None]
-    return torch.nn.utils.get_total_norm(gradients)
+    """Return the 2-norm of this process's gradients as one number on their device; it takes no memory of
+    their size.
+    """
+    gradients = (parameter.grad for parameter in training.model.parameters())
+    return torch.nn.utils.get_total_norm([local(gradient) for gradient in gradients if gradient is not None])

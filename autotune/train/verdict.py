@@ -121,11 +121,16 @@ def _memory(error: BaseException, at: Circumstances) -> Oom | None:
     text = str(error)
     request = _CPU_REQUEST.search(text)
     on_device = where == "device"
+    requested = int(request[1]) if request else at.requested if on_device else None
+    free = at.free if on_device else None
+    if free is not None and requested is not None:
+        # Less was free, or it would have been granted; the operation that failed has let go of its own since.
+        free = min(free, requested)
     return Oom(
         where=where,
         phase=at.phase,
-        requested=int(request[1]) if request else at.requested if on_device else None,
-        free=at.free if on_device else None,
+        requested=requested,
+        free=free,
         message=_first_line(text) or type(error).__name__,
     )
 

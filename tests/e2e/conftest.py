@@ -1,0 +1,60 @@
+"""Real runs of the installed command on the CPU device, shared by the tests that look at them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+AUTOTUNE = [str(Path(sys.executable).parent / "autotune")]
+QUICK = ["--sample-time", "1s", "--proof-time", "2s", "--speed-tolerance", "0.9", "--seq-len", "128"]
+"""Short samples, and a speed check that other work on the machine cannot fail: speed is not what is tested."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that ran to its end."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.stdout)
+
+
+def autotune(*arguments: str, cwd: Path) -> Ended:
+    """Run the command as a user would, with the output going to files."""
+    done = subprocess.run([*AUTOTUNE, *arguments], cwd=cwd, capture_output=True, text=True, timeout=280)
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def probes_alive() -> list[int]:
+    """Return every process of any probe on this machine that still runs."""
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if any(
+            part.endswith(("probe/guard.py", "autotune.probe.worker"))
+            for part in process.info["cmdline"] or []
+        )
+    ]
+
+
+@pytest.fixture(scope="session")
+def winner(tmp_path_factory) -> tuple[Path, Ended]:
+    """Return the working folder and the output of one run that meets real OOMs and ends with a winner."""
+    folder = tmp_path_factory.mktemp("winner")
+    ended = autotune(
+        "run", "--model", "tiny-gpt2", "--target-global-batch", "16K", "--device", "cpu:448MiB", *QUICK, "--json",
+        cwd=folder,
+    )  # fmt: skip
+    assert ended.code == 0, ended.stderr
+    return folder, ended

@@ -1,0 +1,183 @@
+"""The command, from the outside, on real probes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.best import Best
+from autotune.candidate import Candidate
+from tests.e2e.conftest import AUTOTUNE, QUICK, autotune, probes_alive
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_run_meets_real_ooms_and_ends_with_a_proven_winner(winner):
+    _, ended = winner
+    verdicts = {trial["outcome"]["kind"] for trial in ended.document["trials"]}
+    assert {"ok", "oom"} <= verdicts
+    best = ended.document["best"]
+    assert best["proof"]["passed"]
+    assert best["evidence"] == "measured"
+    assert best["memory"]["device_peak"] <= best["memory"]["budget"]
+    assert ended.document["decided"]["winner"] is not None
+
+
+def test_every_oom_is_a_refused_allocation_of_the_worker(winner):
+    _, ended = winner
+    for trial in ended.document["trials"]:
+        if trial["outcome"]["kind"] == "oom":
+            assert trial["outcome"]["requested"] > trial["outcome"]["free"]
+
+
+def test_no_other_useful_micro_batch_of_the_winning_rung_was_faster(winner):
+    _, ended = winner
+    best = ended.document["best"]
+    failed = {proof["number"] for proof in ended.document["proofs"] if not proof["passed"]}
+    steps = {
+        trial["number"]: trial["tokens_per_second"]
+        for trial in ended.document["trials"]
+        if trial["verdict"] == "fits" and trial["number"] not in failed
+    }
+    assert best["tokens_per_second"] >= 0.98 * max(steps.values()) or best["accumulation"]["difference"] >= 0
+
+
+def test_the_folder_of_the_run_holds_everything(winner):
+    folder, ended = winner
+    root = folder / ended.document["run"]
+    assert {"spec.yaml", "journal.jsonl", "best.yaml", "probes"} <= {path.name for path in root.iterdir()}
+    for trial in ended.document["trials"]:
+        probe = root / "probes" / f"{trial['number']:04d}"
+        assert {"request.json", "result.json", "stdout", "stderr"} <= {path.name for path in probe.iterdir()}
+        assert not (probe / "scratch").exists()
+    assert probes_alive() == []
+
+
+def test_stdout_holds_one_document_and_people_read_stderr(winner):
+    _, ended = winner
+    assert "Winner" in ended.stderr
+    assert "tokens: micro-batch x devices x accumulation steps" in ended.stderr
+    assert ended.document["best"]["accumulation"]["steps"] >= 1
+
+
+def test_report_tells_the_same_story(winner):
+    folder, ended = winner
+    text = autotune("report", "last", cwd=folder)
+    assert text.code == 0
+    for part in ("Path through the graph", "Winner", "Rejected", "Next"):
+        assert part in text.stdout
+    assert autotune("report", "last", "--json", cwd=folder).document == ended.document
+
+
+def test_verify_repeats_the_proof_from_the_file_alone(winner, tmp_path):
+    folder, ended = winner
+    copy = tmp_path / "elsewhere.yaml"
+    copy.write_text((folder / ended.document["run"] / "best.yaml").read_text())
+    done = autotune("verify", str(copy), "--proof-time", "2s", "--json", cwd=tmp_path)
+    assert {check["name"]: check["passed"] for check in done.document["checks"]}["peak memory"]
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere.yaml"]
+
+
+def test_a_finished_run_resumes_to_the_same_winner_at_once(winner):
+    folder, ended = winner
+    again = autotune("resume", "last", "--json", cwd=folder)
+    assert again.code == 0
+    assert again.document["best"] == ended.document["best"]
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    """Start a run and wait until its second probe is under way."""
+    process = subprocess.Popen(
+        [*AUTOTUNE, "run", "--model", "tiny-gpt2", "--target-global-batch", "1K", "--device", "cpu:1GiB", *QUICK],
+        cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not list(folder.glob("runs/*/probes/0002/request.json")):
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    return process
+
+
+def test_kill_9_leaves_no_process_and_resume_repeats_no_finished_probe(tmp_path):
+    process = start(tmp_path)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while probes_alive() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert probes_alive() == []
+    first = (next(tmp_path.glob("runs/*")) / "probes" / "0001" / "result.json").stat().st_mtime_ns
+    done = autotune("resume", "last", "--json", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    assert done.document["best"]["proof"]["passed"]
+    assert (next(tmp_path.glob("runs/*")) / "probes" / "0001" / "result.json").stat().st_mtime_ns == first
+
+
+def test_ctrl_c_stops_cleanly_and_says_how_to_resume(tmp_path):
+    process = start(tmp_path)
+    second = autotune("resume", "last", cwd=tmp_path)
+    assert second.code == 2
+    assert "another autotune" in second.stderr
+    os.kill(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "autotune resume runs/" in said
+    assert "Traceback" not in said
+    assert probes_alive() == []
+
+
+def test_when_nothing_fits_it_says_how_much_is_missing(tmp_path):
+    done = autotune(
+        "run",
+        "--model",
+        "gpt2",
+        "--target-global-batch",
+        "1K",
+        "--device",
+        "cpu:448MiB",
+        *QUICK,
+        cwd=tmp_path,
+    )
+    assert done.code == 3
+    assert "nothing fits 448 MiB" in done.stderr
+    assert "at least" in done.stderr
+    record = autotune("report", "last", "--json", cwd=tmp_path).document
+    assert Candidate.model_validate(record["trials"][-1]["candidate"]).offload == "full"
+
+
+def test_a_bug_in_the_users_model_stops_the_run_with_its_traceback(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "class Mine(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layer = torch.nn.Linear(4, 4)\n"
+        "    def forward(self, x):\n"
+        "        raise ValueError('a bug of my own')\n"
+        "def build():\n"
+        "    return Mine(), lambda micro_batch, seq_len: {'x': torch.zeros(micro_batch, 4)}\n"
+    )
+    done = autotune(
+        "run",
+        "--model",
+        "mine:build",
+        "--target-global-batch",
+        "1K",
+        "--device",
+        "cpu:1GiB",
+        *QUICK,
+        cwd=tmp_path,
+    )
+    assert done.code == 4
+    assert "ValueError: a bug of my own" in done.stderr
+    assert "mine.py" in done.stderr
+
+
+def test_the_winner_of_the_run_is_what_best_yaml_holds(winner):
+    folder, ended = winner
+    best = Best.read(folder / ended.document["run"])
+    assert best.model_dump(mode="json") == ended.document["best"]
