@@ -1,0 +1,152 @@
+"""The exported files, loaded and run by the libraries they are for: what was asked for is what runs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.exports import export
+from tests.configurations import make_best
+
+OBSERVE = Path(__file__).parents[1] / "data" / "observe.py"
+LAYERS = 2
+TENSORS = 28
+"""Parameters of tiny-gpt2, each tied one counted once."""
+STEPS = 2
+
+
+def write(best, target, folder):
+    for name, text in export(best, target).items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def launch(best, target, folder):
+    """Start launch.sh as a user would, with an observer in place of train.py; return what each rank saw."""
+    write(best, target, folder)
+    script = folder / "launch.sh"
+    script.write_text(script.read_text().replace("train.py", f"{OBSERVE} {folder / 'seen'}"))
+    environment = {**os.environ, "PYTHON": sys.executable, "HF_HUB_OFFLINE": "1"}
+    environment.pop("OMP_NUM_THREADS", None)
+    done = subprocess.run(
+        ["sh", str(script), "--steps", str(STEPS)],
+        env=environment,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(file.read_text()) for file in sorted(folder.glob("seen.*.json"))], done.stdout
+
+
+def check_training(seen, best):
+    """Check, on one rank, micro-batch, accumulation, checkpointing and precision as they happened."""
+    candidate = best.candidate
+    times = 2 if candidate.checkpointing == "full" else 1  # checkpointing runs each block again in backward
+    assert seen["blocks"] == [[candidate.micro_batch, best.seq_len]] * (
+        STEPS * best.accumulation.steps * LAYERS * times
+    )
+    # Offload takes the parameters one by one, each with an optimizer of its own.
+    assert seen["optimizer_steps"] == STEPS * (1 if candidate.offload == "none" else TENSORS)
+    assert seen["precisions"] == (["torch.bfloat16"] if candidate.precision == "bf16" else ["torch.float32"])
+    assert seen["parameters"] == ["torch.float32"]
+    assert seen["optimizer"] == {"adamw": "AdamW", "sgd": "SGD"}[candidate.optimizer]
+    assert seen["fused"] or candidate.optimizer == "sgd"
+    assert (seen["states"] > 0) == (candidate.optimizer == "adamw")
+    assert seen["variable"] == best.variables["FROM_THE_MEASUREMENT"]
+
+
+def configuration(**options):
+    return make_best(variables={"FROM_THE_MEASUREMENT": "it's $HERE"}, **options)
+
+
+def losses(output):
+    return [float(line.split()[1]) for line in output.splitlines() if line.startswith("loss ")]
+
+
+def test_accelerate_runs_two_ranks(tmp_path):
+    best = configuration(gpus=2, checkpointing="full", precision="bf16")
+    ranks, output = launch(best, "accelerate", tmp_path)
+    assert len(ranks) == 2
+    for seen in ranks:
+        check_training(seen, best)
+        assert (seen["processes"], seen["distributed"], seen["mixed_precision"]) == (2, "MULTI_CPU", "bf16")
+    first, last = losses(output)
+    assert last < first
+
+
+def test_accelerate_runs_one_process(tmp_path):
+    best = configuration(precision="fp32", optimizer="sgd", micro_batch=3, steps=2)
+    (seen,), output = launch(best, "accelerate", tmp_path)
+    check_training(seen, best)
+    assert (seen["processes"], seen["distributed"], seen["mixed_precision"]) == (1, "NO", "no")
+    assert seen["device"] == "cpu"
+    assert len(losses(output)) == STEPS
+
+
+def test_transformers_trainer_runs_what_was_chosen(tmp_path):
+    best = configuration(checkpointing="full", precision="bf16")
+    (seen,), _ = launch(best, "transformers", tmp_path)
+    check_training(seen, best)
+    assert (seen["processes"], seen["distributed"], seen["mixed_precision"]) == (1, "NO", "bf16")
+    assert not (tmp_path / "checkpoints").exists() or not any((tmp_path / "checkpoints").glob("checkpoint-*"))
+
+
+def test_native_trains_with_the_parts_that_were_measured(tmp_path):
+    best = configuration(checkpointing="full", offload="full", precision="bf16")
+    (seen,), output = launch(best, "native", tmp_path)
+    check_training(seen, best)
+    first, last = losses(output)
+    assert last < first
+
+
+def test_a_script_that_was_not_launched_as_measured_stops(tmp_path):
+    write(make_best(gpus=2), "accelerate", tmp_path)
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "train.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "this runs 1 process(es) with mixed precision 'no', but 2 with 'bf16' were measured" in done.stderr
+
+
+@pytest.mark.parametrize(("gpus", "distributed"), [(1, "NO"), (8, "MULTI_GPU")])
+@pytest.mark.parametrize(("precision", "mixed"), [("fp32", "no"), ("bf16", "bf16")])
+def test_accelerate_loads_its_configuration(gpus, distributed, precision, mixed, tmp_path):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    best = make_best(device="cuda", gpus=gpus, precision=precision)
+    config = load_config_from_file(str(write(best, "accelerate", tmp_path) / "accelerate_config.yaml"))
+    assert (config.distributed_type.value, config.num_processes) == (distributed, gpus)
+    assert (config.mixed_precision, config.use_cpu) == (mixed, False)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"checkpointing": "full", "precision": "fp32"},
+        {"optimizer": "sgd", "precision": "bf16"},
+    ],
+)
+def test_transformers_accepts_its_arguments(options, tmp_path):
+    from transformers import TrainingArguments
+
+    best = make_best(micro_batch=4, steps=5, **options)
+    values = json.loads((write(best, "transformers", tmp_path) / "training_arguments.json").read_text())
+    arguments = TrainingArguments(**{**values, "output_dir": str(tmp_path)})
+    assert arguments.per_device_train_batch_size == 4
+    assert arguments.gradient_accumulation_steps == 5
+    assert arguments.bf16 == (best.candidate.precision == "bf16")
+    assert arguments.gradient_checkpointing == (best.candidate.checkpointing == "full")
+    assert (
+        str(arguments.optim.value) == {"adamw": "adamw_torch_fused", "sgd": "sgd"}[best.candidate.optimizer]
+    )
+    assert str(arguments.device) == "cpu"
