@@ -1,0 +1,70 @@
+"""A user's own model: a small residual network over tokens, with its blocks as plain attributes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+VOCABULARY = 32
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.down(torch.relu(self.up(self.norm(hidden))))
+
+
+class Network(nn.Module):
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, width)
+        self.first = ResidualBlock(width)
+        self.second = ResidualBlock(width)
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        logits = self.head(self.second(self.first(self.embed(tokens))))
+        return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())}
+
+
+def make_batch(micro_batch: int, seq_len: int) -> dict[str, Tensor]:
+    tokens = torch.randint(VOCABULARY, (micro_batch, seq_len + 1))
+    return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
+
+
+def build() -> tuple[nn.Module, object]:
+    return Network(), make_batch
+
+
+def build_alone() -> nn.Module:
+    """Break the contract: no batch maker."""
+    return Network()
+
+
+def build_half() -> tuple[nn.Module, object]:
+    """Break the contract: parameters are not fp32."""
+    return Network().bfloat16(), make_batch
+
+
+def build_with_bad_batch() -> tuple[nn.Module, object]:
+    """Break the contract: a list is no batch."""
+    return Network(), lambda micro_batch, seq_len: [micro_batch, seq_len]
+
+
+def build_without_loss() -> tuple[nn.Module, object]:
+    """Break the contract: the forward returns logits."""
+
+    class Headless(Network):
+        def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+            return self.head(self.embed(tokens))
+
+    return Headless(), make_batch
+
+
+def build_with_bug() -> tuple[nn.Module, object]:
+    raise ZeroDivisionError("a bug of the user's own")

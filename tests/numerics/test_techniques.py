@@ -1,0 +1,199 @@
+"""Techniques that save memory do not change what is computed.
+
+Every run starts from the same seed and is compared with the plain one over three optimizer steps, dropout
+included (GPT-2, BERT and T5 have 0.1). Losses and gradients are equal bit for bit: the same kernels meet the same
+numbers in the same order. The exceptions are named where they stand.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from torch import Tensor
+
+from autotune.train.build import assemble
+from autotune.train.mapped import is_mapped
+from autotune.train.refusal import CannotRun
+from tests.data.requests import OWN, family, request
+
+MODELS = {name: family(name) for name in ("gpt2", "llama", "mixtral", "bert", "t5", "vit")} | {"own": OWN}
+STEPS, MICRO_BATCH = 3, 4
+MAPPED, COPIED = True, False
+
+
+@dataclass(frozen=True)
+class Run:
+    losses: list[float]
+    gradients: list[list[Tensor]]
+    """Of every parameter that has one, after each backward pass."""
+
+    def __eq__(self, other):
+        pairs = [pair for ours, theirs in zip(self.gradients, other.gradients, strict=True)
+                 for pair in zip(ours, theirs, strict=True)]  # fmt: skip
+        return self.losses == other.losses and all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+    def gradient_error(self, other):
+        """Return the largest norm of the difference of all gradients of a step, relative to their norm."""
+        return max(
+            float(norm([a - b for a, b in zip(ours, theirs, strict=True)]) / norm(theirs))
+            for ours, theirs in zip(self.gradients, other.gradients, strict=True)
+        )
+
+
+def norm(tensors):
+    return torch.stack([tensor.norm() for tensor in tensors]).norm()
+
+
+def gradients_of(training):
+    gradients = [p.grad for p in training.model.parameters() if p.grad is not None]
+    return [(g.to_local() if hasattr(g, "to_local") else g).clone() for g in gradients]
+
+
+def train(model, files=None, check=None, **candidate):
+    """Train three steps; `check` is called with the training before it is closed."""
+    with TemporaryDirectory() as folder:
+        training = assemble(request(MODELS[model], Path(folder), **candidate), files=files)
+        losses, gradients = [], []
+        for step in range(STEPS):
+            loss = training.loss(training.batch(step, MICRO_BATCH))
+            loss.backward()
+            losses.append(loss.item())
+            gradients.append(gradients_of(training))
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+        if check is not None:
+            check(training)
+        training.close()
+    return Run(losses, gradients)
+
+
+@cache
+def plain(model, precision, optimizer="adamw"):
+    return train(model, precision=precision, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_plain_run_repeats_itself_and_learns(model, precision):
+    reference = plain(model, precision)
+    assert train(model, precision=precision) == reference
+    assert reference.losses[-1] < reference.losses[0]
+    assert reference.gradients[0]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("offload", ["none", "optimizer", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("model", MODELS)
+def test_checkpointing_and_offload_to_files_change_no_bit(model, checkpointing, offload, precision):
+    run = train(model, checkpointing=checkpointing, offload=offload, precision=precision)
+    assert run == plain(model, precision)
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "full"])
+def test_stateless_sgd_offloads_too(offload):
+    assert train("gpt2", offload=offload, optimizer="sgd", precision="fp32") == plain("gpt2", "fp32", "sgd")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("model", ["gpt2", "mixtral", "own"])
+def test_optimizer_state_that_is_copied_to_the_device_and_back_changes_no_bit(
+    model, checkpointing, precision
+):
+    run = train(model, files=COPIED, checkpointing=checkpointing, offload="optimizer", precision=precision)
+    assert run == plain(model, precision)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("model", ["gpt2", "llama", "mixtral", "own"])
+def test_sharded_offload_changes_no_bit_in_fp32(model, checkpointing):
+    run = train(model, files=COPIED, checkpointing=checkpointing, offload="full", precision="fp32")
+    assert run == plain(model, "fp32")
+
+
+def test_sharded_offload_adds_the_gradients_of_shared_weights_in_another_order():
+    # T5's position bias is used by every block, so its gradient is a sum whose order the sharding changes.
+    run = train("t5", files=COPIED, offload="full", precision="fp32")
+    assert run.losses == pytest.approx(plain("t5", "fp32").losses, rel=1e-6)
+    assert run.gradient_error(plain("t5", "fp32")) < 1e-5
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama", "mixtral", "t5", "own"])
+def test_sharded_offload_in_bf16_agrees_to_its_rounding(model):
+    # Sharding casts what enters a block to bf16 (8 significant bits, 2^-8 = 0.4%), where autocast may keep fp32.
+    run = train(model, files=COPIED, checkpointing="full", offload="full", precision="bf16")
+    assert run.losses == pytest.approx(plain(model, "bf16").losses, rel=2e-3)
+    assert 0 < run.gradient_error(plain(model, "bf16")) < 0.05
+
+
+def test_sharded_offload_accumulates_on_the_host():
+    one, two = (accumulated("gpt2", 4, 2, offload=offload, files=COPIED) for offload in ("none", "full"))
+    assert one == two
+
+
+def accumulated(model, steps, micro_batch, files=None, **candidate):
+    """Return loss and gradients of one global step of `steps` micro-steps, without dropout."""
+    with TemporaryDirectory() as folder:
+        training = assemble(request(MODELS[model], Path(folder), precision="fp32", **candidate), files=files)
+        training.model.eval()  # dropout draws one mask for each batch, so it differs between splits of a batch
+        total = 0.0
+        for step in range(steps):
+            loss = training.loss(training.batch(step, micro_batch)) / steps
+            loss.backward()
+            total += loss.item()
+        gradients = gradients_of(training)
+        training.close()
+    return Run([total], [gradients])
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "offload"), [("none", "none"), ("full", "none"), ("none", "full"), ("full", "full")]
+)
+@pytest.mark.parametrize("model", ["gpt2", "llama", "mixtral", "bert", "t5", "vit"])
+def test_accumulated_gradients_equal_those_of_the_big_batch(model, checkpointing, offload):
+    # Not bit for bit: the sum over samples is taken in another order, and fp32 rounds at each (2^-24 = 6e-8).
+    whole = accumulated(model, 1, 8)
+    parts = accumulated(model, 4, 2, checkpointing=checkpointing, offload=offload)
+    assert parts.losses == pytest.approx(whole.losses, rel=1e-6)
+    assert parts.gradient_error(whole) < 1e-5
+
+
+def test_a_model_without_blocks_cannot_be_checkpointed_nor_sharded(tmp_path):
+    (tmp_path / "flat_model.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Flat(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x).square().mean()\n"
+        "def build():\n"
+        "    return Flat(4, 4), lambda micro_batch, seq_len: {'x': torch.randn(micro_batch, 4)}\n"
+    )
+    model = OWN.model_copy(update={"name": "flat_model:build", "path": str(tmp_path)})
+    with pytest.raises(CannotRun, match=r"no repeated transformer block.*--block-class"):
+        assemble(request(model, tmp_path, checkpointing="full"))
+    with pytest.raises(CannotRun, match=r"no repeated transformer block.*--block-class"):
+        assemble(request(model, tmp_path, offload="full"), files=COPIED)
+    assemble(request(model, tmp_path, offload="full")).close()
+
+
+@pytest.mark.parametrize(
+    ("offload", "parameters_too"), [("none", False), ("optimizer", False), ("full", True)]
+)
+def test_what_offload_moves_lives_in_files_and_the_rest_does_not(offload, parameters_too, tmp_path):
+    training = assemble(request(family("gpt2"), tmp_path, offload=offload))
+    assert not list(tmp_path.iterdir())  # the files are unlinked: nothing is left however the process ends
+    for step in range(2):
+        training.loss(training.batch(step, 2)).backward()
+        parameters = list(training.model.parameters())
+        assert {is_mapped(parameter) for parameter in parameters} == {parameters_too}
+        assert {is_mapped(parameter.grad) for parameter in parameters} == {parameters_too}
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        state = [tensor for tensor in training.optimizer.state_tensors() if tensor.dim() > 0]
+        assert len(state) == 2 * len(parameters)
+        assert {is_mapped(tensor) for tensor in state} == {offload != "none"}
+    assert not list(tmp_path.iterdir())
