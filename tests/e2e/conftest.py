@@ -12,6 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.docs.readme import commands
+
 AUTOTUNE = [str(Path(sys.executable).parent / "autotune")]
 QUICK = ["--sample-time", "1s", "--proof-time", "2s", "--speed-tolerance", "0.9", "--seq-len", "128"]
 """Short samples, and a speed check that other work on the machine cannot fail: speed is not what is tested."""
@@ -50,11 +52,9 @@ def probes_alive() -> list[int]:
 
 @pytest.fixture(scope="session")
 def winner(tmp_path_factory) -> tuple[Path, Ended]:
-    """Return the working folder and the output of one run that meets real OOMs and ends with a winner."""
+    """Return the working folder and the output of the README's run: it meets real OOMs and ends with a winner."""
     folder = tmp_path_factory.mktemp("winner")
-    ended = autotune(
-        "run", "--model", "tiny-gpt2", "--target-global-batch", "16K", "--device", "cpu:448MiB", *QUICK, "--json",
-        cwd=folder,
-    )  # fmt: skip
+    shown = next(command for command in commands() if command[:2] == ["autotune", "run"])
+    ended = autotune(*shown[1:], "--json", cwd=folder)
     assert ended.code == 0, ended.stderr
     return folder, ended
