@@ -102,7 +102,9 @@ def resume(run: RunArgument = "last", runs: RunsOption = Path("runs"), json: Jso
 def verify(
     file: Annotated[Path, typer.Argument(help="A best.yaml, or the folder of its run.")],
     device: Annotated[str | None, typer.Option(help="Another device than the recorded one.")] = None,
-    proof_time: Annotated[str, typer.Option(help="Time for the training steps.")] = "60s",
+    proof_time: Annotated[str | None, typer.Option(help="Time for the training steps.")] = None,
+    memory_tolerance: Annotated[float | None, typer.Option(help="Peak of the proof against record.")] = None,
+    speed_tolerance: Annotated[float | None, typer.Option(help="Speed of the proof against record.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Repeat the proof of an emitted configuration on this machine."""
@@ -110,7 +112,12 @@ def verify(
     from autotune.specs import DeviceSpec, Limits
     from autotune.verification import verify as repeat
 
-    limits = Limits.load({"proof_seconds": proof_time}, "options")
+    given = {
+        "proof_seconds": proof_time,
+        "memory_tolerance": memory_tolerance,
+        "speed_tolerance": speed_tolerance,
+    }
+    limits = Limits.load({name: value for name, value in given.items() if value is not None}, "options")
     proof = repeat(file, DeviceSpec.parse(device) if device else None, limits, _console().print)
     if json:
         print(proof.model_dump_json(indent=2))

@@ -51,7 +51,7 @@ def take_steps(accelerator: Accelerator, steps: int) -> None:
     losses = []
     for batch in loader:
         with accelerator.accumulate(model):
-            loss = model(**batch)["loss"]
+            loss = model(**batch).loss
             accelerator.backward(loss)
             losses.append(loss.detach())
             if accelerator.sync_gradients:
