@@ -1,0 +1,65 @@
+"""On the cpu device offload leaves the memory that the kernel limits, and a full disk is a typed refusal."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from autotune.train.mapped import MappedFiles, is_mapped
+from autotune.train.refusal import OutOfSpace
+from tests.data import limited
+
+
+def test_each_rung_of_offload_fits_where_the_one_before_is_refused(tmp_path):
+    # Plain needs 4 x 112 MiB, without optimizer state 2 x 112; full offload never holds a whole set of parameters.
+    asked = ["full:90", "optimizer:90", "optimizer:310", "none:310", "none:600"]
+    environment = {
+        **os.environ,
+        # Freed blocks go back to the system at once, as in a real probe.
+        "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_TOP_PAD_": "0",
+        "PYTHONPATH": str(Path(limited.__file__).parents[2]),
+    }  # fmt: skip
+    child = subprocess.run(
+        [sys.executable, limited.__file__, str(tmp_path), *asked],
+        capture_output=True, text=True, env=environment, check=False,
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr
+    assert json.loads(child.stdout) == {
+        "full:90": True, "optimizer:90": False, "optimizer:310": True, "none:310": False, "none:600": True,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def file_limit():
+    """Limit the size of files (bytes), the only refusal of disk space that needs no disk of its own."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_disk_space_that_is_refused_is_said_before_anything_is_written(tmp_path, file_limit):
+    files = MappedFiles(tmp_path)
+    file_limit(1 << 20)
+    files.zeros_like(torch.empty(1 << 18))
+    with pytest.raises(OutOfSpace, match="no room for 1048580 bytes") as caught:
+        files.zeros_like(torch.empty((1 << 18) + 1))
+    assert (caught.value.where, caught.value.requested) == ("disk", 1_048_580)
+    assert caught.value.free is not None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_mapped_tensor_keeps_shape_type_layout_and_values(tmp_path):
+    files = MappedFiles(tmp_path)
+    values = torch.arange(24, dtype=torch.float64).reshape(2, 3, 2, 2).to(memory_format=torch.channels_last)
+    copy = files.copy_of(values)
+    assert is_mapped(copy)
+    assert not is_mapped(values)
+    assert torch.equal(copy, values)
+    assert (copy.dtype, copy.stride()) == (values.dtype, values.stride())
+    assert files.zeros_like(torch.empty(0, 3)).shape == (0, 3)
+    assert files.bytes == 24 * 8
