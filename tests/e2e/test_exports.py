@@ -68,6 +68,7 @@ def losses(output):
     return [float(line.split()[1]) for line in output.splitlines() if line.startswith("loss ")]
 
 
+@pytest.mark.slow
 def test_accelerate_runs_two_ranks(tmp_path):
     best = configuration(gpus=2, checkpointing="full", precision="bf16")
     ranks, output = launch(best, "accelerate", tmp_path)
@@ -79,6 +80,7 @@ def test_accelerate_runs_two_ranks(tmp_path):
     assert last < first
 
 
+@pytest.mark.slow
 def test_accelerate_runs_one_process(tmp_path):
     best = configuration(precision="fp32", optimizer="sgd", micro_batch=3, steps=2)
     (seen,), output = launch(best, "accelerate", tmp_path)
@@ -88,6 +90,7 @@ def test_accelerate_runs_one_process(tmp_path):
     assert len(losses(output)) == STEPS
 
 
+@pytest.mark.slow
 def test_transformers_trainer_runs_what_was_chosen(tmp_path):
     best = configuration(checkpointing="full", precision="bf16")
     (seen,), _ = launch(best, "transformers", tmp_path)
@@ -96,6 +99,7 @@ def test_transformers_trainer_runs_what_was_chosen(tmp_path):
     assert not (tmp_path / "checkpoints").exists() or not any((tmp_path / "checkpoints").glob("checkpoint-*"))
 
 
+@pytest.mark.slow
 def test_native_trains_with_the_parts_that_were_measured(tmp_path):
     best = configuration(checkpointing="full", offload="full", precision="bf16")
     (seen,), output = launch(best, "native", tmp_path)
