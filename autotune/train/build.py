@@ -30,6 +30,8 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
     raises.
     """
     device = torch.device(request.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # streams and sharding work on the current device
     use_files = device.type == "cpu" if files is None else files
     draft = _Draft(request, device, MappedFiles(request.folder) if use_files else None)
     try:

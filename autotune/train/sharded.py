@@ -20,7 +20,7 @@ from autotune.train.refusal import CannotRun
 def shard_to_host(
     model: nn.Module, blocks: Blocks | None, precision: Precision, device: torch.device
 ) -> Callable[[], None]:
-    """Keep parameters and gradients of `model` (built on the CPU) on the host, in place.
+    """Keep parameters and gradients of `model` (built on the CPU) on the host; `device` is the current one.
 
     Each block's parameters visit the device for its forward and its backward; those outside the blocks
     (embeddings, head) stay from forward to backward. With bf16 the blocks' parameters and inputs are cast to
@@ -34,8 +34,6 @@ def shard_to_host(
             "no repeated transformer block was found to offload one by one; name its class with --block-class"
         )
     pin = device.type == "cuda"
-    if pin:
-        torch.cuda.set_device(device)
     # Norms of gradients on the host need a backend for the CPU too.
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if pin else "gloo", store=dist.HashStore(), rank=0, world_size=1

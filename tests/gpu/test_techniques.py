@@ -1,0 +1,154 @@
+"""On a GPU too, techniques change memory and not the result.
+
+Attention's and the embedding's backward add in no fixed order on CUDA, so runs agree to rounding, not bit for
+bit: sums of a few hundred fp32 terms to about 1e-5, bf16 (2^-8) to a few percent of the gradients' norm.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from autotune.train.build import assemble  # noqa: E402 - only where torch is there
+from tests.data.requests import OWN, family, request  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible"),
+]
+
+SMALL = family("gpt2", n_embd=256, n_layer=4, n_head=4)
+LARGE = family("gpt2", n_embd=768, n_layer=12, n_head=12, n_positions=512, vocab_size=50257)
+LOSS = {"fp32": 1e-5, "bf16": 2e-3}
+GRADIENT = {"fp32": 1e-3, "bf16": 0.05}
+SEQ_LEN, STEPS = 64, 3
+
+
+@dataclass
+class Run:
+    losses: list[float]
+    gradients: list[list["torch.Tensor"]]
+
+
+def whole(tensor):
+    """Return a tensor of any placement as an ordinary one on the CPU."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach().cpu().clone()
+
+
+def train(folder, model=SMALL, weights=None, **candidate):
+    training = assemble(request(model, folder, device="cuda:0", seq_len=SEQ_LEN, **candidate))
+    parameters = dict(training.model.named_parameters())
+    if weights is not None:
+        for name, parameter in parameters.items():
+            parameter.data.copy_(weights[name])
+    start = {name: whole(parameter) for name, parameter in parameters.items()}
+    losses, gradients = [], []
+    for step in range(STEPS):
+        loss = training.loss(training.batch(step, 4))
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append([whole(parameter.grad) for parameter in parameters.values()])
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+    training.close()
+    return Run(losses, gradients), start
+
+
+def assert_same(run, reference, precision):
+    assert run.losses == pytest.approx(reference.losses, rel=LOSS[precision])
+    for ours, theirs in zip(run.gradients, reference.gradients, strict=True):
+        ours, theirs = (torch.cat([gradient.flatten() for gradient in one]) for one in (ours, theirs))
+        assert (ours - theirs).norm() < GRADIENT[precision] * theirs.norm()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("offload", ["none", "optimizer", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("model", [SMALL, OWN], ids=["gpt2", "own"])
+def test_techniques_agree_with_the_plain_run(model, checkpointing, offload, precision, tmp_path):
+    # Full offload draws its weights on the host, so the plain run starts from what it drew.
+    run, weights = train(tmp_path, model, checkpointing=checkpointing, offload=offload, precision=precision)
+    reference, _ = train(tmp_path, model, weights, precision=precision)
+    assert_same(run, reference, precision)
+
+
+@dataclass
+class Usage:
+    """Bytes allocated on the device."""
+
+    parameters: int
+    state: int
+    """Of optimizer state, wherever it is."""
+    largest: int
+    """Bytes of the largest parameter."""
+    rest: int
+    """Between steps."""
+    peak: int
+    """Of the third training step."""
+    optimizer: int
+    """What the first optimizer step takes beyond what was there before, at its peak."""
+
+
+@pytest.fixture(scope="module")
+def usage(tmp_path_factory):
+    measured = {}
+
+    def measure(**candidate):
+        key = tuple(candidate.items())
+        if key not in measured:
+            measured[key] = _measure(tmp_path_factory.mktemp("probe"), **candidate)
+        return measured[key]
+
+    return measure
+
+
+def _measure(folder, **candidate):
+    torch.cuda.empty_cache()
+    base = torch.cuda.memory_allocated()
+    training = assemble(request(LARGE, folder, device="cuda:0", seq_len=512, precision="bf16", **candidate))
+    sizes = [parameter.numel() * 4 for parameter in training.model.parameters()]
+    optimizer = 0
+    for step in range(3):
+        torch.cuda.reset_peak_memory_stats()
+        training.loss(training.batch(step, 4)).backward()
+        if step == 0:
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+        training.optimizer.step()
+        if step == 0:
+            optimizer = torch.cuda.max_memory_allocated() - before
+        training.optimizer.zero_grad()
+    peak = torch.cuda.max_memory_allocated() - base
+    state = sum(tensor.numel() * tensor.element_size() for tensor in training.optimizer.state_tensors())
+    torch.cuda.synchronize()
+    rest = torch.cuda.memory_allocated() - base
+    training.close()
+    return Usage(sum(sizes), state, max(sizes), rest, peak, optimizer)
+
+
+def test_checkpointing_lowers_the_peak_and_nothing_else(usage):
+    plain, checkpointed = usage(), usage(checkpointing="full")
+    assert checkpointed.peak < 0.8 * plain.peak
+    assert checkpointed.rest == pytest.approx(plain.rest, rel=0.01)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_offloaded_state_leaves_the_device(usage, checkpointing):
+    kept = usage(checkpointing=checkpointing)
+    moved = usage(checkpointing=checkpointing, offload="optimizer")
+    assert moved.state == kept.state
+    assert moved.rest < kept.rest - 0.95 * kept.state
+    assert moved.peak < kept.peak - 0.5 * kept.state
+
+
+def test_state_is_never_on_the_device_all_at_once(usage):
+    moved = usage(offload="optimizer")
+    assert moved.optimizer < 3 * 2 * moved.largest + 2**20
+    assert usage().optimizer > 0.95 * moved.state
+
+
+def test_full_offload_leaves_little_between_steps_and_lowers_the_peak(usage):
+    moved = usage(checkpointing="full", offload="full")
+    assert moved.rest < 0.5 * moved.parameters
+    assert moved.peak < usage(checkpointing="full", offload="optimizer").peak
