@@ -128,10 +128,10 @@ class Probe:
         from autotune.train.model import build_model
 
         device = torch.device(self._request.device)
-        # OpenMP ends the whole process when it cannot start a thread, so its threads start while there is
-        # room.
-        square = torch.ones(512, 512)
-        (square @ square).sum()
+        # OpenMP ends the whole process when it cannot start a thread: all start now, while there is room.
+        square = torch.ones(512, 512, requires_grad=True)
+        (square @ square).sum().backward()
+        del square
         if self._request.model.source != "function":
             # transformers imports a model's code when it is first built: some 90 MiB that are not the
             # model's.
