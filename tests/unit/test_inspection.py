@@ -1,0 +1,66 @@
+"""What a model is, by its configuration alone: the numbers that throughput and MFU are made from."""
+
+import pytest
+import torch
+
+from autotune.specs import ModelSpec
+from autotune.train.inspection import describe
+from autotune.train.model import build_model
+
+WIDTH = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 64,
+    "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def facts_of(seq_len=16, **config):
+    spec = ModelSpec(name="small", source="config", config=config)
+    return describe(build_model(spec, seq_len, torch.device("meta")))
+
+
+def test_a_dense_model_has_all_parameters_active():
+    facts = facts_of(model_type="llama", architectures=["LlamaForCausalLM"], **WIDTH)
+    assert facts.active_parameters == facts.parameters
+    assert (facts.layers, facts.hidden, facts.blocks) == (2, 32, 2)
+
+
+def test_tied_weights_are_counted_once():
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **WIDTH}
+    untied = facts_of(**config, tie_word_embeddings=False)
+    tied = facts_of(**config, tie_word_embeddings=True)
+    assert untied.parameters - tied.parameters == 100 * 32
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "experts"),
+    [
+        ("mixtral", "MixtralForCausalLM", {"num_local_experts": 8, "num_experts_per_tok": 2}),
+        (
+            "qwen3_moe",
+            "Qwen3MoeForCausalLM",
+            {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 8},
+        ),
+    ],
+)
+def test_a_mixture_of_experts_has_the_chosen_experts_active(model_type, architecture, experts):
+    facts = facts_of(model_type=model_type, architectures=[architecture], **WIDTH, **experts)
+    expert = 3 * 32 * 64  # gate, up and down projection
+    assert facts.parameters - facts.active_parameters == 2 * (8 - 2) * expert
+
+
+def test_an_encoder_and_a_decoder_count_both_ways():
+    facts = facts_of(
+        model_type="t5", architectures=["T5ForConditionalGeneration"], d_model=32, d_kv=8, d_ff=64, num_layers=2,
+        num_decoder_layers=3, num_heads=4, vocab_size=100, decoder_start_token_id=0,
+    )  # fmt: skip
+    assert (facts.layers, facts.hidden, facts.task) == (5, 32, "seq2seq-lm")
+
+
+def test_an_image_counts_its_patches_as_tokens():
+    facts = facts_of(
+        model_type="vit", architectures=["ViTForImageClassification"], hidden_size=32, num_hidden_layers=2,
+        num_attention_heads=4, intermediate_size=64, image_size=32, patch_size=8,
+    )  # fmt: skip
+    assert facts.tokens_per_sample == 17
+    assert (facts.layers, facts.hidden) == (2, 32)

@@ -1,0 +1,83 @@
+"""The CPU's meter against memory of known size."""
+
+import mmap
+import time
+
+import pytest
+import torch
+
+from autotune.train.meter import CpuMeter
+from autotune.units import MIB
+
+SIZE = 96 * MIB
+SLACK = 4 * MIB
+"""This process is not a worker: the interpreter and the test runner take and free memory meanwhile."""
+
+
+@pytest.fixture
+def meter():
+    meter = CpuMeter()
+    yield meter
+    meter.close()
+
+
+def block():
+    return torch.ones(SIZE, dtype=torch.uint8)
+
+
+def test_memory_alive_is_told_to_the_byte_but_for_the_interpreters_own(meter):
+    before = meter.lap().end
+    held = block()
+    lap = meter.lap()
+    assert lap.end - before == pytest.approx(SIZE, abs=SLACK)
+    del held
+    assert meter.lap().end - before == pytest.approx(0, abs=SLACK)
+
+
+def test_a_peak_that_is_over_at_once_is_seen(meter):
+    before = meter.lap().end
+    for _ in range(3):
+        block()
+        lap = meter.lap()
+        assert lap.peak - before == pytest.approx(SIZE, abs=SLACK)
+        assert lap.end - before == pytest.approx(0, abs=SLACK)
+
+
+def test_each_lap_has_its_own_peak_and_the_process_keeps_the_largest(meter):
+    before = meter.lap().end
+    block()
+    meter.lap()
+    assert meter.lap().peak - before == pytest.approx(0, abs=SLACK)
+    peaks = meter.peaks()
+    assert peaks.device - meter.baseline - before == pytest.approx(SIZE, abs=SLACK)
+    assert peaks.reserved > peaks.device
+
+
+def test_mapped_files_are_not_counted(meter, tmp_path):
+    path = tmp_path / "mapped"
+    with path.open("w+b") as file:
+        file.truncate(SIZE)
+        before = meter.lap().end
+        with mmap.mmap(file.fileno(), SIZE) as mapped:
+            for offset in range(0, SIZE, mmap.PAGESIZE):
+                mapped[offset] = 1
+            lap = meter.lap()
+    assert lap.end - before == pytest.approx(0, abs=SLACK)
+    assert lap.peak - before == pytest.approx(0, abs=SLACK)
+
+
+def test_memory_beside_mapped_files_that_come_and_go_is_seen_by_the_sampler(meter, tmp_path):
+    path = tmp_path / "mapped"
+    with path.open("w+b") as file:
+        file.truncate(SIZE)
+        before = meter.lap().end
+        held = block()
+        time.sleep(0.2)
+        del held
+        with mmap.mmap(file.fileno(), SIZE) as mapped:
+            for offset in range(0, SIZE, mmap.PAGESIZE):
+                mapped[offset] = 1
+            time.sleep(0.2)
+        lap = meter.lap()
+    # The kernel's own peak is of both together; only the sampler can tell that they were not there together.
+    assert lap.peak - before == pytest.approx(SIZE, abs=SLACK)

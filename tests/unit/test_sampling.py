@@ -1,0 +1,48 @@
+import math
+
+import pytest
+
+from autotune.train.prove import steps_that_fit
+from autotune.train.sampling import narrow, summarize, timing
+from autotune.train.steps import Parts
+
+
+def test_the_interval_is_students():
+    # Ten values of standard deviation 1: half-width = t(0.975, 9) / sqrt(10) = 2.262 / 3.1623
+    values = [10 + offset for offset in (-1.5, -1, -0.5, -0.5, 0, 0, 0.5, 0.5, 1, 1.5)]
+    scale = math.sqrt(9 / sum((value - 10) ** 2 for value in values))
+    sample = summarize([10 + (value - 10) * scale for value in values])
+    assert sample.mean == pytest.approx(10)
+    assert sample.half_width == pytest.approx(2.262 / math.sqrt(10), rel=1e-3)
+
+
+def test_one_value_has_no_interval():
+    assert summarize([1.0]).half_width is None
+    assert not narrow([Parts(1.0, 1.0, 1.0)], accumulation_steps=1)
+
+
+def test_many_values_have_the_interval_of_31():
+    values = [1.0, 3.0] * 50
+    spread = math.sqrt(100 / 99)
+    assert summarize(values).half_width == pytest.approx(2.042 * spread / 10)
+
+
+def test_without_accumulation_the_last_micro_step_stands_for_all():
+    known = timing([Parts(None, 2.0, 1.0), Parts(None, 4.0, 1.0)])
+    assert known.micro_step == known.last_micro_step
+    assert known.global_step(1) == 4.0
+
+
+def test_narrow_is_judged_by_the_whole_global_step():
+    # The optimizer's time varies by half; beside a thousand steady micro-steps that does not matter.
+    samples = [Parts(1.0, 1.0, 0.5), Parts(1.0, 1.0, 1.0), Parts(1.0, 1.0, 1.5)]
+    assert not narrow(samples, accumulation_steps=2)
+    assert narrow(samples, accumulation_steps=1000)
+
+
+@pytest.mark.parametrize(
+    ("accumulation_steps", "seconds", "expected"),
+    [(8, 1000.0, 8), (100, 33.0, 10), (100, 1.0, 2), (100, -5.0, 2), (1, 0.1, 1)],
+)
+def test_a_proof_cuts_global_steps_to_what_fits_three_times(accumulation_steps, seconds, expected):
+    assert steps_that_fit(accumulation_steps, seconds, Parts(1.0, 1.0, 1.0)) == expected

@@ -1,0 +1,115 @@
+"""One global step on a training made by hand: what accumulates, what is timed, what is refused."""
+
+import math
+
+import pytest
+import torch
+
+from autotune.train.phases import Phases
+from autotune.train.steps import NotFinite, Stepper
+from autotune.train.training import Training
+
+
+class Sgd:
+    def __init__(self, parameters):
+        self.optimizer = torch.optim.SGD(parameters, lr=0.1)
+        self.seen = []
+
+    def step(self):
+        (parameters,) = (group["params"] for group in self.optimizer.param_groups)
+        self.seen.append([parameter.grad.clone() for parameter in parameters])
+        self.optimizer.step()
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+    def state_tensors(self):
+        return iter(())
+
+
+class StillMeter:
+    """Counts no memory; these tests are not about it."""
+
+    baseline = 0
+    asynchronous = False
+
+    def synchronize(self):
+        pass
+
+    def lap(self):
+        from autotune.train.meter import Lap
+
+        return Lap(0, 0)
+
+
+def make(loss_of=lambda loss: loss):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1).double()
+    data = torch.randn(64, 4, dtype=torch.float64)
+    training = Training(
+        model=model,
+        optimizer=Sgd(model.parameters()),
+        device=torch.device("cpu"),
+        loss=lambda batch: loss_of(model(batch["x"]).square().mean()),
+        batch=lambda index, size: {"x": data[index * size : (index + 1) * size]},
+        tokens_per_sample=1,
+        attention=None,
+        close=lambda: None,
+    )
+    told = []
+    phases = Phases(lambda phase, step: told.append((phase, step)))
+    phases.measure_with(StillMeter())
+    return training, phases, told
+
+
+def test_accumulated_gradients_are_those_of_the_big_batch():
+    small, phases, _ = make()
+    Stepper(small, 4, phases).step(4)
+    big, phases, _ = make()
+    Stepper(big, 16, phases).step(1)
+    for ours, theirs in zip(small.optimizer.seen[0], big.optimizer.seen[0], strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_steps_go_on_through_the_stream_and_clear_the_gradients():
+    training, phases, told = make()
+    stepper = Stepper(training, 4, phases)
+    stepper.step(2)
+    stepper.step(1)
+    assert stepper.batches_taken == 3
+    assert all(parameter.grad is None for parameter in training.model.parameters())
+    assert told == [
+        ("forward", 1), ("backward", 1), ("forward", 1), ("backward", 1), ("optimizer", 1),
+        ("forward", 2), ("backward", 2), ("optimizer", 2),
+    ]  # fmt: skip
+    assert [report.phase for report in phases.reports()] == ["forward", "backward", "optimizer"]
+
+
+def test_the_loss_of_a_step_is_the_mean_over_its_micro_steps():
+    training, phases, _ = make()
+    batches = [training.batch(index, 4) for index in range(2)]
+    expected = math.fsum(training.loss(batch).item() for batch in batches) / 2
+    stepper = Stepper(training, 4, phases)
+    stepper.step(2)
+    assert stepper.losses == [pytest.approx(expected)]
+
+
+def test_a_lone_micro_step_is_the_last_one():
+    training, phases, _ = make()
+    parts = Stepper(training, 4, phases).step(1)
+    assert parts.micro_steps is None
+    assert parts.last_micro_step > 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "what", "phase"),
+    [
+        (lambda loss: loss * float("inf"), "loss", "forward"),
+        (lambda loss: (loss * 0).sqrt(), "gradient", "backward"),
+    ],
+)
+def test_what_is_not_finite_is_refused_after_the_step(fault, what, phase):
+    training, phases, _ = make(fault)
+    with pytest.raises(NotFinite) as caught:
+        Stepper(training, 4, phases).step(1)
+    assert (caught.value.what, phases.phase) == (what, phase)

@@ -1,0 +1,121 @@
+"""From exceptions to verdicts: torch is not needed to tell them apart, its texts are."""
+
+import errno
+
+import pytest
+import torch
+
+from autotune.errors import InputError
+from autotune.outcome import Crash, Oom, Unsupported
+from autotune.train.refusal import CannotRun, OutOfSpace
+from autotune.train.verdict import Circumstances, verdict
+
+CPU_REFUSAL = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+    "allocate 33554432 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+
+def at(device="cpu", short=False, **changes):
+    values = {"phase": "forward", "step": 2, "device": device, "free": 1000, "short": short, **changes}
+    return Circumstances(**values)
+
+
+@pytest.mark.parametrize(
+    ("device", "error", "where"),
+    [
+        ("cpu", MemoryError(), "device"),
+        ("cuda", MemoryError(), "host"),
+        ("cpu", RuntimeError(CPU_REFUSAL), "device"),
+        ("cuda", RuntimeError(CPU_REFUSAL), "host"),
+        ("cpu", RuntimeError("std::bad_alloc"), "device"),
+        ("cpu", OSError(errno.ENOMEM, "Cannot allocate memory"), "device"),
+        ("cuda", OSError(errno.ENOMEM, "Cannot allocate memory"), "host"),
+        ("cpu", OSError(errno.ENOSPC, "No space left on device"), "disk"),
+        ("cpu", RuntimeError("unable to resize file </x> to the right size: File too large (27)"), "disk"),
+        ("cuda", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "device"),
+        ("cuda", torch.AcceleratorError("CUDA error: out of memory"), "device"),
+        ("cuda", RuntimeError("CUDA driver error: out of memory"), "device"),
+        (
+            "cuda",
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
+            "device",
+        ),
+        ("cuda", RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "device"),
+    ],
+)
+def test_refused_memory_is_told_with_where_it_was_refused(device, error, where):
+    outcome = verdict(error, at(device))
+    assert isinstance(outcome, Oom)
+    assert (outcome.where, outcome.phase) == (where, "forward")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "could not create a primitive",
+        "can't start new thread",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    ],
+)
+def test_an_error_that_may_mean_memory_does_so_only_where_memory_is_short(text):
+    assert isinstance(verdict(RuntimeError(text), at("cuda", short=True)), Oom)
+    assert isinstance(verdict(RuntimeError(text), at("cuda", short=False)), Crash)
+
+
+def test_the_request_is_read_from_the_message_and_free_is_less_than_it():
+    outcome = verdict(RuntimeError(CPU_REFUSAL), at(free=2**40))
+    assert outcome.requested == 33554432
+    assert outcome.free == 33554432
+    outcome = verdict(torch.OutOfMemoryError("CUDA out of memory."), at("cuda", requested=4000, free=10))
+    assert (outcome.requested, outcome.free) == (4000, 10)
+
+
+def test_host_memory_that_was_refused_says_nothing_of_the_device():
+    outcome = verdict(MemoryError(), at("cuda", requested=4000, free=10))
+    assert (outcome.requested, outcome.free) == (None, None)
+
+
+def test_refusals_of_the_package_itself():
+    assert verdict(CannotRun("no bf16"), at()) == Unsupported(reason="no bf16")
+    outcome = verdict(OutOfSpace("disk", 10, 5, "full"), at())
+    assert outcome == Oom(where="disk", phase="forward", requested=10, free=5, message="full")
+
+
+def fail_because_of_memory(suppress):
+    try:
+        raise MemoryError
+    except MemoryError as error:
+        raise ValueError("a library's own words") from (None if suppress else error)
+
+
+def test_a_refusal_is_found_below_what_was_raised_because_of_it():
+    with pytest.raises(ValueError) as caught:
+        fail_because_of_memory(suppress=False)
+    assert isinstance(verdict(caught.value, at()), Oom)
+    with pytest.raises(ValueError) as caught:
+        fail_because_of_memory(suppress=True)
+    assert isinstance(verdict(caught.value, at()), Crash)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("out of memory"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        OSError(errno.ENOENT, "No such file"),
+        ImportError("No module named 'mine'"),
+        KeyError("x"),
+    ],
+)
+def test_a_bug_stays_a_bug_even_where_memory_is_short(error):
+    outcome = verdict(error, at("cuda", short=True))
+    assert isinstance(outcome, Crash)
+    assert outcome.reason == "exception"
+    assert type(error).__name__ in outcome.message
+    assert type(error).__name__ in outcome.traceback
+
+
+def test_bad_input_is_told_in_its_own_words_alone():
+    outcome = verdict(InputError("the model has 16 positions"), at())
+    assert outcome == Crash(reason="exception", phase="forward", message="the model has 16 positions")
