@@ -136,13 +136,13 @@ class Probe:
             # transformers imports a model's code when it is first built: some 90 MiB that are not the
             # model's.
             build_model(self._request.model, self._request.seq_len, torch.device("meta"))
+        meter = meter_for(device)  # before anything else touches the GPU: it takes the difference
+        self._phases.measure_with(meter)
         if device.type == "cuda":
             from autotune.train.evidence import CudaWitness
 
             torch.cuda.set_device(device)
             self._witness = CudaWitness(device, Path(self._request.folder))
-        meter = meter_for(device)
-        self._phases.measure_with(meter)
         self._channel.send(Progress(phase="start", baseline=meter.baseline))
 
     def _warmed_up(self) -> None:
