@@ -141,7 +141,9 @@ def test_each_phase_reports_its_memory(trained):
     phases = {report.phase: report for report in trained.outcome.phases}
     assert list(phases) == ["start", "build", "forward", "backward", "optimizer"]
     weights = 4 * PARAMETERS
-    assert weights <= phases["build"].end < phases["build"].peak + MIB < weights + 12 * MIB
+    # The interpreter's own memory comes and goes by about a MiB.
+    assert phases["build"].end == pytest.approx(weights, abs=3 * MIB)
+    assert phases["build"].peak < weights + 12 * MIB, "the model, and one matrix while it is drawn"
     assert phases["forward"].end > 4 * weights, (
         "parameters, two moments, and gradients of the first micro-step"
     )
