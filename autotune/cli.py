@@ -127,14 +127,23 @@ def verify(
 
 
 @app.command()
-def report(run: RunArgument = "last", runs: RunsOption = Path("runs"), json: JsonOption = False) -> None:
+def report(
+    run: RunArgument = "last",
+    mermaid: Annotated[
+        bool, typer.Option("--mermaid", help="Print the decision graph with the path taken, as Mermaid.")
+    ] = False,
+    runs: RunsOption = Path("runs"),
+    json: JsonOption = False,
+) -> None:
     """Show what a run tried, which path it took, and what won."""
-    from autotune.report.document import document, print_report
+    from autotune.report.document import document, drawing, print_report
     from autotune.runs import find_run
 
     paths = find_run(run, runs)
     if json:
         _print_json(document(paths))
+    elif mermaid:
+        print(drawing(paths), end="")
     else:
         print_report(paths, _console(stderr=False))
 

@@ -39,6 +39,14 @@ def document(paths: RunPaths) -> dict[str, Any]:
     }
 
 
+def drawing(paths: RunPaths) -> str:
+    """Return the decision graph as Mermaid, with the path that the run took marked."""
+    spec, record = load_spec(paths), read_record(paths.journal)
+    search = _search(spec, record)
+    taken = tuple((step.node, step.edge) for step in search[1]) if search else ()
+    return Space.load(spec.space, "space").graph.mermaid(taken)
+
+
 def print_report(paths: RunPaths, console: Console) -> None:
     """Print a run from its folder: table of trials, then what `print_result` prints."""
     spec, record = load_spec(paths), read_record(paths.journal)
