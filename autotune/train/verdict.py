@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, InputError
 from autotune.outcome import Crash, NonFinite, Oom, Outcome, Phase, Unsupported
 
 Where = Literal["device", "host", "disk"]
@@ -77,6 +77,8 @@ def verdict(error: BaseException, at: Circumstances) -> Outcome:
         outcome = _memory(cause, at) or _known(cause, at)
         if outcome is not None:
             return outcome
+    if isinstance(error, InputError):  # a wrong option that only a worker can see: nothing crashed
+        return Unsupported(reason=str(error))
     if isinstance(error, AutotuneError):  # written for people: its message is all there is to say
         return Crash(reason="exception", phase=at.phase, message=str(error))
     name = type(error).__name__
@@ -140,6 +142,8 @@ def _where(error: BaseException, at: Circumstances) -> Where | None:
     host: Where = "device" if at.device == "cpu" else "host"  # the cpu device is the host
     if isinstance(error, MemoryError):
         return host
+    if isinstance(error, SystemError):  # CPython loses the MemoryError now and then, while it imports
+        return host if at.short else None
     if isinstance(error, OSError) and error.errno is not None:
         return "disk" if error.errno in _DISK_FULL else host if error.errno == errno.ENOMEM else None
     torch = sys.modules.get("torch")

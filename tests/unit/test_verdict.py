@@ -51,16 +51,17 @@ def test_refused_memory_is_told_with_where_it_was_refused(device, error, where):
 
 
 @pytest.mark.parametrize(
-    "text",
+    "error",
     [
-        "could not create a primitive",
-        "can't start new thread",
-        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        RuntimeError("could not create a primitive"),
+        RuntimeError("can't start new thread"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        SystemError("error return without exception set"),
     ],
 )
-def test_an_error_that_may_mean_memory_does_so_only_where_memory_is_short(text):
-    assert isinstance(verdict(RuntimeError(text), at("cuda", short=True)), Oom)
-    assert isinstance(verdict(RuntimeError(text), at("cuda", short=False)), Crash)
+def test_an_error_that_may_mean_memory_does_so_only_where_memory_is_short(error):
+    assert isinstance(verdict(error, at("cuda", short=True)), Oom)
+    assert isinstance(verdict(error, at("cuda", short=False)), Crash)
 
 
 def test_the_request_is_read_from_the_message_and_free_is_less_than_it():
