@@ -119,4 +119,4 @@ def test_a_bug_stays_a_bug_even_where_memory_is_short(error):
 
 def test_bad_input_is_told_in_its_own_words_alone():
     outcome = verdict(InputError("the model has 16 positions"), at())
-    assert outcome == Crash(reason="exception", phase="forward", message="the model has 16 positions")
+    assert outcome == Unsupported(reason="the model has 16 positions")
