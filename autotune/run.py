@@ -255,7 +255,7 @@ class _Run:
             error: AutotuneError = NothingFits(why)
         else:
             trial, lacking = nearest
-            amount = f"at least {format_bytes(lacking)} more" if lacking is not None else "more memory"
+            amount = f"at least {format_bytes(lacking)} more" if lacking else "more memory"
             spared = f", with {scope.goal.headroom:.0%} kept free as headroom" if scope.goal.headroom else ""
             why = (
                 f"nothing fits {format_bytes(scope.budget)}{spared}. The nearest was {trial.candidate.title()} at "

@@ -58,7 +58,7 @@ class Meter(Protocol):
         ...
 
     def free(self) -> int | None:
-        """Return what could still be allocated now; None where there is no limit."""
+        """Return what could be allocated when memory was fullest of late; None where there is no limit."""
         ...
 
     def close(self) -> None:
@@ -105,7 +105,11 @@ class CpuMeter:
         )
 
     def free(self) -> int | None:
-        return free_data()
+        """Return what the limit left at the peak of this lap: what failed has let go of its own memory since."""
+        room = free_data()
+        if room is None:
+            return None
+        return max(0, room - max(0, self._memory.peak().data - self._memory.now().data))
 
     def close(self) -> None:
         self._memory.close()
