@@ -35,6 +35,8 @@ def verdict(outcome: Outcome, scope: Scope) -> str:
 def detail(outcome: Outcome) -> str:
     """Return what stands behind a verdict that is not good, in one line; empty where there is nothing."""
     match outcome:
+        case Oom(requested=int(requested), free=int(free)) if free >= requested:  # seen too late to tell
+            return f"{format_bytes(requested)} were refused"
         case Oom(requested=int(requested), free=int(free)):
             return f"{format_bytes(requested)} were asked for with {format_bytes(free)} free"
         case Oom(message=message) | Crash(message=message):
