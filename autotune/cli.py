@@ -27,6 +27,8 @@ spaces_app = typer.Typer(no_args_is_help=False, help="List and draw search space
 app.add_typer(spaces_app, name="spaces", invoke_without_command=True)
 
 INTERRUPTED = 130
+LOG_WIDTH = 160
+"""Columns where the output goes to a file: no path or command is broken over two lines there."""
 
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
@@ -260,9 +262,8 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool) -> None:
         with Terminal(console, spec, executor.facts.name) as watch:
             best = tune(spec, paths, executor, watch)
     except KeyboardInterrupt:
-        console.print(
-            f"\ninterrupted; nothing is left running. Go on with: autotune resume {paths.root}", markup=False
-        )
+        message = f"\ninterrupted; nothing is left running. Go on with: autotune resume {paths.root}"
+        console.print(message, markup=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     if json:
         _print_json(document(paths))
@@ -290,7 +291,10 @@ def _fail(error: Exception) -> NoReturn:
 def _console(stderr: bool = True) -> Console:
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False)
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = LOG_WIDTH
+    return console
 
 
 def _print_json(value: Any) -> None:
