@@ -79,6 +79,7 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Find, prove and emit the fastest configuration that fits."""
+    # The parameters above are the options of a spec file, by the same names; what was not given stays away.
     given = {name: value for name, value in locals().items() if value is not None}
     for name in ("spec", "runs", "json"):
         given.pop(name, None)

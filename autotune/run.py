@@ -90,7 +90,7 @@ class _Run:
 
     def search(self, scope: Scope) -> Done:
         """Probe what the strategy proposes until it is done or the limits are spent."""
-        scope.limit  # noqa: B018  raises InputError when the global batch is impossible
+        scope.check()
         self.finish_lost_probe()
         while True:
             record = self.journal.record

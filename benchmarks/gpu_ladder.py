@@ -1,6 +1,6 @@
 """Every rung of the ladder on a real GPU, with growing micro-batch until a real CUDA out-of-memory.
 
-    python benchmarks/gpu_ladder.py [--model gpt2-xl] [--seq-len 1024] [--device cuda]
+    python -m benchmarks.gpu_ladder [--model gpt2-xl] [--seq-len 1024] [--device cuda]
 
 For every legal rung: micro-batch 1, 2, 4, ... until the first OOM. Prints the four memory numbers, tokens/s and
 MFU of each probe and writes them as JSON. Needs an NVIDIA GPU; says in one line what is missing without one.

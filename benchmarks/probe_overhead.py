@@ -1,6 +1,6 @@
 """What a probe costs beyond its training steps: start-up, import, build, teardown. Cold, every time.
 
-    python benchmarks/probe_overhead.py [--model gpt2] [--seq-len 64] [--repeat 5] [--device cpu:4GiB]
+    python -m benchmarks.probe_overhead [--model gpt2] [--seq-len 64] [--repeat 5] [--device cpu:4GiB]
 
 A probe's wall time is split at the messages of its worker. `training` is everything from the first forward pass
 to the verdict; the ratio printed at the end is overhead over a bare training step of the same probe.

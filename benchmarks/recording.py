@@ -20,7 +20,7 @@ def record(name: str, rows: list[dict[str, Any]], folder: Path, **summary: Any) 
     document = {
         "benchmark": name,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
         "environment": environment(),
         **summary,
         "rows": rows,

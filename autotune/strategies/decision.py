@@ -68,6 +68,10 @@ class Scope:
         """The global batch, in tokens."""
         return self.goal.target.tokens(self.tokens_per_sample)
 
+    def check(self) -> None:
+        """Raise InputError when no micro-batch at all can make up the global batch."""
+        _ = self.limit
+
     @property
     def limit(self) -> int:
         """The largest micro-batch (samples) that the global batch has use for. Raises InputError if below 1."""
