@@ -53,10 +53,16 @@ def build_model(spec: ModelSpec, seq_len: int, device: torch.device) -> BuiltMod
         _from_function(spec, seq_len) if spec.source == "function" else _from_config(spec, seq_len, device)
     )
     if spec.source == "function" and device.type != "meta":
-        built.model.to(device)
+        _move(built.model, device)
     _check_positions(spec, built, seq_len)
     built.model.train()
     return built
+
+
+def _move(model: nn.Module, device: torch.device) -> None:
+    # Only if need be: torch refuses to move fake parameters, as a trace has them, even to where they are.
+    if any(tensor.device != device for tensor in (*model.parameters(), *model.buffers())):
+        model.to(device)
 
 
 def _from_config(spec: ModelSpec, seq_len: int, device: torch.device) -> BuiltModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -44,8 +45,8 @@ def _samples(built: BuiltModel, seq_len: int, seed: int) -> Callable[[Tensor], d
     """Return a function from sample numbers [n] to their tensors [n, ...]."""
     if built.task == "image-classification":
         return _images(built.config, seed)
-    symbols = _symbols(built.config, seed)
-    mask, symbols = symbols[0], symbols[1:]
+    mask, *others = _symbols(built.config, seed)
+    symbols = torch.tensor(others)
 
     def text(numbers: Tensor) -> Tensor:
         return symbols[(numbers[:, None] + torch.arange(seq_len)) % len(symbols)]
@@ -56,7 +57,7 @@ def _samples(built: BuiltModel, seq_len: int, seed: int) -> Callable[[Tensor], d
         positions = (numbers[:, None] + MASK_EVERY * torch.arange(count)) % seq_len
         chosen = torch.zeros_like(labels, dtype=torch.bool).scatter_(1, positions, True)
         return {
-            "input_ids": labels.masked_fill(chosen, int(mask)),
+            "input_ids": labels.masked_fill(chosen, mask),
             "labels": labels.masked_fill(~chosen, IGNORED),
         }
 
@@ -71,15 +72,16 @@ def _samples(built: BuiltModel, seq_len: int, seed: int) -> Callable[[Tensor], d
     return {"masked-lm": masked, "seq2seq-lm": translated}.get(built.task, plain)
 
 
-def _symbols(config: Any, seed: int) -> Tensor:
-    """Choose token ids from all over the vocabulary, none of them special; the first serves as the mask."""
+def _symbols(config: Any, seed: int) -> list[int]:
+    """Choose token ids from all over the vocabulary, none of them special; the first serves as the mask.
+
+    Drawn without torch: a traced training has no data to draw.
+    """
     vocabulary = config.get_text_config().vocab_size
     special = {value for name, value in vars(config).items() if name.endswith("_token_id")}
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(vocabulary, generator=generator).tolist()
-    return torch.tensor(
-        [token for token in order if token not in special][: min(SYMBOLS, vocabulary // 2) + 1]
-    )
+    wanted = min(SYMBOLS, vocabulary // 2) + 1
+    drawn = random.Random(seed).sample(range(vocabulary), min(vocabulary, wanted + len(special)))
+    return [token for token in drawn if token not in special][:wanted]
 
 
 def _images(config: Any, seed: int) -> Callable[[Tensor], dict[str, Tensor]]:

@@ -18,7 +18,7 @@ LAYERS = [
         ["validation", "candidate", "outcome", "trial", "specs", "accumulation", "graph", "space", "record", "paths",
          "best", "probe.protocol", "probe.ending", "assets", "hardware", "devices.device"],
     ),
-    ("logic", ["strategies", "selection", "outlook", "demand", "proof", "probe.classify", "exports"]),
+    ("logic", ["memory", "strategies", "selection", "outlook", "demand", "proof", "probe.classify", "exports"]),
     ("machine", ["environment", "journal", "devices", "probe", "executors", "models", "emission", "train"]),
     ("loop", ["runs", "watch", "run", "options", "verification", "diagnosis", "report", "api"]),
     ("command line", ["cli"]),

@@ -1,0 +1,114 @@
+"""Correct predictions by what probes measured: an offset and a slope for all rungs, and small ones for each.
+
+The model is `measured = (1 + s + s_rung) x raw + o + o_rung + noise`, every term Gaussian around 0, so that with no
+probe a prediction is what the raw model says, with one probe all rungs learn its offset, and with several on a rung
+that rung gets a slope of its own. The posterior is that of a Gaussian process with this linear kernel (Rasmussen and
+Williams 2006, section 2.1 and algorithm 2.1); there are never more than some tens of probes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from autotune.units import MIB
+
+Z = 1.96
+"""Half-width of a 95% interval in standard deviations of a Gaussian."""
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Standard deviations, before any probe, of what a raw prediction gets wrong."""
+
+    offset: float
+    """Bytes outside the tensors that are not known beforehand (context, libraries' buffers)."""
+    slope: float = 0.02
+    """Share of the raw prediction: kernels' scratch, fragmentation."""
+    rung_offset: float = 24 * MIB
+    rung_slope: float = 0.02
+    noise: float = 0.003
+    """Share of the raw prediction by which one probe differs from the next."""
+    noise_floor: float = 4 * MIB
+
+
+class Observation(NamedTuple):
+    """A probe's raw prediction and its measurement, in bytes."""
+
+    rung: str
+    raw: float
+    measured: float
+
+
+class Corrected(NamedTuple):
+    """A corrected prediction and its 95% interval, in bytes."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class Calibration:
+    """The posterior given some probes. Immutable."""
+
+    def __init__(self, prior: Prior, observations: Sequence[Observation] = ()) -> None:
+        self.prior = prior
+        self.observations = tuple(observations)
+        count = len(self.observations)
+        matrix = [[self._covariance(a, b) for b in self.observations] for a in self.observations]
+        for index, observation in enumerate(self.observations):
+            matrix[index][index] += self._noise(observation.raw)
+        self._factor = _cholesky(matrix)
+        residuals = [observation.measured - observation.raw for observation in self.observations]
+        self._weights = _solve(self._factor, residuals) if count else []
+
+    def correct(self, rung: str, raw: float) -> Corrected:
+        """Return what a probe of this rung would measure, whose raw prediction is `raw` bytes."""
+        here = Observation(rung, raw, 0.0)
+        row = [self._covariance(here, observation) for observation in self.observations]
+        shift = sum(a * b for a, b in zip(row, self._weights, strict=True))
+        half = _forward(self._factor, row)
+        variance = self._covariance(here, here) - sum(value * value for value in half) + self._noise(raw)
+        spread = Z * math.sqrt(max(0.0, variance))
+        return Corrected(raw + shift, max(0.0, raw + shift - spread), raw + shift + spread)
+
+    def _covariance(self, a: Observation, b: Observation) -> float:
+        prior = self.prior
+        value = prior.offset**2 + prior.slope**2 * a.raw * b.raw
+        if a.rung == b.rung:
+            value += prior.rung_offset**2 + prior.rung_slope**2 * a.raw * b.raw
+        return value
+
+    def _noise(self, raw: float) -> float:
+        return (self.prior.noise * raw) ** 2 + self.prior.noise_floor**2
+
+
+def _cholesky(matrix: list[list[float]]) -> list[list[float]]:
+    """Return the lower triangle L with L L^T = matrix, which must be positive definite."""
+    size = len(matrix)
+    lower = [[0.0] * size for _ in range(size)]
+    for row in range(size):
+        for column in range(row + 1):
+            rest = matrix[row][column] - sum(lower[row][k] * lower[column][k] for k in range(column))
+            lower[row][column] = math.sqrt(rest) if row == column else rest / lower[column][column]
+    return lower
+
+
+def _forward(lower: list[list[float]], values: Sequence[float]) -> list[float]:
+    """Solve L x = values."""
+    result: list[float] = []
+    for row, value in zip(lower, values, strict=True):
+        position = len(result)
+        result.append((value - sum(row[k] * result[k] for k in range(position))) / row[position])
+    return result
+
+
+def _solve(lower: list[list[float]], values: Sequence[float]) -> list[float]:
+    """Solve L L^T x = values."""
+    result = _forward(lower, values)
+    for row in range(len(lower) - 1, -1, -1):
+        rest = result[row] - sum(lower[k][row] * result[k] for k in range(row + 1, len(lower)))
+        result[row] = rest / lower[row][row]
+    return result

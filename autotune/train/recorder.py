@@ -1,0 +1,342 @@
+"""Follow every storage of a training that runs on fake tensors: when it is allocated, released, and why."""
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._prims_common import is_non_overlapping_and_dense_or_false
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.modules import module as hooks
+from torch.utils._pytree import tree_leaves
+
+from autotune.memory.timeline import CATEGORIES, PLACES, Accumulated, Category, Segment
+from autotune.outcome import Phase
+from autotune.train.known import KnownValues
+from autotune.train.scratch import Scratch
+from autotune.train.shapes import Shapes
+
+_GRADIENT, _ACTIVATION, _WORKSPACE, _TEMPORARY = (
+    CATEGORIES.index(name) for name in ("gradient", "activation", "workspace", "temporary")
+)
+_ELSEWHERE = -1
+"""The slot of a storage that is not recorded."""
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+_GROUPED_MM = getattr(torch.ops.aten._grouped_mm, "default", None)
+_ADD = torch.ops.aten.add.Tensor
+_DEVICE_OF = torch.ops.prim.device.default
+_HOST, _DEVICE = PLACES.index("host"), PLACES.index("device")
+
+
+class _Storage(weakref.ref):  # type: ignore[type-arg]
+    """A storage that is alive, without keeping it so."""
+
+    __slots__ = ("key", "slot")
+    key: int
+    slot: int
+
+
+class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow torch
+    """A fake-tensor mode that records the storages behind the tensors that operators return.
+
+    Being the mode itself, and not a second one on top of it, halves the cost of a traced operator. Only outermost
+    operators are looked at: what a decomposition makes inside does not exist in the real kernel. `device` is the
+    type of the device whose memory is meant; storages elsewhere are recorded as the host's. Storages that real
+    kernels allocate inside and never return are added by `scratch`, by operator.
+    """
+
+    def __init__(self, device: str, scratch: Mapping[Any, Scratch]) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.sizes: list[int] = []
+        """Bytes of every allocation so far, by slot."""
+        self.category: list[int] = []
+        self.place: list[int] = []
+        self.module: list[int] = []
+        self.modules: list[str] = [""]
+        """Names that `module` points into; the first stands for no module."""
+        self._device = device
+        self._scratch_of = scratch
+        self._known = KnownValues()
+        self._shapes = Shapes(self)
+        self._inside = False
+        self._muted = False
+        self._backward = False
+        self._live: dict[int, _Storage] = {}
+        self._newest: _Storage
+        self._segment = Segment()
+        self._path = [0]
+        self._names: dict[nn.Module, int] = {}
+        self._borders: list[int] = []  # autograd's sequence numbers at which the running module changed ...
+        self._owners: list[int] = []  # ... and the module from there on
+        self._entered = 0
+        self._parameters: dict[int, tuple[int, int]] = {}  # by identity: number and module
+        self._sum: tuple[int, int, int] | None = None  # operand's slot, sum's slot, index of the sum's event
+        self._copies: set[int] = set()  # slots that autograd made to copy a gradient into
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """Let `torch.tensor` make its constants on the CPU: nothing can run on a device that stands in."""
+        return self._device != "cpu" or super().avoid_device_init
+
+    # What is recorded.
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is _DEVICE_OF and not self.in_kernel_invocation and len(args) == 1:
+            return args[0].fake_device  # two of three calls; the general path costs as much as an operator
+        if self._inside or self.in_kernel_invocation:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        known = self._known.scalar(func, args)
+        if known is not None:
+            return known
+        real = self._known.compute(func, args, kwargs or {})
+        if real is not None:
+            return self._faked(real, args)
+        adding = func is _ADD and self._backward and not torch.is_grad_enabled()
+        self._inside = True
+        try:
+            key = self._shapes.key(func, args, kwargs)
+            result = NotImplemented if key is None else self._shapes.replay(key, args)
+            if result is NotImplemented:
+                if func is _GROUPED_MM and args[0].dtype != torch.bfloat16:
+                    result = self._grouped_mm(types, args, kwargs)
+                else:
+                    result = super().__torch_dispatch__(func, types, args, kwargs)
+                if key is not None:
+                    self._shapes.remember(key, args, result)
+        finally:
+            self._inside = False
+        self._known.follow(func, args, kwargs or {}, result)
+        if isinstance(result, Tensor):
+            slot = self.see(result)
+            if adding and slot is not None:
+                self._may_be_in_place(args, slot)
+        elif isinstance(result, tuple | list):
+            for value in tree_leaves(result):
+                if isinstance(value, Tensor):
+                    self.see(value)
+        if func in self._scratch_of:
+            self._scratch(self._scratch_of[func](args, kwargs or {}))
+        return result
+
+    def _faked(self, real: Tensor, args: tuple[Any, ...]) -> Tensor:
+        """Return the fake twin of a known result, on the device of the arguments."""
+        device = next((value.fake_device for value in args if isinstance(value, FakeTensor)), real.device)
+        empty = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
+        fake = FakeTensor(self, empty, device)
+        fake._known_values = real
+        self.see(fake)
+        return fake
+
+    def _grouped_mm(self, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Tensor:
+        """Multiply matrices of experts in fp32, which the kernels can, and torch's shape rule refuses."""
+
+        def cast(value: Any, dtype: torch.dtype) -> Any:
+            if not isinstance(value, FakeTensor) or not value.is_floating_point():
+                return value
+            empty = torch.empty_strided(value.shape, value.stride(), dtype=dtype, device="meta")
+            return FakeTensor(self, empty, value.fake_device)
+
+        lower = tuple(cast(value, torch.bfloat16) for value in args)
+        result = super().__torch_dispatch__(_GROUPED_MM, types, lower, kwargs)
+        return cast(result, args[0].dtype)
+
+    def see(self, tensor: Tensor) -> int | None:
+        """Record the tensor's storage if it is new, and return its slot; None for an empty one."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        known = self._live.get(key)
+        if known is not None:
+            return known.slot if known.slot >= 0 else None
+        size = storage.nbytes()
+        if not size or storage.filename is not None:
+            return None
+        # FakeTensor.device would be dispatched as an operator; its field is not.
+        device = getattr(tensor, "fake_device", None) or tensor.device
+        place = _DEVICE if device.type == self._device else _HOST
+        slot = _ELSEWHERE if self._muted else self._allocate(size, place)
+        reference = _Storage(storage, self._forget)
+        reference.key, reference.slot = key, slot
+        self._live[key] = self._newest = reference
+        return slot if slot >= 0 else None
+
+    def _allocate(self, size: int, place: int) -> int:
+        slot = len(self.sizes)
+        self._sum = None
+        module = self._path[-1]
+        if self._backward:
+            node = torch._C._current_autograd_node()
+            if node is not None:
+                if node.name() == _ACCUMULATE:
+                    self._copies.add(slot)
+                elif not module:
+                    module = self._made_by(node)
+        self.sizes.append(size)
+        self.category.append(_TEMPORARY)
+        self.place.append(place)
+        self.module.append(module)
+        self._segment.events.append(slot)
+        return slot
+
+    def _forget(self, reference: _Storage) -> None:
+        if self._live.get(reference.key) is reference:
+            del self._live[reference.key]
+            self._known.forget(reference.key)
+        if reference.slot == _ELSEWHERE:
+            return
+        if self._sum is not None and reference.slot == self._sum[0]:
+            self._fold(*self._sum)
+        else:
+            self._segment.events.append(~reference.slot)
+
+    def _may_be_in_place(self, args: tuple[Any, ...], slot: int) -> None:
+        """Remember a sum of gradients that autograd would have made in place, were the tensors not fake.
+
+        `can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp: the engine adds into the gradient that it
+        holds already if nobody else does, not even as the base of a view. Then that one is released before anything
+        else is allocated.
+        """
+        first = args[0]
+        if isinstance(torch._C._current_autograd_node(), torch.autograd.function.BackwardCFunction):
+            return  # the user's own backward; what it adds, it adds
+        if (
+            not isinstance(first, Tensor)
+            or first._is_view()
+            or not is_non_overlapping_and_dense_or_false(first)
+        ):
+            return
+        held = self._live.get(first.untyped_storage()._cdata)
+        if held is not None and slot == len(self.sizes) - 1 and self.sizes[held.slot] == self.sizes[slot]:
+            self._sum = (held.slot, slot, len(self._segment.events) - 1)
+
+    def _fold(self, held: int, slot: int, position: int) -> None:
+        """Let the sum live on in the storage of its first operand."""
+        self._sum = None
+        del self._segment.events[position]
+        for values in (self.sizes, self.category, self.place, self.module):
+            values.pop()
+        self._copies.discard(slot)
+        self._newest.slot = held
+
+    def _scratch(self, sizes: Iterable[int]) -> None:
+        slots = [self._allocate(size, _DEVICE) for size in sizes if size]
+        for slot in slots:
+            self.category[slot] = _WORKSPACE
+            self._segment.events.append(~slot)
+
+    def _made_by(self, node: Any) -> int:
+        """Return the module whose forward made a node of the backward graph."""
+        border = bisect_right(self._borders, node._sequence_nr()) - 1
+        return self._owners[border] if border >= 0 else 0
+
+    # What surrounds it.
+
+    @contextmanager
+    def segment(self) -> Iterator[Segment]:
+        """Record what happens inside into a segment of its own."""
+        self._segment = segment = Segment()
+        self._borders.clear()
+        self._owners.clear()
+        yield segment
+        self._segment = Segment()
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Record nothing of the storages that are made inside: they stand for files."""
+        self._muted = True
+        try:
+            yield
+        finally:
+            self._muted = False
+
+    def is_elsewhere(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor's storage was made in `elsewhere`."""
+        known = self._live.get(tensor.untyped_storage()._cdata)
+        return known is not None and known.slot == _ELSEWHERE
+
+    def mark(self, phase: Phase) -> None:
+        """Say that a phase begins."""
+        self._backward = phase == "backward"
+        self._segment.marks.append((len(self._segment.events), phase))
+        self._entered = len(self.sizes)
+
+    def keep_activations(self, since: int | None = None) -> None:
+        """Call what was allocated since (slot; the phase's begin) and is still alive an activation."""
+        since = self._entered if since is None else since
+        for reference in self._live.values():
+            if reference.slot >= since and self.category[reference.slot] == _TEMPORARY:
+                self.category[reference.slot] = _ACTIVATION
+
+    def call(self, tensors: Iterable[Tensor | None], category: Category) -> None:
+        """Say what tensors hold that were recorded before."""
+        wanted = CATEGORIES.index(category)
+        for tensor in tensors:
+            slot = None if tensor is None else self.see(tensor)
+            if slot is not None:
+                self.category[slot] = wanted
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Attribute allocations to the model's modules, and follow its gradients as they arrive."""
+        for name, module in model.named_modules():
+            self._names[module] = len(self.modules)
+            self.modules.append(name or type(model).__name__)
+        owner = {
+            id(parameter): self._names[module]
+            for module in model.modules()
+            for parameter in module.parameters(recurse=False)
+        }
+        handles: list[Any] = []
+        for number, parameter in enumerate(model.parameters()):
+            slot = self.see(parameter)
+            if slot is not None:
+                self.module[slot] = owner[id(parameter)]
+            if parameter.requires_grad:
+                self._parameters[id(parameter)] = (number, owner[id(parameter)])
+                handles.append(parameter.register_post_accumulate_grad_hook(self._gradient_arrived))
+        handles.append(hooks.register_module_forward_pre_hook(self._enter))
+        handles.append(hooks.register_module_forward_hook(self._leave, always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _gradient_arrived(self, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        slot = self.see(gradient)
+        if slot is None:
+            return
+        number, owner = self._parameters[id(parameter)]
+        self.category[slot] = _GRADIENT
+        self.module[slot] = owner
+        self._segment.accumulated.append(
+            Accumulated(len(self._segment.events), number, slot, slot in self._copies)
+        )
+
+    def _enter(self, module: nn.Module, args: Any) -> None:  # noqa: ARG002 - the hook's signature
+        name = self._names.get(module, self._path[-1])
+        self._path.append(name)
+        self._border(name)
+
+    def _leave(self, module: nn.Module, args: Any, result: Any) -> None:  # noqa: ARG002 - likewise
+        self._path.pop()
+        self._border(self._path[-1])
+
+    def _border(self, name: int) -> None:
+        self._borders.append(torch.autograd._get_sequence_nr())
+        self._owners.append(name)
+
+
+# torch keeps its compiler out of every dispatch mode, at a cost for each call; nothing compiles while recording.
+Recorder.__torch_dispatch__ = getattr(  # type: ignore[method-assign]
+    Recorder.__torch_dispatch__, "__wrapped__", Recorder.__torch_dispatch__
+)

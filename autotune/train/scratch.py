@@ -1,0 +1,90 @@
+"""Memory that kernels allocate beside their outputs and give back before they return, by operator and device.
+
+Fake tensors have no kernels, so what is in here is all that a trace knows of it. Not covered: cuDNN's attention and
+convolutions, whose scratch is not documented, split-KV buffers of flash attention without dropout on small batches,
+reductions' semaphores, and on the CPU oneDNN's reordered copies for bf16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+Scratch = Callable[[tuple[Any, ...], Mapping[str, Any]], Iterable[int]]
+"""The sizes (bytes) of a kernel's scratch buffers, from its arguments."""
+
+_LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+
+def _rounded(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _flash_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+    """dq in float32, the softmax's row sums, and dk, dv per query head where keys and values are shared.
+
+    `mha_bwd` in aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
+    """
+    _, query, key = args[:3]
+    batch, heads, length, head = query.shape
+    kv_heads, kv_length = key.shape[1], key.shape[2]
+    rows = _rounded(length, 128)
+    yield batch * rows * heads * _rounded(head, 32 if head <= 128 else 64) * 4
+    yield batch * heads * rows * 4
+    if kv_heads != heads:
+        yield from [batch * kv_length * heads * head * query.element_size()] * 2
+
+
+def _efficient_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+    """The row sums, and dq in float32 where the type is narrower (`attention_backward.cu`)."""
+    query = args[1]
+    batch, heads, length, head = query.shape
+    yield batch * heads * _rounded(length, 32) * 4
+    if query.dtype in _LOW_PRECISION:
+        yield batch * heads * _rounded(length, 64) * _rounded(head, 64) * 4
+
+
+SMALL_LOOKUP = 3072
+"""Up to this many indices an embedding's gradient needs no sorting (`Embedding.cu`)."""
+
+
+def _embedding_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+    """Sorted indices with their origins, twice while sorting, and partial sums of ten rows each (`Embedding.cu`)."""
+    gradient, indices = args[:2]
+    count = indices.numel()
+    if count <= SMALL_LOOKUP:
+        return
+    yield from [count * indices.element_size()] * 4
+    yield -(-count // 10) * gradient.shape[-1] * 4
+
+
+ON_CUDA: dict[Any, Scratch] = {
+    aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    aten.embedding_dense_backward.default: _embedding_backward,
+}
+
+
+def _patch_embedding_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+    """A thread's unfolded image and four copies of the weight's gradient, and the gradient made contiguous.
+
+    Measured: oneDNN's matrix-product convolution takes threads x (4 x weight + image) + 256 B, for kernels of
+    3x16x16 and 3x32x32, 256 and 768 channels, 1 to 6 images and 1 and 2 threads, to the byte (torch 2.13, AVX-512).
+    """
+    gradient, images, weight = args[:3]
+    stride, padding, groups = args[4], args[5], args[9]
+    patches = list(stride) == list(weight.shape[2:]) and not any(padding) and groups == 1
+    if not patches or weight.dim() != 4 or weight.dtype != torch.float32:
+        return
+    threads = 1 if images.shape[0] == 1 else torch.get_num_threads()
+    image = images.numel() // images.shape[0] * images.element_size()
+    yield threads * (4 * weight.numel() * weight.element_size() + image) + 256
+    if not gradient.is_contiguous():
+        yield gradient.numel() * gradient.element_size()
+
+
+ON_CPU: dict[Any, Scratch] = {aten.convolution_backward.default: _patch_embedding_backward}

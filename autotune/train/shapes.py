@@ -1,0 +1,158 @@
+"""What operators return, remembered: the same operator on tensors alike returns tensors alike.
+
+A transformer repeats its block, so nearly all operators of a traced step were seen before. torch's own cache of fake
+tensors knows them too, but covers compilation's needs, and takes several times as long for a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+
+
+class _New(NamedTuple):
+    """A tensor with storage of its own."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class _View(NamedTuple):
+    """A tensor in the storage of an argument."""
+
+    argument: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    offset: int
+
+
+class _Argument(NamedTuple):
+    """An argument itself, written into."""
+
+    argument: int
+
+
+class _Constant(NamedTuple):
+    """A number, or None."""
+
+    value: object
+
+
+_Output = _New | _View | _Argument | _Constant
+
+
+class Outcome(NamedTuple):
+    """What a remembered call returns."""
+
+    container: type | None
+    """`tuple` or `list`; None where a single value is returned."""
+    outputs: tuple[_Output, ...]
+
+
+class _NotHashable(Exception):
+    """The call cannot be remembered."""
+
+
+class Shapes:
+    """Outcomes by operator and arguments, for one fake-tensor mode."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._outcomes: dict[Any, Outcome] = {}
+        self._changing: dict[Any, bool] = {}
+
+    def key(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:
+        """Return what determines the outcome's shapes; None where a call cannot be remembered."""
+        changing = self._changing.get(func)
+        if changing is None:
+            tags = func.tags
+            changing = self._changing[func] = (
+                torch.Tag.inplace_view in tags
+                or torch.Tag.data_dependent_output in tags
+                or torch.Tag.dynamic_output_shape in tags
+                or func.namespace not in {"aten", "prims", "prim"}
+            )
+        if changing:
+            return None
+        try:
+            described = tuple(map(_described, args))
+            if kwargs:
+                return func, described, tuple((name, _described(value)) for name, value in kwargs.items())
+        except _NotHashable:
+            return None
+        return func, described
+
+    def replay(self, key: Any, args: tuple[Any, ...]) -> Any:
+        """Return the outcome of a remembered call, as new tensors; NotImplemented where there is none."""
+        outcome = self._outcomes.get(key)
+        if outcome is None:
+            return NotImplemented
+        if outcome.container is None:
+            return self._made(outcome.outputs[0], args)
+        return outcome.container(self._made(output, args) for output in outcome.outputs)
+
+    def remember(self, key: Any, args: tuple[Any, ...], result: Any) -> None:
+        """Keep the outcome of a call, if its outputs are of a kind that can be made again."""
+        container = type(result) if isinstance(result, tuple | list) else None
+        if container is not None and container not in (tuple, list):
+            return
+        outputs = [_output(value, args) for value in (result if container else (result,))]
+        if all(output is not None for output in outputs):
+            self._outcomes[key] = Outcome(
+                container, tuple(output for output in outputs if output is not None)
+            )
+
+    def _made(self, output: _Output, args: tuple[Any, ...]) -> Any:
+        if type(output) is _New:
+            empty = torch.empty_strided(output.shape, output.stride, dtype=output.dtype, device="meta")
+            return FakeTensor(self._mode, empty, output.device)
+        if type(output) is _View:
+            with in_kernel_invocation_manager(self._mode):
+                empty = torch.empty((0,), dtype=output.dtype, device="meta")
+                empty.set_(
+                    args[output.argument].untyped_storage(), output.offset, output.shape, output.stride
+                )
+            return FakeTensor(self._mode, empty, output.device)
+        if type(output) is _Argument:
+            return args[output.argument]
+        return output.value  # type: ignore[union-attr]  # a _Constant is left
+
+
+def _described(value: Any) -> Any:
+    kind = type(value)
+    if kind is FakeTensor:
+        if value.layout is not torch.strided or value.dtype.is_complex:
+            raise _NotHashable
+        return value.dtype, value.shape, value.stride(), value.storage_offset(), value.fake_device
+    if kind is tuple or kind is list:
+        return kind, tuple(map(_described, value))
+    if isinstance(value, Tensor | torch.SymInt | torch.SymFloat | torch.SymBool | torch.Generator):
+        raise _NotHashable
+    return kind, value  # 1, 1.0 and True are equal, and not the same argument
+
+
+def _output(value: Any, args: tuple[Any, ...]) -> _Output | None:
+    if value is None or type(value) in (int, float, bool):
+        return _Constant(value)
+    if type(value) is not FakeTensor or value.layout is not torch.strided or value.dtype.is_complex:
+        return None
+    storage = value.untyped_storage()
+    shape, stride, offset = tuple(value.shape), value.stride(), value.storage_offset()
+    for position, argument in enumerate(args):
+        if argument is value:
+            return _Argument(position)
+        if type(argument) is FakeTensor and argument.untyped_storage()._cdata == storage._cdata:
+            return _View(position, shape, stride, value.dtype, value.fake_device, offset)
+    reach = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    needed = reach * value.element_size() if value.numel() else 0
+    if offset or storage.nbytes() != needed:
+        return None
+    return _New(shape, stride, value.dtype, value.fake_device)

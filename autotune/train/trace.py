@@ -1,0 +1,297 @@
+"""Trace a training on fake tensors: every allocation that its first two optimizer steps make, and no memory taken.
+
+The real code runs: the model's own, the candidate's techniques as `build` composes them, autograd and the
+optimizer. Only tensors have no data. Two micro-batches are traced, 2 and 3, whose sizes give those of every larger
+one, because shapes are affine in the micro-batch; and micro-batch 1 by itself, because operators skip copies of
+dimensions of size 1.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+
+from autotune.memory.timeline import Segment, Slots, Timeline
+from autotune.probe.protocol import ProbeRequest
+from autotune.train import build, mapped
+from autotune.train.fake_cuda import fake_cuda
+from autotune.train.mapped import MappedFiles
+from autotune.train.recorder import Recorder
+from autotune.train.scratch import ON_CPU, ON_CUDA
+from autotune.train.steps import gradient_norm
+from autotune.train.training import Training
+
+LEAST, NEXT = 2, 3
+"""The micro-batches that give the affine sizes."""
+
+
+class CannotTrace(Exception):
+    """The model's code cannot run without data, or not twice alike; says where, and what to do."""
+
+
+def trace(request: ProbeRequest) -> Timeline:
+    """Trace the request's candidate on its device (`cpu`, or `cuda:0`, on any build of torch).
+
+    The candidate's own micro-batch does not matter, except where sizes turn out not to be affine: then the
+    timeline holds for that one alone. Raises CannotTrace, and what `assemble` raises.
+    """
+    began = time.perf_counter()
+    if request.device.startswith("cuda") and request.candidate.offload == "full":
+        raise CannotTrace(
+            "full offload on a GPU moves parameters between devices in a way that fake tensors refuse; probe it"
+        )
+    try:
+        try:
+            return _affine(request, began)
+        except _Unlike:
+            return _exact(request, began)
+    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
+        raise CannotTrace(
+            f"the operator {error.func} needs the values of its arguments, which a trace does not have; "
+            "probe the model instead"
+        ) from error
+
+
+class _Unlike(Exception):
+    """Two micro-steps that should be alike are not."""
+
+
+def _affine(request: ProbeRequest, began: float) -> Timeline:
+    with _recording(request) as (recorder, training, building):
+        tracer = _Tracer(recorder, training)
+        small = tracer.micro_step(LEAST)
+        first = tracer.update()
+        large = tracer.micro_step(NEXT)
+        update = tracer.update()
+        single = tracer.micro_step(1)
+        tracer.drop()
+        sizes, category = recorder.sizes, recorder.category
+        same = _matched(small, large)
+        slope = [0] * len(sizes)
+        for ours, theirs in same.items():
+            slope[ours] = sizes[theirs] - sizes[ours]
+            category[ours] = min(category[ours], category[theirs])
+        base = [size - LEAST * growth for size, growth in zip(sizes, slope, strict=True)]
+        back = {theirs: ours for ours, theirs in same.items()}
+        later = Segment([_translated(event, back) for event in update.events], update.marks)
+        return _timeline(
+            request, recorder, training, base, slope, (building, small, first, later, single), None, began
+        )
+
+
+def _exact(request: ProbeRequest, began: float) -> Timeline:
+    micro_batch = request.candidate.micro_batch
+    with _recording(request) as (recorder, training, building):
+        tracer = _Tracer(recorder, training)
+        micro = tracer.micro_step(micro_batch)
+        first = tracer.update()
+        again = tracer.micro_step(micro_batch)
+        update = tracer.update()
+        try:
+            back = {theirs: ours for ours, theirs in _matched(micro, again).items()}
+        except _Unlike as error:
+            raise CannotTrace(
+                "the model allocates differently at its first and its second step, so one trace does not "
+                f"stand for all ({error}); probe it instead (--no-predict)"
+            ) from error
+        later = Segment([_translated(event, back) for event in update.events], update.marks)
+        zero = [0] * len(recorder.sizes)
+        return _timeline(
+            request, recorder, training, recorder.sizes, zero, (building, micro, first, later, None), micro_batch,
+            began,
+        )  # fmt: skip
+
+
+@contextmanager
+def _recording(request: ProbeRequest) -> Iterator[tuple[Recorder, Training, Segment]]:
+    """Build the training under a recorder."""
+    on_cuda = request.device.startswith("cuda")
+    # Nothing that a trace makes survives it, and the collector's passes over torch's own objects cost a fifth of it.
+    gc.collect()
+    gc.freeze()
+    try:
+        with (
+            _as_if_real(),
+            fake_cuda() if on_cuda else nullcontext(torch.device("cpu")) as device,
+            Recorder(device.type, ON_CUDA if on_cuda else ON_CPU) as recorder,
+            _in_files(recorder),
+        ):
+            with recorder.segment() as building:
+                recorder.mark("build")
+                with device if request.model.source == "function" else nullcontext():
+                    training = build.assemble(request.model_copy(update={"device": str(device)}))
+                recorder.call(training.model.parameters(), "parameter")
+                recorder.call(training.model.buffers(), "buffer")
+            with recorder.watching(training.model):
+                yield recorder, training, building
+            training.close()
+    finally:
+        gc.unfreeze()
+
+
+@contextmanager
+def _replaced(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Give attributes, as (owner, name, value), other values for a while."""
+    with ExitStack() as restoring:
+        for owner, name, value in changes:
+            restoring.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+        yield
+
+
+def _as_if_real() -> AbstractContextManager[None]:
+    """Take the paths of real tensors, and initialize none.
+
+    transformers knows fake tensors, and assumes packed sequences of them. Initialization takes time, and some
+    functions of it look at what they drew.
+    """
+    from transformers import PreTrainedModel
+    from transformers.utils import import_utils
+
+    changes: list[tuple[Any, str, Any]] = [
+        (import_utils, "is_fake_tensor", lambda _: False),
+        (PreTrainedModel, "initialize_weights", lambda _: None),  # init_weights still ties what is tied
+    ]
+    for name, function in vars(torch.nn.init).items():
+        if callable(function) and name.endswith("_") and not name.startswith("__"):
+            changes.append((torch.nn.init, name, lambda tensor, *_, **__: tensor))
+    return _replaced(changes)
+
+
+def _in_files(recorder: Recorder) -> AbstractContextManager[None]:
+    """Let offload to mapped files make tensors that are not counted, and no files."""
+
+    class Files(MappedFiles):
+        def zeros_like(self, tensor: Tensor) -> Tensor:
+            with recorder.elsewhere():
+                return torch.empty_like(tensor, requires_grad=False)
+
+    return _replaced([(build, "MappedFiles", Files), (mapped, "is_mapped", recorder.is_elsewhere)])
+
+
+class _Tracer:
+    """Takes a training through its parts, as `autotune.train.steps` does, one segment each."""
+
+    def __init__(self, recorder: Recorder, training: Training) -> None:
+        self._recorder = recorder
+        self._training = training
+        self._losses: list[Tensor] = []
+        self._batch = 0
+
+    def micro_step(self, micro_batch: int) -> Segment:
+        """Record forward and backward."""
+        recorder, training = self._recorder, self._training
+        with recorder.segment() as segment:
+            self._forward_backward(micro_batch)
+            gc.collect(0)
+        recorder.call((parameter.grad for parameter in training.model.parameters()), "gradient")
+        return segment
+
+    def _forward_backward(self, micro_batch: int) -> None:
+        recorder, training = self._recorder, self._training
+        recorder.mark("forward")
+        batch = training.batch(self._batch, micro_batch)
+        self._batch += 1
+        loss = training.loss(batch)
+        recorder.keep_activations()
+        recorder.mark("backward")
+        (loss / 1).backward()
+        self._losses.append(loss.detach())
+
+    def update(self) -> Segment:
+        """Record the optimizer step and the clearing of the gradients."""
+        recorder, training = self._recorder, self._training
+        with recorder.segment() as segment:
+            recorder.mark("optimizer")
+            norm = gradient_norm(training)
+            training.optimizer.step()
+            recorder.call(training.optimizer.state_tensors(), "optimizer_state")
+            training.optimizer.zero_grad()
+            self._losses.clear()
+            del norm
+        return segment
+
+    def drop(self) -> None:
+        """Release what the last micro-step left, unrecorded."""
+        self._training.optimizer.zero_grad()
+        self._losses.clear()
+
+
+def _matched(ours: Segment, theirs: Segment) -> dict[int, int]:
+    """Map the slots of one micro-step to those of another. Raises _Unlike where their events differ."""
+    if len(ours.events) != len(theirs.events):
+        raise _Unlike(f"{len(ours.events)} and {len(theirs.events)} events")
+    same: dict[int, int] = {}
+    for position, (our, their) in enumerate(zip(ours.events, theirs.events, strict=True)):
+        if our >= 0 and their >= 0:
+            same[our] = their
+        elif our >= 0 or their >= 0 or same.get(~our) != ~their:
+            raise _Unlike(f"event {position} of {len(ours.events)} differs")
+    return same
+
+
+def _translated(event: int, names: dict[int, int]) -> int:
+    return names.get(event, event) if event >= 0 else ~names.get(~event, ~event)
+
+
+def _timeline(
+    request: ProbeRequest,
+    recorder: Recorder,
+    training: Training,
+    base: list[int],
+    slope: list[int],
+    segments: tuple[Segment, Segment, Segment, Segment, Segment | None],
+    exact: int | None,
+    began: float,
+) -> Timeline:
+    """Number the slots that the segments use from 0 on, and put all together."""
+    building, micro, first, update, single = segments
+    used: dict[int, int] = {}
+    for segment in filter(None, segments):
+        for event in segment.events:
+            used.setdefault(event if event >= 0 else ~event, len(used))
+    kept = list(used)
+
+    def of(values: list[int]) -> list[int]:
+        return [values[slot] for slot in kept]
+
+    def renumbered(segment: Segment) -> Segment:
+        return Segment(
+            [_translated(event, used) for event in segment.events],
+            segment.marks,
+            [entry._replace(slot=used[entry.slot]) for entry in segment.accumulated],
+        )
+
+    return Timeline(
+        device="cuda" if request.device.startswith("cuda") else "cpu",
+        slots=Slots(of(base), of(slope), of(recorder.category), of(recorder.place), of(recorder.module)),
+        modules=recorder.modules,
+        build=renumbered(building),
+        micro=renumbered(micro),
+        single=None if single is None else renumbered(single),
+        first_update=renumbered(first),
+        update=renumbered(update),
+        exact=exact,
+        facts={
+            "model": type(training.model).__name__,
+            "rung": request.candidate.rung().key(),
+            "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
+            "seq_len": request.seq_len,
+            "attention": training.attention or "",
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "seconds": round(time.perf_counter() - began, 3),
+        },
+    )

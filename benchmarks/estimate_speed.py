@@ -1,0 +1,118 @@
+"""How long a trace takes, and a further micro-batch of it; torch's own MemTracker is timed beside them.
+
+    python benchmarks/estimate_speed.py [--model gpt2-xl] [--seq-len 1024]
+
+Traced: model built, forward and backward at micro-batches 2, 3 and 1, two optimizer steps. MemTracker: one training
+step under fake tensors. Both after imports, in fresh processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.recording import RESULTS, record  # noqa: E402
+
+LIMITS = {"trace_seconds": 3.0, "allocated_seconds": 0.010, "reserved_seconds": 0.3, "peak_gib": 2.0}
+
+
+def traced(model: str, seq_len: int, device: str) -> dict[str, Any]:
+    """Trace the model, price a further micro-batch, and return the seconds of each."""
+    import torch
+    import transformers  # noqa: F401 - part of the imports that are not timed
+
+    from autotune.candidate import Candidate
+    from autotune.train.trace import trace
+    from benchmarks.memory_accuracy import model_spec, request
+
+    candidate = Candidate(precision="bf16" if device != "cpu" else "fp32")
+    probe = request(model_spec(model, {}), seq_len, candidate, device)
+    # transformers imports a model's code when it is first built; that is an import too.
+    from autotune.train.model import build_model
+
+    build_model(probe.model, seq_len, torch.device("meta"))
+    began = time.perf_counter()
+    timeline = trace(probe)
+    seconds = time.perf_counter() - began
+    return {
+        "trace_seconds": seconds,
+        "events": len(timeline.program(4).events),
+        "allocated_seconds": timed(lambda size: timeline.allocated(size)),
+        "reserved_seconds": timed(
+            lambda size: timeline.usage(size, expandable_segments=True, blas_workspace=32 << 20)
+        ),
+        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
+
+
+def timed(price: Any) -> float:
+    """Return the median seconds of pricing micro-batches that were not priced before."""
+    seconds = []
+    for size in range(5, 14):
+        began = time.perf_counter()
+        price(size)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def mem_tracker(model: str, seq_len: int, device: str) -> dict[str, Any]:  # noqa: ARG001 - as `traced`
+    """Return the seconds that torch's MemTracker takes for one training step of the same model."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    from autotune.train.model import build_model
+    from benchmarks.memory_accuracy import model_spec
+
+    spec = model_spec(model, {})
+    build_model(spec, seq_len, torch.device("meta"))
+    began = time.perf_counter()
+    with FakeTensorMode():
+        built = build_model(spec, seq_len, torch.device("cpu")).model
+        optimizer = torch.optim.AdamW(built.parameters(), fused=True)
+        tokens = torch.zeros(2, seq_len, dtype=torch.long)
+        tracker = MemTracker()
+        tracker.track_external(built, optimizer)
+        with tracker:
+            built(input_ids=tokens, labels=tokens).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return {"mem_tracker_seconds": time.perf_counter() - began}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", default="gpt2-xl")
+    parser.add_argument("--seq-len", type=int, default=1024)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record")
+    options = parser.parse_args()
+    results: dict[str, Any] = {}
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for device in ("cuda:0", "cpu"):
+            results[device] = pool.apply(traced, (options.model, options.seq_len, device))
+        results["MemTracker"] = pool.apply(mem_tracker, (options.model, options.seq_len, "cpu"))
+    for name, numbers in results.items():
+        for key, value in numbers.items():
+            limit = f"   at most {LIMITS[key]:g}" if key in LIMITS else ""
+            print(
+                f"{name:11} {key:20} {value:10.4f}{limit}"
+                if key != "events"
+                else f"{name:11} {key:20} {value}"
+            )
+    rows = [{"of": name, **numbers} for name, numbers in results.items()]
+    record("estimate_speed", rows, options.out, model=options.model, seq_len=options.seq_len)
+    fine = all(results["cuda:0"][key] <= limit for key, limit in LIMITS.items())
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The stand-in for CUDA; `test_fake_cuda.py` runs these in a process of their own."""
+
+import pytest
+import torch
+
+from autotune.train.fake_cuda import fake_cuda
+from autotune.train.recorder import Recorder
+from autotune.train.trace import trace
+from tests.memory.test_trace import request as traced
+
+
+def test_attention_on_cuda_grows_with_the_sequence_and_not_with_its_square():
+    def growth(device, seq_len):
+        timeline = trace(traced("tiny-gpt2", device=device, seq_len=seq_len))
+        return timeline.allocated(24) - timeline.allocated(8)
+
+    assert growth("cuda:0", 256) == pytest.approx(2 * growth("cuda:0", 128), rel=0.01)
+    assert trace(traced(device="cuda:0", precision="bf16")).device == "cuda"
+
+
+def test_cuda_usage_is_reserved_at_least_as_it_is_allocated():
+    timeline = trace(traced("tiny-llama", device="cuda:0", precision="bf16"))
+    for expandable in (False, True):
+        usage = timeline.usage(4, expandable_segments=expandable, blas_workspace=8_519_680)
+        plain = timeline.usage(4, expandable_segments=expandable)
+        assert usage.reserved_peak >= usage.allocated_peak >= usage.requested_peak
+        assert usage.allocated_peak >= plain.allocated_peak + 2 * 8_519_680 - (1 << 20)
+
+
+@pytest.fixture(scope="module")
+def device():
+    with fake_cuda() as device, Recorder(device.type, {}):
+        yield device
+
+
+class TestCudaRules:
+    """What autocast and the operators choose on the stand-in, as they do on CUDA."""
+
+    def test_autocast_follows_the_lists_of_cuda(self, device):
+        x, weight = torch.empty(4, 8, device=device), torch.nn.Parameter(torch.empty(8, 8, device=device))
+        low = torch.empty(4, 8, device=device, dtype=torch.bfloat16)
+        with torch.autocast(device.type, torch.bfloat16):
+            assert torch.nn.functional.linear(x, weight).dtype == torch.bfloat16
+            assert (x @ weight).dtype == torch.bfloat16
+            assert low.softmax(-1).dtype == torch.float32
+            assert low.pow(2).dtype == torch.float32
+            assert low.sum().dtype == torch.float32
+            assert torch.nn.functional.layer_norm(low, (8,)).dtype == torch.float32
+            assert torch.nn.functional.gelu(low).dtype == torch.bfloat16
+            assert torch.cat([low, x]).dtype == torch.float32
+            assert (low + x).dtype == torch.float32
+        assert torch.nn.functional.linear(x, weight).dtype == torch.float32
+
+    def test_autocast_casts_a_parameter_once_in_a_region(self, device):
+        weight = torch.nn.Parameter(torch.empty(64, 64, device=device))
+        x = torch.empty(2, 64, device=device)
+        recorder = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        casts = []
+        for _ in range(2):
+            before = len(recorder.sizes)
+            with torch.autocast(device.type, torch.bfloat16):
+                torch.nn.functional.linear(x, weight)
+                torch.nn.functional.linear(x, weight)
+            casts.append(recorder.sizes[before:].count(64 * 64 * 2))
+        assert casts == [1, 1]
+
+    def test_dropout_keeps_a_mask_of_one_byte_an_element(self, device):
+        x = torch.empty(64, 64, device=device, requires_grad=True)
+        assert torch.nn.functional.dropout(x, 0.5).grad_fn.name() == "NativeDropoutBackward0"
+        assert torch.nn.functional.dropout(x, 0.5, training=False) is x
+
+    def test_attention_chooses_the_kernel_by_type_mask_and_head(self, device):
+        def kernel(dtype=torch.bfloat16, head=64, mask=None, kv_heads=4, **options):
+            query = torch.empty(2, 4, 32, head, device=device, dtype=dtype, requires_grad=True)
+            key = torch.empty(2, kv_heads, 32, head, device=device, dtype=dtype, requires_grad=True)
+            result = torch.nn.functional.scaled_dot_product_attention(query, key, key, mask, **options)
+            assert result.shape == query.shape
+            names, node = [], result.grad_fn
+            while node is not None and len(names) < 4:
+                names.append(node.name())
+                node = node.next_functions[0][0] if node.next_functions else None
+            return next((name for name in names if "Attention" in name), names[0])
+
+        mask = torch.ones(32, 32, dtype=torch.bool, device=device)
+        assert "Flash" in kernel(is_causal=True, dropout_p=0.1)
+        assert "Flash" in kernel(head=60)  # padded to 64
+        assert "Flash" in kernel(kv_heads=2, enable_gqa=True)
+        assert "Efficient" in kernel(mask=mask)
+        assert "Efficient" in kernel(dtype=torch.float32)
+        assert "Attention" not in kernel(dtype=torch.float32, kv_heads=2, enable_gqa=True)

@@ -1,0 +1,33 @@
+"""The stand-in for CUDA, tried in a process that has run no backward pass yet, as a worker's is."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def test_the_stand_in_follows_the_rules_of_cuda():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "on_fake_cuda.py")]
+    done = subprocess.run(command, cwd=HERE.parent.parent, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed" in done.stdout
+
+
+def test_a_process_that_has_run_a_backward_pass_is_told_to_start_another():
+    script = """
+import torch
+torch.ones(1, requires_grad=True).sum().backward()
+from autotune.train.fake_cuda import fake_cuda
+try:
+    with fake_cuda():
+        pass
+except RuntimeError as error:
+    assert "fresh process" in str(error), error
+else:
+    raise SystemExit("nothing was said")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=HERE.parent.parent, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

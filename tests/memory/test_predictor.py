@@ -1,0 +1,124 @@
+"""Predictions of candidates from a timeline made by hand, before and after probes."""
+
+import pytest
+
+from autotune.candidate import Candidate
+from autotune.memory.predictor import Ground, Predictor
+from autotune.memory.timeline import CATEGORIES, Accumulated, Segment, Slots, Timeline, into_existing
+from autotune.outcome import Breakdown, Memory, Ok, Oom, Sample, StepTiming
+from autotune.trial import Trial
+from autotune.units import MIB
+
+PARAMETER, GRADIENT, STATE, ACTIVATION = (
+    CATEGORIES.index(n) for n in ("parameter", "gradient", "optimizer_state", "activation")
+)
+RUNG = Candidate(precision="fp32")
+GROUND = Ground.measured("cpu", 300 * MIB)
+
+
+def timeline(device="cpu"):
+    """100 MiB of parameters; activations of 40 MiB a sample; gradients while those go; two moments."""
+    return Timeline(
+        device=device,
+        slots=Slots(
+            base=[100 * MIB, 0, 100 * MIB, 200 * MIB],
+            slope=[0, 40 * MIB, 0, 0],
+            category=[PARAMETER, ACTIVATION, GRADIENT, STATE],
+            place=[0] * 4,
+            module=[0] * 4,
+        ),
+        modules=["model"],
+        build=Segment([0], [(0, "build")]),
+        micro=Segment([1, 2, ~1], [(0, "forward"), (1, "backward")], [Accumulated(2, 0, 2, False)]),
+        single=Segment([1, 2, ~1], [(0, "forward"), (1, "backward")], [Accumulated(2, 0, 2, False)]),
+        first_update=Segment([3, ~2], [(0, "optimizer")]),
+        update=Segment([~2], [(0, "optimizer")]),
+    )
+
+
+def trial(micro_batch, outcome, rung=RUNG):
+    return Trial(number=1, candidate=rung.at(micro_batch), node="n", why="", outcome=outcome, seconds=1)
+
+
+def ok(peak):
+    sample = Sample(mean=1, half_width=0, count=3)
+    nothing = Breakdown(parameters=0, gradients=0, optimizer_state=0, activations=0, other=0)
+    return Ok(
+        memory=Memory(allocated=0, reserved=0, device_peak=peak, budget=1 << 40, baseline=0, breakdown=nothing),
+        timing=StepTiming(micro_step=sample, last_micro_step=sample, optimizer_step=sample), phases=(), losses=(),
+        accumulation_steps=1,
+    )  # fmt: skip
+
+
+def once(_micro_batch):
+    return False
+
+
+def test_the_peak_of_a_composed_probe():
+    one = timeline()
+    assert one.allocated(3) == (100 + 200 + 120 + 100) * MIB  # second step: state, activations and gradients
+    peak = one.peak(3)
+    assert (peak.phase, peak.step) == ("backward", 2)
+    assert peak.breakdown["gradient"] == 100 * MIB
+    # A second micro-step holds the gradients of the first, and its own until they are added.
+    assert one.allocated(3, accumulating=True) == (100 + 200 + 100 + 120 + 100) * MIB
+
+
+def test_a_gradient_that_autograd_copied_is_not_copied_again():
+    micro = Segment([5, 6, 7, ~6, ~5], [(0, "forward"), (1, "backward")], [Accumulated(3, 0, 7, True)])
+    assert into_existing(micro).events == [5, 6, ~6, ~5]
+    stolen = Segment([5, 6, ~5], [(0, "forward"), (1, "backward")], [Accumulated(2, 0, 6, False)])
+    assert into_existing(stolen).events == [5, 6, ~6, ~5]
+    assert into_existing(stolen).marks == stolen.marks
+
+
+def test_a_prediction_is_baseline_and_tensors_until_a_probe_says_otherwise():
+    predictor = Predictor({RUNG.rung().key(): timeline()}, GROUND)
+    first = predictor.predict(RUNG.at(3))
+    assert first.peak == GROUND.baseline + 520 * MIB
+    assert first.low < first.peak < first.high
+    assert first.breakdown.activations == 120 * MIB
+    predictor.learn((trial(2, ok(GROUND.baseline + (480 + 50) * MIB)),), once, budget=1 << 40)
+    after = predictor.predict(RUNG.at(3))
+    assert after.peak == pytest.approx(GROUND.baseline + (520 + 50) * MIB, rel=0.02)
+    assert after.high - after.low < first.high - first.low
+
+
+def test_a_rung_that_was_not_traced_is_not_predicted():
+    predictor = Predictor({RUNG.rung().key(): timeline()}, GROUND)
+    assert predictor.predict(RUNG.model_copy(update={"precision": "bf16"})) is None
+    assert predictor.largest(RUNG.model_copy(update={"precision": "bf16"}), 1 << 40, 10, once) is None
+
+
+def test_the_verdict_is_sure_only_where_the_whole_interval_is_on_one_side():
+    prediction = Predictor({RUNG.rung().key(): timeline()}, GROUND).predict(RUNG.at(3))
+    assert prediction.verdict(prediction.high) == "fits"
+    assert prediction.verdict(prediction.low - 1) == "over"
+    assert prediction.verdict(prediction.peak) == "unsure"
+
+
+@pytest.mark.parametrize("largest", [1, 2, 7, 8, 31])
+def test_the_largest_micro_batch_is_the_last_that_fits(largest):
+    predictor = Predictor({RUNG.rung().key(): timeline()}, GROUND)
+    usable = predictor.predict(RUNG.at(largest)).peak
+    assert predictor.largest(RUNG, usable, 100, once) == largest
+    assert predictor.largest(RUNG, usable, largest - 1 or 1, once) == max(1, largest - 1)
+    assert predictor.largest(RUNG, 10 * MIB, 100, once) == 0
+
+
+def test_an_oom_below_the_budget_lifts_the_prediction():
+    predictor = Predictor({RUNG.rung().key(): timeline()}, GROUND)
+    usable = 1000 * MIB
+    before = predictor.largest(RUNG, usable, 100, once)
+    predictor.learn((trial(before, Oom(phase="backward")),), once, usable)
+    assert predictor.predict(RUNG.at(before)).peak > usable * 0.99
+    assert predictor.largest(RUNG, usable, 100, once) < before + 1
+
+
+def test_fixed_and_expandable_segments_share_a_trace_and_differ_in_what_they_reserve():
+    predictor = Predictor({RUNG.rung().key(): timeline("cuda")}, Ground.measured("cuda", 0, 32 * MIB))
+    expandable = predictor.predict(RUNG.at(2))
+    fixed = predictor.predict(RUNG.at(2).model_copy(update={"expandable_segments": False}))
+    assert expandable.allocated == fixed.allocated == (480 + 64) * MIB
+    assert expandable.reserved % (20 * MIB) == 0
+    assert expandable.peak >= expandable.reserved + 400 * MIB

@@ -1,0 +1,143 @@
+"""The trace against real training on the CPU, byte by byte; and the rules by which the CUDA stand-in differs."""
+
+import gc
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import torch
+
+from autotune.candidate import Candidate
+from autotune.models.resolve import resolve
+from autotune.probe.protocol import ProbeRequest
+from autotune.train.build import assemble
+from autotune.train.recorder import Recorder
+from autotune.train.steps import gradient_norm
+from autotune.train.trace import CannotTrace, trace
+
+SEQ_LEN = 64
+
+
+def request(model="tiny-gpt2", device="cpu", seq_len=SEQ_LEN, **fields):
+    spec = resolve(model, base=Path(__file__).parent)
+    return ProbeRequest(
+        kind="train", model=spec, candidate=Candidate(**{"precision": "fp32", **fields}), seq_len=seq_len,
+        accumulation_steps=1, device=device, budget=1 << 40, seed=0, sample_seconds=1, sample_steps=2, folder=".",
+    )  # fmt: skip
+
+
+def measured(probe, micro_steps=1):
+    """Train two real steps and return the peak of all bytes that torch's CPU allocator handed out."""
+    gc.collect()
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        training = assemble(probe)
+        for step in range(2):
+            losses = []
+            for index in range(micro_steps):
+                batch = training.batch(step * micro_steps + index, probe.candidate.micro_batch)
+                loss = training.loss(batch)
+                (loss / micro_steps).backward()
+                losses.append(loss.detach())
+                del loss, batch
+            norm = gradient_norm(training)
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+            del norm, losses
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return max(accumulate(event.nbytes() for event in events))
+
+
+@pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-llama"])
+def test_a_trace_counts_the_bytes_of_real_steps_at_any_micro_batch(model):
+    timeline = trace(request(model))
+    for micro_batch, micro_steps in ((1, 1), (2, 1), (7, 1), (1, 2), (5, 2)):
+        real = measured(request(model, micro_batch=micro_batch), micro_steps)
+        assert timeline.allocated(micro_batch, accumulating=micro_steps > 1) == pytest.approx(real, rel=1e-4)
+
+
+def test_checkpointing_and_plain_sgd_are_traced_as_they_run():
+    fields = {"checkpointing": "full", "optimizer": "sgd"}
+    timeline = trace(request("tiny-llama", **fields))
+    # Each block keeps the generator's state (5056 B), which no operator makes.
+    real = measured(request("tiny-llama", micro_batch=4, **fields))
+    assert timeline.allocated(4) == pytest.approx(real, abs=2 * 5056 + 512)
+    assert timeline.peak(4).breakdown["optimizer_state"] == 0
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "full"])
+def test_what_lives_in_files_is_not_counted(offload, tmp_path):
+    timeline = trace(request("tiny-llama", offload=offload))
+    probe = request("tiny-llama", offload=offload, micro_batch=3).model_copy(update={"folder": str(tmp_path)})
+    parameters = timeline.facts["parameters"] * 4
+    in_files = {"optimizer": 2, "full": 4}[offload] * parameters  # the profiler counts mapped files too
+    assert timeline.allocated(3) == pytest.approx(measured(probe) - in_files, rel=1e-4)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_looks_at_its_values_is_refused_by_the_name_of_the_operator(tmp_path):
+    source = """
+import torch
+
+class Moody(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y.sum() if y.mean() > 0 else y.abs().sum()
+
+def build():
+    return Moody(), lambda micro_batch, seq_len: {"x": torch.ones(micro_batch, 4)}
+"""
+    (tmp_path / "moody.py").write_text(source)
+    spec = resolve("moody.py:build", base=tmp_path)
+    with pytest.raises(CannotTrace, match=r"_local_scalar_dense.*probe"):
+        trace(request().model_copy(update={"model": spec}))
+
+
+def test_the_peak_is_explained_by_what_is_alive_at_it():
+    timeline = trace(request())
+    peak = timeline.peak(8)
+    assert sum(peak.breakdown.values()) == peak.bytes
+    parameters = sum(p.numel() * 4 for p in assemble(request()).model.parameters())
+    assert peak.breakdown["parameter"] == parameters
+    # Two moments, and a step counter for each of the parameters.
+    assert 0 <= peak.breakdown["optimizer_state"] - 2 * parameters < 1024
+    assert peak.breakdown["activation"] > peak.breakdown["temporary"]
+    assert peak.phase == "backward"
+    assert peak.step == 2, "the optimizer's state exists from the first step's end on"
+    assert peak.holders[0].module.startswith("transformer.h.")
+
+
+def test_memory_grows_by_a_constant_with_the_micro_batch_and_not_with_the_optimizer():
+    timeline = trace(request())
+    slopes = {timeline.allocated(m + 1) - timeline.allocated(m) for m in (20, 30, 40)}
+    assert len(slopes) == 1
+    stateless = trace(request(optimizer="sgd"))
+    state = timeline.peak(16).breakdown["optimizer_state"]
+    assert timeline.allocated(16) - stateless.allocated(16) == state
+
+
+def test_a_trace_survives_its_cache():
+    timeline = trace(request())
+    again = type(timeline).parse(timeline.dump())
+    assert again == timeline
+    assert again.peak(3) == timeline.peak(3)
+
+
+def test_values_of_positions_and_masks_are_known_and_floats_are_not():
+    with Recorder("cpu", {}):
+        positions = torch.arange(8)[None] + torch.tensor([[0], [1]])
+        assert bool((positions.diff(dim=-1) == 1).all())
+        positions[:, 3] = 7
+        assert not bool((positions.diff(dim=-1) == 1).all())
+        assert positions[0].tolist() == [0, 1, 2, 7, 4, 5, 6, 7]
+        unknown = torch.empty(8) > 0
+        with pytest.raises(torch._subclasses.fake_tensor.DataDependentOutputException):
+            bool(unknown.any())
+        positions[0, 0] = torch.randint(8, ())
+        with pytest.raises(torch._subclasses.fake_tensor.DataDependentOutputException):
+            positions.max().item()
