@@ -38,15 +38,12 @@ def autotune(*arguments: str, cwd: Path) -> Ended:
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
-def probes_alive() -> list[int]:
-    """Return every process of any probe on this machine that still runs."""
+def probes_alive(folder: Path) -> list[int]:
+    """Return every process that still runs for a probe of a run under `folder`: its guard and its worker."""
     return [
         process.pid
         for process in psutil.process_iter(["cmdline"])
-        if any(
-            part.endswith(("probe/guard.py", "autotune.probe.worker"))
-            for part in process.info["cmdline"] or []
-        )
+        if any(str(folder.resolve()) in part for part in process.info["cmdline"] or [])
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -57,7 +58,7 @@ def test_the_folder_of_the_run_holds_everything(winner):
         probe = root / "probes" / f"{trial['number']:04d}"
         assert {"request.json", "result.json", "stdout", "stderr"} <= {path.name for path in probe.iterdir()}
         assert not (probe / "scratch").exists()
-    assert probes_alive() == []
+    assert probes_alive(folder) == []
 
 
 def test_stdout_holds_one_document_and_people_read_stderr(winner):
@@ -109,9 +110,9 @@ def test_kill_9_leaves_no_process_and_resume_repeats_no_finished_probe(tmp_path)
     process.kill()
     process.communicate()
     deadline = time.monotonic() + 10
-    while probes_alive() and time.monotonic() < deadline:
+    while probes_alive(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert probes_alive() == []
+    assert probes_alive(tmp_path) == []
     first = (next(tmp_path.glob("runs/*")) / "probes" / "0001" / "result.json").stat().st_mtime_ns
     done = autotune("resume", "last", "--json", cwd=tmp_path)
     assert done.code == 0, done.stderr
@@ -129,7 +130,26 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_resume(tmp_path):
     assert process.returncode == 130
     assert "autotune resume runs/" in said
     assert "Traceback" not in said
-    assert probes_alive() == []
+    assert probes_alive(tmp_path) == []
+
+
+def test_a_full_disk_loses_nothing_and_says_how_to_go_on(tmp_path):
+    # A limit on the size of files refuses writes to the journal as a full disk does; it holds for this command alone.
+    arguments = ["run", "--model", "tiny-gpt2", "--target-global-batch", "1K", "--device", "cpu:1GiB", *QUICK]
+    done = subprocess.run(
+        [*AUTOTUNE, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=280,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (6000, resource.RLIM_INFINITY)),
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "cannot be written" in done.stderr
+    assert "go on with: autotune resume runs/" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert probes_alive(tmp_path) == []
+    finished = autotune("report", "last", "--json", cwd=tmp_path).document["trials"]
+    assert finished
+    resumed = autotune("resume", "last", "--json", cwd=tmp_path)
+    assert resumed.code == 0, resumed.stderr
+    assert resumed.document["trials"][: len(finished)] == finished
 
 
 def test_when_nothing_fits_it_says_how_much_is_missing(tmp_path):
