@@ -251,6 +251,7 @@ def draw(space: Annotated[str, typer.Argument(help="A shipped name or a YAML fil
 def _tune(spec: RunSpec, paths: RunPaths, json: bool) -> None:
     """Run the loop under a live table, then show the result."""
     from autotune.devices.find import find
+    from autotune.errors import JournalError, ProbeError
     from autotune.executors.local import LocalExecutor
     from autotune.report.document import document, print_result
     from autotune.report.live import Terminal
@@ -266,6 +267,9 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool) -> None:
         message = f"\ninterrupted; nothing is left running. Go on with: autotune resume {paths.root}"
         console.print(message, markup=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
+    except (JournalError, ProbeError) as error:
+        hint = f"When that is mended, go on with: autotune resume {paths.root}"
+        raise type(error)(f"{error}. {hint}") from error
     if json:
         _print_json(document(paths))
     print_result(paths, best, console)

@@ -77,8 +77,7 @@ class Journal:
         except OSError as error:
             os.ftruncate(self._file, end)  # a torn line is worth less than none
             raise JournalError(
-                f"{self._path} cannot be written: {error.strerror}. Everything up to this moment is recorded; "
-                f"free some space, then continue with: autotune resume {self._path.parent}"
+                f"{self._path} cannot be written: {error.strerror}. Everything up to this moment is recorded"
             ) from error
         self._entries.append(entry)
 

@@ -53,8 +53,6 @@ class Finished(Frozen):
     number: int
     outcome: Outcome
     seconds: float
-    device_seconds: float = 0.0
-    """Of `seconds`, those spent in training steps; the rest is the overhead of probing."""
 
 
 class ProofStarted(Frozen):

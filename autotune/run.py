@@ -7,13 +7,14 @@ the journal. So a run that was killed at any moment goes on from its folder as i
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import autotune
 from autotune.best import Best
 from autotune.candidate import Candidate
 from autotune.demand import offloaded_bytes
 from autotune.emission import contender
-from autotune.errors import AutotuneError, InputError, ModelError, NothingFits, NothingProven
+from autotune.errors import AutotuneError, InputError, JournalError, ModelError, NothingFits, NothingProven
 from autotune.executors.executor import Executor, Finding
 from autotune.journal import Journal
 from autotune.outcome import Crash, Ok, Oom, Outcome, Unsupported
@@ -204,7 +205,7 @@ class _Run:
         """Write the contender's file, read it back, and run what it says."""
         number = score.trial.number
         starts = self.journal.record.unfinished_proofs(number)
-        write_atomically(self.paths.contender, self.contender(score).to_yaml())
+        self.write(self.paths.contender, self.contender(score))
         self.watch.proving(score)
         if starts >= 2:
             outcome: Outcome = Crash(
@@ -234,7 +235,7 @@ class _Run:
         best = best.model_copy(
             update={"proof": judge(best, proved.outcome, proved.seconds, self.spec.limits)}
         )
-        write_atomically(self.paths.best, best.to_yaml())
+        self.write(self.paths.best, best)
         self.paths.contender.unlink(missing_ok=True)
         self.journal.append(Decided(winner=score.trial.number, why=proved.why, time=_now()))
         return best
@@ -245,6 +246,13 @@ class _Run:
         assert inspected is not None
         variables = self.executor.environment(score.trial.candidate)
         return contender(self.spec, self.paths.id, score, inspected.facts, self.executor.facts, variables)
+
+    def write(self, path: Path, best: Best) -> None:
+        """Write a configuration whole or not at all. Raises JournalError when the disk refuses."""
+        try:
+            write_atomically(path, best.to_yaml())
+        except OSError as error:
+            raise JournalError(f"{path} cannot be written: {error.strerror}") from error
 
     def nothing_fits(self, scope: Scope, done: Done) -> AutotuneError:
         """Return the error that says what came nearest, and how much is missing."""

@@ -97,7 +97,7 @@ def winner_rows(best: Best) -> list[tuple[str, str]]:
             "micro-batch",
             f"{best.candidate.micro_batch} x {format_count(accumulation.tokens_per_sample)} tokens",
         ),
-        ("accumulation", f"{accumulation.steps} steps"),
+        ("accumulation", f"{accumulation.steps} step{'s' * (accumulation.steps > 1)}"),
         ("global batch", batch),
         (
             "memory",

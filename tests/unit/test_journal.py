@@ -114,7 +114,7 @@ assert (root / "journal.jsonl").stat().st_size == size
         check=True,
     )
     assert "cannot be written" in done.stdout
-    assert "autotune resume" in done.stdout
+    assert "Everything up to this moment is recorded" in done.stdout
     assert len(read_record(tmp_path / "journal.jsonl").history) == 1
 
 
