@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from autotune.best import Best, Check, Proof
 from autotune.outcome import Crash, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
 from autotune.probe.protocol import ProbeRequest
+from autotune.record import ProofFinished
 from autotune.selection import throughput
 from autotune.specs import Limits
+from autotune.trial import History
 from autotune.units import format_bytes, format_count, format_duration
+
+SPEED = "tokens per second"
+"""Name of the check of speed."""
 
 
 def proof_request(
@@ -54,7 +61,7 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
             passed=memory.allocator_retries == 0,
         ),
         Check(
-            name="tokens per second", recorded=best.tokens_per_second, proven=speed,
+            name=SPEED, recorded=best.tokens_per_second, proven=speed,
             tolerance=limits.speed_tolerance if judge_speed else None,
             passed=not judge_speed or speed >= best.tokens_per_second * (1 - limits.speed_tolerance),
         ),
@@ -69,6 +76,28 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
         losses=outcome.losses, evaluation_loss=outcome.evaluation_loss,
         checkpoint_bytes=outcome.checkpoint_bytes, seconds=seconds,
     )  # fmt: skip
+
+
+def after_proofs(history: History, proofs: Iterable[ProofFinished]) -> History:
+    """Return the trials still in the running, as proofs that did not hold leave them.
+
+    A relaunch that was merely slower is the longer measurement of the two: its timing replaces the probe's, and
+    the candidate competes with that, for one more proof. Anything else that failed, or a second failure, ends it.
+    """
+    failed: dict[int, list[ProofFinished]] = {}
+    for proof in proofs:
+        if not proof.passed:
+            failed.setdefault(proof.number, []).append(proof)
+    remaining = []
+    for trial in history:
+        match failed.get(trial.number, []):
+            case []:
+                remaining.append(trial)
+            case [ProofFinished(failed=(name,), outcome=Ok(timing=timing))] if name == SPEED:
+                assert isinstance(trial.outcome, Ok)
+                outcome = trial.outcome.model_copy(update={"timing": timing})
+                remaining.append(trial.model_copy(update={"outcome": outcome}))
+    return tuple(remaining)
 
 
 def _held(outcome: Ok, speed: float) -> str:

@@ -73,6 +73,8 @@ class ProofFinished(Frozen):
     passed: bool
     why: str
     """One sentence: what held, or which check failed."""
+    failed: tuple[str, ...] = ()
+    """Names of the checks that failed; empty where the relaunch did not even train."""
     seconds: float
 
 

@@ -21,7 +21,7 @@ from autotune.outcome import Crash, Ok, Oom, Outcome, Unsupported
 from autotune.paths import RunPaths
 from autotune.probe.folder import ProbeFolder, write_atomically
 from autotune.probe.protocol import Inspection, ProbeRequest
-from autotune.proof import judge, proof_request
+from autotune.proof import after_proofs, judge, proof_request
 from autotune.record import Decided, Finished, Inspected, Opened, ProofFinished, ProofStarted, Started
 from autotune.selection import Score, missing, rank
 from autotune.space import Space
@@ -183,22 +183,20 @@ class _Run:
         return None
 
     def prove(self, scope: Scope, done: Done) -> Best:
-        """Relaunch the fastest from its emitted file; the next best where that does not hold."""
-        scores = rank(self.journal.record.history, scope)
-        if not scores:
+        """Relaunch the fastest from its emitted file; where that does not hold, what is then the fastest."""
+        if not rank(self.journal.record.history, scope):
             raise self.nothing_fits(scope, done)
-        verdicts = {proof.number: proof for proof in self.journal.record.proofs}
-        for score in scores:
-            number = score.trial.number
-            if number not in verdicts:
-                verdicts[number] = self.prove_one(score)
-            if verdicts[number].passed:
-                return self.emit(score, verdicts[number])
-        failed = "; ".join(f"probe {number}: {proof.why}" for number, proof in verdicts.items())
+        while remaining := rank(after_proofs(self.journal.record.history, self.journal.record.proofs), scope):
+            held = [proof for proof in self.journal.record.proofs if proof.passed]
+            proof = held[0] if held else self.prove_one(remaining[0])
+            if proof.passed:
+                score = next(score for score in remaining if score.trial.number == proof.number)
+                return self.emit(score, proof)
+        failed = "; ".join(f"probe {proof.number}: {proof.why}" for proof in self.journal.record.proofs)
         self.journal.append(Decided(winner=None, why=failed, time=_now()))
         raise NothingProven(
-            f"{len(scores)} configurations fitted, but none held when relaunched. {failed}. If the machine was "
-            "busy with other work, repeat on a quiet one or allow more with --speed-tolerance"
+            f"configurations fitted, but none held when relaunched. {failed}. If the machine was busy with other "
+            "work, repeat on a quiet one or allow more with --speed-tolerance"
         )
 
     def prove_one(self, score: Score) -> ProofFinished:
@@ -223,7 +221,12 @@ class _Run:
         assert not isinstance(finding.answer, Inspection)
         proof = judge(self.contender(score), finding.answer, finding.seconds, self.spec.limits)
         entry = ProofFinished(
-            number=number, outcome=finding.answer, passed=proof.passed, why=proof.why, seconds=finding.seconds
+            number=number,
+            outcome=finding.answer,
+            passed=proof.passed,
+            why=proof.why,
+            failed=tuple(check.name for check in proof.checks if not check.passed),
+            seconds=finding.seconds,
         )
         self.journal.append(entry)
         self.watch.proved(entry)

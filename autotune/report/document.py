@@ -10,6 +10,7 @@ from rich.text import Text
 from autotune.best import Best
 from autotune.journal import read_record
 from autotune.paths import RunPaths
+from autotune.proof import after_proofs
 from autotune.record import Record
 from autotune.report.tables import failures, path_lines, rejected_lines, section, trial_table, winner_panel
 from autotune.report.wording import verdict
@@ -70,11 +71,12 @@ def print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
     scope, path = search
     console.print(section("Path through the graph", path_lines(path, space)))
     console.print(section("Winner", [winner_panel(best)]))
-    winner = next(trial for trial in record.history if trial.candidate == best.candidate)
-    if lines := rejected_lines(record.history, scope, winner):
+    trials = after_proofs(record.history, record.proofs)
+    winner = next(trial for trial in trials if trial.candidate == best.candidate)
+    if lines := rejected_lines(trials, scope, winner):
         console.print(section("Rejected", lines))
     if failed := [f"probe {proof.number}: {proof.why}" for proof in record.proofs if not proof.passed]:
-        console.print(section("Faster, but not proven", failed))
+        console.print(section("Proofs that did not hold", failed))
     console.print(
         section(
             "Next",

@@ -91,13 +91,37 @@ def test_a_proof_that_fails_hands_over_to_the_next_best(tmp_path):
     assert [proof.passed for proof in read_record(paths.journal).proofs] == [False, True]
 
 
-def test_a_proof_that_is_too_slow_fails_and_one_that_is_faster_holds(tmp_path):
+def test_a_proof_that_is_much_slower_loses_to_the_next_best(tmp_path):
     executor = ArithmeticExecutor(Arithmetic(budget=1000))
     first = Candidate(micro_batch=11)
-    executor.proofs[first] = slower(executor.device.outcome(first), 1.2)
+    executor.proofs[first] = slower(executor.device.outcome(first), 1.5)
     best, paths = start(tmp_path, executor)
-    assert "tokens per second" in read_record(paths.journal).proofs[0].why
-    executor.proofs = {first: slower(executor.device.outcome(first), 0.5)}
+    proofs = read_record(paths.journal).proofs
+    assert [proof.passed for proof in proofs] == [False, True]
+    assert proofs[0].failed == ("tokens per second",)
+    assert best.candidate != first
+
+
+def test_a_slower_proof_corrects_the_record_and_what_is_still_fastest_is_proven_again(tmp_path):
+    # A device whose larger micro-batches pay so well that even 20% slower is faster than any other.
+    device = Arithmetic(budget=1000, overhead=1.0, checkpointed=50)
+    executor = ArithmeticExecutor(device)
+    first = Candidate(micro_batch=11)
+    recorded = device.outcome(first)
+    executor.proofs[first] = slower(recorded, 1.2)
+    best, paths = start(tmp_path, executor)
+    assert [(proof.number, proof.passed) for proof in read_record(paths.journal).proofs] == [
+        (6, False),
+        (6, True),
+    ]
+    assert best.candidate == first
+    assert best.timing == slower(recorded, 1.2).timing
+
+
+def test_a_faster_proof_holds(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    first = Candidate(micro_batch=11)
+    executor.proofs[first] = slower(executor.device.outcome(first), 0.5)
     best, _ = start(tmp_path, executor)
     assert best.candidate == first
 
