@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 run: $(VENV)/ready  ## the main job on this machine's CPU, with a real model
 	$(BIN)/autotune run --model gpt2 --seq-len 128 --target-global-batch 8K --device cpu:3GiB \
-		--sample-time 3s --proof-time 15s
+		--sample-time 3s --proof-time 15s --max-probes 5
 
 test: lint  ## everything that needs no GPU
 	$(BIN)/python -m pytest -m "not gpu"
