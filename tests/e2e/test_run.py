@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
+import autotune as autotune_api
 from autotune.best import Best
 from autotune.candidate import Candidate
+from autotune.proof import after_proofs
+from autotune.selection import rank
+from autotune.strategies.decision import Scope
 from tests.e2e.conftest import AUTOTUNE, QUICK, autotune, probes_alive
 
 pytestmark = pytest.mark.slow
@@ -33,21 +37,17 @@ def test_every_oom_is_a_refused_allocation_of_the_worker(winner):
     _, ended = winner
     for trial in ended.document["trials"]:
         if trial["outcome"]["kind"] == "oom":
-            assert (
-                trial["outcome"]["requested"] + 65536 > trial["outcome"]["free"]
-            )  # and its mapping's own page
+            assert trial["outcome"]["requested"] > 0
+            assert "can't allocate memory" in trial["outcome"]["message"]
 
 
-def test_no_other_useful_micro_batch_of_the_winning_rung_was_faster(winner):
-    _, ended = winner
-    best = ended.document["best"]
-    failed = {proof["number"] for proof in ended.document["proofs"] if not proof["passed"]}
-    steps = {
-        trial["number"]: trial["tokens_per_second"]
-        for trial in ended.document["trials"]
-        if trial["verdict"] == "fits" and trial["number"] not in failed
-    }
-    assert best["tokens_per_second"] >= 0.98 * max(steps.values()) or best["accumulation"]["difference"] >= 0
+def test_the_winner_has_the_shortest_global_step_of_all_that_fit(winner):
+    folder, ended = winner
+    run = autotune_api.load_run(folder / ended.document["run"])
+    scope = Scope.of(run.spec, run.record.inspection)
+    fastest = rank(after_proofs(run.record.history, run.record.proofs), scope)[0]
+    assert fastest.trial.number == ended.document["decided"]["winner"]
+    assert fastest.seconds == ended.document["best"]["seconds_per_global_step"]
 
 
 def test_the_folder_of_the_run_holds_everything(winner):
