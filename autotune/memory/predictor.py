@@ -7,16 +7,16 @@ only a probe proves that.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from autotune.candidate import Candidate
 from autotune.memory.calibration import Calibration, Corrected, Observation, Prior
 from autotune.memory.timeline import CATEGORIES, Peak, Timeline
-from autotune.outcome import Breakdown, Ok, Oom
+from autotune.outcome import Breakdown, Ok, Oom, Phase
+from autotune.prediction import Prediction
 from autotune.trial import History
 from autotune.units import MIB
-from autotune.validation import Frozen
 
 CUDA_CONTEXT = 480 * MIB
 """Bytes that a process's CUDA context and loaded kernels take on the device, where no probe has measured them.
@@ -52,67 +52,65 @@ class Ground:
         return cls("cuda", baseline, CUDA_CONTEXT_SPREAD // 3, blas_workspace)
 
 
-class Prediction(Frozen):
-    """What a probe of a candidate is expected to measure; bytes, compared with `Memory.peak()`."""
-
-    allocated: int
-    """Peak of tensor bytes, uncorrected."""
-    reserved: int
-    """Peak of the caching allocator (CUDA), uncorrected; the tensor bytes elsewhere."""
-    peak: int
-    """Peak of what counts against the budget, corrected by the probes so far."""
-    low: int
-    high: int
-    """The 95% interval of `peak`."""
-    breakdown: Breakdown
-    """Of `allocated`, by what it holds."""
-
-    def verdict(self, usable: int) -> Literal["fits", "over", "unsure"]:
-        """Compare the whole interval with the bytes that may be used."""
-        if self.high <= usable:
-            return "fits"
-        return "over" if self.low > usable else "unsure"
-
-
-@dataclass
 class Predictor:
-    """Predictions for the rungs that were traced, corrected by a history."""
+    """Predictions for the rungs that were traced, corrected by a history. Immutable but for what it remembers."""
 
-    timelines: Mapping[str, Timeline]
-    """By `Candidate.rung().key()`; rungs that differ in `expandable_segments` alone may share one."""
-    ground: Ground
-    calibration: Calibration = field(init=False)
-    _raw: dict[tuple[Candidate, bool], tuple[int, int]] = field(default_factory=dict, init=False)
+    def __init__(
+        self,
+        timelines: Mapping[str, Timeline],
+        ground: Ground,
+        accumulating: Callable[[int], bool] = lambda _: False,
+        calibration: Calibration | None = None,
+    ) -> None:
+        """Take timelines by `Candidate.rung().key()`.
 
-    def __post_init__(self) -> None:
-        self.calibration = Calibration(self._prior())
-
-    def learn(self, history: History, accumulating: Callable[[int], bool], budget: int) -> None:
-        """Calibrate by the probes of a history; what was learnt before is replaced.
-
-        A probe that ran out of device memory measured only that its peak is above the budget: it counts as that
-        where the prediction so far is below. `accumulating` tells whether a micro-batch takes several micro-steps.
+        Rungs that differ in `expandable_segments` alone may share one; one that holds for a single micro-batch
+        goes by `Candidate.key()`. `accumulating` tells whether a micro-batch takes several micro-steps.
         """
+        self.timelines = dict(timelines)
+        self.ground = ground
+        self.calibration = calibration or Calibration(_prior(ground))
+        self._accumulating = accumulating
+        self._raw: dict[Candidate, tuple[int, int]] = {}
+
+    def with_timeline(self, candidate: Candidate, timeline: Timeline) -> Predictor:
+        """Return this predictor with the timeline of one more rung."""
+        key = candidate.key() if timeline.exact is not None else candidate.rung().key()
+        return Predictor({**self.timelines, key: timeline}, self.ground, self._accumulating, self.calibration)
+
+    def learned(self, history: History, budget: int) -> Predictor:
+        """Return this predictor calibrated by the probes of a history, and by no others.
+
+        A probe that ran out of device memory measured only that its peak is above the budget (bytes): it counts
+        as that where the prediction so far is below.
+        """
+        prior = _prior(self.ground)
         observations = []
         for trial in history:
-            raw = self._total(trial.candidate, accumulating(trial.candidate.micro_batch))
+            raw = self._total(trial.candidate)
             if raw is not None and isinstance(trial.outcome, Ok):
                 measured = float(trial.outcome.memory.peak())
                 observations.append(Observation(_rung(trial.candidate), raw, measured))
-        self.calibration = Calibration(self._prior(), observations)
+        calibration = Calibration(prior, observations)
         for trial in history:
             if not isinstance(trial.outcome, Oom) or trial.outcome.where != "device":
                 continue
-            raw = self._total(trial.candidate, accumulating(trial.candidate.micro_batch))
-            if raw is not None and self.calibration.correct(_rung(trial.candidate), raw).mean < budget:
+            raw = self._total(trial.candidate)
+            if raw is not None and calibration.correct(_rung(trial.candidate), raw).mean < budget:
                 observations.append(Observation(_rung(trial.candidate), raw, float(budget)))
-                self.calibration = Calibration(self._prior(), observations)
+                calibration = Calibration(prior, observations)
+        result = Predictor(self.timelines, self.ground, self._accumulating, calibration)
+        result._raw = self._raw  # depends on the timelines alone
+        return result
 
-    def predict(self, candidate: Candidate, accumulating: bool = False) -> Prediction | None:
-        """Return what a probe of the candidate should measure; None where its trace does not cover it."""
-        raw = self._usage(candidate, accumulating)
-        total = self._total(candidate, accumulating)
+    def covers(self, candidate: Candidate) -> bool:
+        """Tell whether there is a timeline that can price the candidate."""
         timeline = self._timeline(candidate)
+        return timeline is not None and timeline.covers(candidate.micro_batch)
+
+    def predict(self, candidate: Candidate) -> Prediction | None:
+        """Return what a probe of the candidate should measure; None where its trace does not cover it."""
+        raw, total, timeline = self._usage(candidate), self._total(candidate), self._timeline(candidate)
         if raw is None or total is None or timeline is None:
             return None
         corrected = self.calibration.correct(_rung(candidate), total)
@@ -122,25 +120,46 @@ class Predictor:
             peak=round(corrected.mean),
             low=round(corrected.low),
             high=round(corrected.high),
-            breakdown=_breakdown(timeline.peak(candidate.micro_batch, accumulating)),
+            breakdown=_breakdown(
+                timeline.peak(candidate.micro_batch, self._accumulating(candidate.micro_batch))
+            ),
         )
 
-    def largest(
-        self, rung: Candidate, usable: int, limit: int, accumulating: Callable[[int], bool]
-    ) -> int | None:
-        """Return the largest micro-batch up to `limit` whose expected peak is at most `usable` bytes.
+    def bounds(self, candidate: Candidate) -> Corrected | None:
+        """Return the corrected peak with its interval (bytes) alone; fast."""
+        total = self._total(candidate)
+        return None if total is None else self.calibration.correct(_rung(candidate), total)
 
-        0 where not even 1 fits, None where the rung was not traced. Found by bisection: memory grows with the
+    def phase_above(self, candidate: Candidate, usable: int) -> Phase:
+        """Return the phase in which a candidate whose peak is over `usable` bytes first goes beyond them."""
+        usage, bounds, timeline = self._usage(candidate), self.bounds(candidate), self._timeline(candidate)
+        assert usage is not None and bounds is not None and timeline is not None, (
+            "only what is predicted is over"
+        )
+        beside = bounds.mean - usage[0]
+        accumulating = self._accumulating(candidate.micro_batch)
+        curve = timeline.curve(candidate.micro_batch, accumulating)
+        above = (phase for phase, _, level in curve if level + beside > usable)
+        return next(above, timeline.peak(candidate.micro_batch, accumulating).phase)
+
+    def largest(
+        self, rung: Candidate, usable: int, limit: int, bound: Literal["low", "mean", "high"] = "mean"
+    ) -> int | None:
+        """Return the largest micro-batch up to `limit` whose peak is at most `usable` bytes.
+
+        `bound` says which end of the interval counts: with `high` it surely fits, with `low` nothing larger can.
+        0 where not even 1 fits, None where no timeline covers the rung. Found by bisection: memory grows with the
         micro-batch, but for the micro-step that accumulation adds, which only a smaller micro-batch needs.
         """
+        timeline = self._timeline(rung)
+        if timeline is None or timeline.exact is not None:
+            return None
 
         def fits(micro_batch: int) -> bool:
-            peak = self._corrected(rung.at(micro_batch), accumulating(micro_batch))
-            return peak is not None and peak.mean <= usable
+            bounds = self.bounds(rung.at(micro_batch))
+            return bounds is not None and float(getattr(bounds, bound)) <= usable
 
-        if self._timeline(rung) is None:
-            return None
-        if not fits(1):
+        if limit < 1 or not fits(1):
             return 0
         low, high = 1, 2
         while high <= limit and fits(high):
@@ -151,43 +170,40 @@ class Predictor:
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low
 
-    def _prior(self) -> Prior:
-        if self.ground.kind == "cpu":
-            return Prior(offset=self.ground.spread)
-        return Prior(offset=self.ground.spread, slope=0.03)
-
     def _timeline(self, candidate: Candidate) -> Timeline | None:
-        key = candidate.rung().key()
-        if key in self.timelines:
-            return self.timelines[key]
         other = candidate.model_copy(update={"expandable_segments": not candidate.expandable_segments})
-        return self.timelines.get(other.rung().key())
+        for key in (candidate.key(), candidate.rung().key(), other.key(), other.rung().key()):
+            if key in self.timelines and self.timelines[key].covers(candidate.micro_batch):
+                return self.timelines[key]
+        return None
 
-    def _usage(self, candidate: Candidate, accumulating: bool) -> tuple[int, int] | None:
+    def _usage(self, candidate: Candidate) -> tuple[int, int] | None:
         """Return (allocated, reserved), uncorrected."""
         timeline = self._timeline(candidate)
-        if timeline is None or not timeline.covers(candidate.micro_batch):
+        if timeline is None:
             return None
-        key = (candidate, accumulating)
-        if key not in self._raw:
+        if candidate not in self._raw:
+            accumulating = self._accumulating(candidate.micro_batch)
             if self.ground.kind == "cpu":
                 bytes_ = timeline.allocated(candidate.micro_batch, accumulating)
-                self._raw[key] = (bytes_, bytes_)
+                self._raw[candidate] = (bytes_, bytes_)
             else:
                 usage = timeline.usage(
                     candidate.micro_batch, accumulating, candidate.expandable_segments,
                     blas_workspace=self.ground.blas_workspace,
                 )  # fmt: skip
-                self._raw[key] = (usage.allocated_peak, usage.reserved_peak)
-        return self._raw[key]
+                self._raw[candidate] = (usage.allocated_peak, usage.reserved_peak)
+        return self._raw[candidate]
 
-    def _total(self, candidate: Candidate, accumulating: bool) -> float | None:
-        usage = self._usage(candidate, accumulating)
+    def _total(self, candidate: Candidate) -> float | None:
+        usage = self._usage(candidate)
         return None if usage is None else float(self.ground.baseline + usage[1])
 
-    def _corrected(self, candidate: Candidate, accumulating: bool) -> Corrected | None:
-        total = self._total(candidate, accumulating)
-        return None if total is None else self.calibration.correct(_rung(candidate), total)
+
+def _prior(ground: Ground) -> Prior:
+    if ground.kind == "cpu":
+        return Prior(offset=ground.spread)
+    return Prior(offset=ground.spread, slope=0.03)
 
 
 def _rung(candidate: Candidate) -> str:

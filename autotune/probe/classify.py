@@ -7,7 +7,7 @@ from typing import Literal
 
 from autotune.outcome import Crash, Ok, Oom, Outcome, Phase, Timeout
 from autotune.probe.ending import Ending, Report
-from autotune.probe.protocol import Inspection, ProbeRequest, Result
+from autotune.probe.protocol import Inspection, ProbeRequest, Result, Traced
 from autotune.units import format_bytes
 
 Kind = Literal["cpu", "cuda"]
@@ -36,10 +36,14 @@ def classify(
     process takes. `data_limit` (bytes) is the enforced RLIMIT_DATA.
     """
     match report.answer:
-        case Result(outcome=outcome) if not (request.kind == "inspect" and isinstance(outcome, Ok)):
+        case Result(outcome=outcome) if not (
+            request.kind in {"inspect", "trace"} and isinstance(outcome, Ok)
+        ):
             return _refused_at_start(outcome, report, data_limit) or _with_device_peak(outcome, device_peak)
         case Inspection() if request.kind == "inspect":
             raise AssertionError("an inspection that was answered has no outcome")
+        case Traced() if request.kind == "trace":
+            raise AssertionError("a trace that was made has no outcome")
         case None:
             pass
         case other:

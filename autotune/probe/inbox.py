@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from pydantic import ValidationError
 
-from autotune.probe.protocol import MESSAGE, Inspection, Progress, Result
+from autotune.probe.protocol import MESSAGE, Answer, Progress
 
 LINE_CAP = 4 * 2**20
 """Bytes of the longest line that can be a message; a longer one is dropped as it arrives."""
@@ -17,7 +17,7 @@ class Inbox:
     """Takes bytes as they come, and keeps the messages in them. Memory stays bounded whatever arrives."""
 
     def __init__(self, on_progress: Callable[[Progress], None] | None = None) -> None:
-        self.answer: Result | Inspection | None = None
+        self.answer: Answer | None = None
         """The first complete answer; what follows cannot take it back."""
         self.progress: Progress | None = None
         self.baseline: int | None = None

@@ -23,8 +23,9 @@ class ProbeRequest(Frozen):
     """All that a worker needs for one probe; stored as `request.json`."""
 
     protocol: Literal[1] = PROTOCOL
-    kind: Literal["inspect", "train", "prove"]
-    """`inspect` builds the model without memory, `train` measures, `prove` runs whole global steps."""
+    kind: Literal["inspect", "trace", "train", "prove"]
+    """`inspect` builds the model without memory, `trace` runs its steps without data, `train` measures, `prove`
+    runs whole global steps."""
     model: ModelSpec
     candidate: Candidate
     seq_len: int
@@ -61,6 +62,14 @@ class Inspection(Frozen):
     facts: ModelFacts
 
 
+class Traced(Frozen):
+    """Answer to a request of kind `trace`: the timeline lies in the probe's folder."""
+
+    type: Literal["traced"] = "traced"
+    file: str
+    """Name of the file in `ProbeRequest.folder` that holds what `Timeline.dump` wrote."""
+
+
 class Result(Frozen):
     """The worker's own verdict; always its last message."""
 
@@ -69,5 +78,9 @@ class Result(Frozen):
     outcome: Outcome
 
 
-Message = Annotated[Progress | Inspection | Result, Field(discriminator="type")]
-MESSAGE: TypeAdapter[Progress | Inspection | Result] = TypeAdapter(Message)
+Answer = Inspection | Traced | Result
+"""The last message of a worker."""
+
+MESSAGE: TypeAdapter[Progress | Answer] = TypeAdapter(
+    Annotated[Progress | Inspection | Traced | Result, Field(discriminator="type")]
+)

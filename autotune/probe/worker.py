@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 
-from autotune.outcome import Crash, Oom, Outcome, Phase
-from autotune.probe.protocol import Inspection, ProbeRequest, Progress, Result
+from autotune.outcome import Crash, Oom, Outcome, Phase, Unsupported
+from autotune.probe.protocol import Answer, Inspection, ProbeRequest, Progress, Result, Traced
 from autotune.train.phases import Phases
 from autotune.train.process import free_data
 from autotune.train.verdict import Circumstances, verdict
@@ -35,6 +35,9 @@ TORCH_TAKES = 208 * 2**20
 """Bytes of private memory that importing torch takes at the least (2.13 on CPU: 212 MiB). With less, native
 code aborts in the middle of the import, and no verdict can be written.
 """
+
+TIMELINE = "timeline.json"
+"""Name of the file that a trace is written to."""
 
 SHORT_SHARE = 8
 SHORT_LEAST = 256 * 2**20
@@ -84,7 +87,7 @@ class Probe:
         self._witness: CudaWitness | None = None
         self._reserve = b""
 
-    def answer(self) -> Result | Inspection:
+    def answer(self) -> Answer:
         """Run the probe and return its last message. Does not raise."""
         self._phases.enter("start")
         try:
@@ -96,7 +99,9 @@ class Probe:
             traceback.clear_frames(error.__traceback__)
             return Result(outcome=outcome)
 
-    def _run(self) -> Result | Inspection:
+    def _run(self) -> Answer:
+        if self._request.kind == "trace":
+            return self._trace()
         self._start()
         if self._request.kind == "inspect":
             from autotune.train.inspection import inspect_model
@@ -113,6 +118,18 @@ class Probe:
         self._phases.meter.close()
         self._training.close()
         return Result(outcome=outcome)
+
+    def _trace(self) -> Answer:
+        """Trace before anything is computed or a device touched: that needs a fresh process."""
+        from autotune.train.trace import CannotTrace, trace
+
+        try:
+            timeline = trace(self._request)
+        except CannotTrace as error:
+            return Result(outcome=Unsupported(reason=str(error)))
+        file = Path(self._request.folder) / TIMELINE
+        file.write_text(timeline.dump())
+        return Traced(file=file.name)
 
     def _start(self) -> None:
         """Import the libraries and start the device, and take the baseline behind all of that."""

@@ -1,5 +1,7 @@
 """Predictions of candidates from a timeline made by hand, before and after probes."""
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.candidate import Candidate
@@ -50,10 +52,6 @@ def ok(peak):
     )  # fmt: skip
 
 
-def once(_micro_batch):
-    return False
-
-
 def test_the_peak_of_a_composed_probe():
     one = timeline()
     assert one.allocated(3) == (100 + 200 + 120 + 100) * MIB  # second step: state, activations and gradients
@@ -78,8 +76,9 @@ def test_a_prediction_is_baseline_and_tensors_until_a_probe_says_otherwise():
     assert first.peak == GROUND.baseline + 520 * MIB
     assert first.low < first.peak < first.high
     assert first.breakdown.activations == 120 * MIB
-    predictor.learn((trial(2, ok(GROUND.baseline + (480 + 50) * MIB)),), once, budget=1 << 40)
-    after = predictor.predict(RUNG.at(3))
+    learned = predictor.learned((trial(2, ok(GROUND.baseline + (480 + 50) * MIB)),), 1 << 40)
+    assert predictor.predict(RUNG.at(3)) == first  # what it was called on knows nothing of it
+    after = learned.predict(RUNG.at(3))
     assert after.peak == pytest.approx(GROUND.baseline + (520 + 50) * MIB, rel=0.02)
     assert after.high - after.low < first.high - first.low
 
@@ -87,7 +86,7 @@ def test_a_prediction_is_baseline_and_tensors_until_a_probe_says_otherwise():
 def test_a_rung_that_was_not_traced_is_not_predicted():
     predictor = Predictor({RUNG.rung().key(): timeline()}, GROUND)
     assert predictor.predict(RUNG.model_copy(update={"precision": "bf16"})) is None
-    assert predictor.largest(RUNG.model_copy(update={"precision": "bf16"}), 1 << 40, 10, once) is None
+    assert predictor.largest(RUNG.model_copy(update={"precision": "bf16"}), 1 << 40, 10) is None
 
 
 def test_the_verdict_is_sure_only_where_the_whole_interval_is_on_one_side():
@@ -101,18 +100,18 @@ def test_the_verdict_is_sure_only_where_the_whole_interval_is_on_one_side():
 def test_the_largest_micro_batch_is_the_last_that_fits(largest):
     predictor = Predictor({RUNG.rung().key(): timeline()}, GROUND)
     usable = predictor.predict(RUNG.at(largest)).peak
-    assert predictor.largest(RUNG, usable, 100, once) == largest
-    assert predictor.largest(RUNG, usable, largest - 1 or 1, once) == max(1, largest - 1)
-    assert predictor.largest(RUNG, 10 * MIB, 100, once) == 0
+    assert predictor.largest(RUNG, usable, 100) == largest
+    assert predictor.largest(RUNG, usable, largest - 1 or 1) == max(1, largest - 1)
+    assert predictor.largest(RUNG, 10 * MIB, 100) == 0
 
 
 def test_an_oom_below_the_budget_lifts_the_prediction():
     predictor = Predictor({RUNG.rung().key(): timeline()}, GROUND)
     usable = 1000 * MIB
-    before = predictor.largest(RUNG, usable, 100, once)
-    predictor.learn((trial(before, Oom(phase="backward")),), once, usable)
+    before = predictor.largest(RUNG, usable, 100)
+    predictor = predictor.learned((trial(before, Oom(phase="backward")),), usable)
     assert predictor.predict(RUNG.at(before)).peak > usable * 0.99
-    assert predictor.largest(RUNG, usable, 100, once) < before + 1
+    assert predictor.largest(RUNG, usable, 100) < before + 1
 
 
 def test_fixed_and_expandable_segments_share_a_trace_and_differ_in_what_they_reserve():
@@ -122,3 +121,33 @@ def test_fixed_and_expandable_segments_share_a_trace_and_differ_in_what_they_res
     assert expandable.allocated == fixed.allocated == (480 + 64) * MIB
     assert expandable.reserved % (20 * MIB) == 0
     assert expandable.peak >= expandable.reserved + 400 * MIB
+
+
+def test_bounds_order_what_surely_fits_and_what_surely_does_not():
+    predictor = Predictor({RUNG.rung().key(): timeline()}, GROUND)
+    sizes = [predictor.largest(RUNG, 4000 * MIB, 1000, bound) for bound in ("high", "mean", "low")]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[2]
+    assert predictor.predict(RUNG.at(sizes[0])).verdict(4000 * MIB) == "fits"
+    assert predictor.predict(RUNG.at(sizes[2] + 1)).verdict(4000 * MIB) == "over"
+
+
+def test_the_phase_in_which_memory_runs_out():
+    predictor = Predictor({RUNG.rung().key(): timeline()}, GROUND)
+
+    def phase(tensors):
+        return predictor.phase_above(RUNG.at(3), GROUND.baseline + tensors * MIB)
+
+    assert [phase(90), phase(200), phase(300), phase(350)] == ["build", "forward", "backward", "optimizer"]
+
+
+def test_a_timeline_of_one_micro_batch_prices_that_one_alone():
+    one = replace(timeline(), exact=3, single=None)
+    predictor = Predictor({}, GROUND).with_timeline(RUNG.at(3), one)
+    assert predictor.predict(RUNG.at(3)).allocated == 520 * MIB
+    assert predictor.predict(RUNG.at(4)) is None
+    assert predictor.largest(RUNG, 1 << 40, 10) is None
+    both = predictor.with_timeline(RUNG.at(4), replace(one, exact=4))
+    assert both.covers(RUNG.at(3))
+    assert both.covers(RUNG.at(4))
+    assert not both.covers(RUNG)

@@ -16,10 +16,11 @@ LAYERS = [
     (
         "data",
         ["validation", "candidate", "outcome", "trial", "specs", "accumulation", "graph", "space", "record", "paths",
-         "best", "probe.protocol", "probe.ending", "assets", "hardware", "devices.device"],
+         "best", "prediction", "probe.protocol", "probe.ending", "assets", "hardware", "devices.device"],
     ),
     ("logic", ["memory", "strategies", "selection", "outlook", "demand", "proof", "probe.classify", "exports"]),
-    ("machine", ["environment", "journal", "devices", "probe", "executors", "models", "emission", "train"]),
+    ("machine", ["environment", "journal", "tracing", "trace_cache", "devices", "probe", "executors",
+                 "models", "emission", "train"]),
     ("loop", ["runs", "watch", "run", "options", "verification", "diagnosis", "report", "api"]),
     ("command line", ["cli"]),
 ]  # fmt: skip

@@ -1,0 +1,34 @@
+"""What a probe is expected to measure before it is launched."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from autotune.outcome import Breakdown
+from autotune.validation import Frozen
+
+
+class Prediction(Frozen):
+    """The memory model's word on a candidate; bytes, compared with `Memory.peak()`."""
+
+    allocated: int
+    """Peak of tensor bytes, uncorrected."""
+    reserved: int
+    """Peak of the caching allocator (CUDA), uncorrected; the tensor bytes elsewhere."""
+    peak: int
+    """Peak of what counts against the budget, corrected by the probes so far."""
+    low: int
+    high: int
+    """The 95% interval of `peak`."""
+    breakdown: Breakdown
+    """Of `allocated`, by what it holds."""
+
+    def verdict(self, usable: int) -> Literal["fits", "over", "unsure"]:
+        """Compare the whole interval with the bytes that may be used."""
+        if self.high <= usable:
+            return "fits"
+        return "over" if self.low > usable else "unsure"
+
+    def error(self, measured: int) -> float:
+        """Return by what share of the measured peak (bytes) the prediction was off; positive when too high."""
+        return self.peak / measured - 1

@@ -1,0 +1,139 @@
+"""Traces as the tuner gets them: from a worker, from the cache, or not at all and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune import trace_cache
+from autotune.candidate import Candidate
+from autotune.memory.timeline import Segment, Slots, Timeline
+from autotune.outcome import Crash, Unsupported
+from autotune.probe.ending import Ending, Report
+from autotune.probe.protocol import Result, Traced
+from autotune.trace_cache import TraceCache
+from autotune.tracing import LocalTracer
+from tests.data.requests import OWN, family, request
+
+TIMELINE = Timeline(
+    device="cpu", slots=Slots([64], [8], [0], [0], [0]), modules=["m"], build=Segment([0], [(0, "build")]),
+    micro=Segment([], []), single=Segment([], []), first_update=Segment([], []), update=Segment([], []),
+)  # fmt: skip
+
+
+class Launch:
+    """Answers with what it was given, and leaves the file that a worker would."""
+
+    def __init__(self, answer, text=None, ending=None):
+        self.answer, self.text, self.ending = answer, text, ending
+        self.launched = []
+
+    def __call__(self, request, folder, **options):
+        self.launched.append((request, options))
+        folder.create()
+        if self.text is not None:
+            (folder.scratch / "timeline.json").write_text(self.text)
+        return Report(answer=self.answer, ending=self.ending or Ending(exit_code=0, seconds=1), seconds=1.5)
+
+
+@pytest.fixture
+def traced(tmp_path):
+    """Return a function that traces with a launcher, and a cache that outlives it."""
+
+    def run(launch, model=None, **candidate):
+        tracer = LocalTracer(TraceCache(tmp_path / "cache"), launch)
+        probe = request(model or family("gpt2"), tmp_path, **candidate)
+        return tracer.trace(probe, tmp_path / "trace", timeout=60)
+
+    return run
+
+
+def made(timeline=TIMELINE):
+    return Launch(Traced(file="timeline.json"), timeline.dump())
+
+
+def test_a_trace_is_made_once_for_each_rung(traced, tmp_path):
+    launch = made()
+    first = traced(launch)
+    assert first.timeline == TIMELINE
+    assert first.seconds == 1.5
+    again = traced(launch, micro_batch=7, expandable_segments=False)
+    assert again.timeline == TIMELINE
+    assert again.seconds == 0
+    assert len(launch.launched) == 1
+    assert launch.launched[0][0].kind == "trace"
+    assert launch.launched[0][1]["data_limit"] is None
+    assert not (tmp_path / "trace" / "scratch").exists()
+    assert traced(launch, checkpointing="full").seconds == 1.5
+    assert len(launch.launched) == 2
+
+
+def test_other_versions_and_other_code_trace_again(traced, monkeypatch):
+    launch = made()
+    traced(launch)
+    monkeypatch.setattr(trace_cache, "installed", lambda _: "99")
+    assert traced(launch).seconds
+    monkeypatch.setattr(trace_cache, "_code", lambda: "mended")
+    assert traced(launch).seconds
+
+
+def test_a_users_own_code_is_never_cached(traced, tmp_path):
+    launch = made()
+    assert traced(launch, OWN).seconds
+    assert traced(launch, OWN).seconds
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_timeline_of_one_micro_batch_is_found_for_that_one_alone(traced):
+    from dataclasses import replace
+
+    launch = made(replace(TIMELINE, exact=4))
+    assert traced(launch, micro_batch=4).seconds
+    assert traced(launch, micro_batch=4).seconds == 0
+    assert traced(launch, micro_batch=5).seconds
+
+
+def test_a_damaged_cache_costs_one_more_trace(traced, tmp_path):
+    launch = made()
+    traced(launch)
+    (file,) = (tmp_path / "cache").iterdir()
+    file.write_bytes(file.read_bytes()[:30])
+    assert traced(launch).seconds
+    assert traced(launch).seconds == 0
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_else(traced, tmp_path):
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    assert traced(made()).timeline == TIMELINE
+
+
+def test_the_cache_keeps_the_newest(traced, tmp_path, monkeypatch):
+    monkeypatch.setattr(trace_cache, "KEPT", 2)
+    for seq_len in (8, 16, 24):
+        probe = request(family("gpt2"), tmp_path, seq_len=seq_len)
+        TraceCache(tmp_path / "cache").keep(probe, TIMELINE)
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("launch", "reason"),
+    [
+        (Launch(Result(outcome=Unsupported(reason="operator x needs values"))), "operator x needs values"),
+        (Launch(Result(outcome=Crash(reason="exception", phase="forward", message="no"))), "tracing failed: no"),
+        (Launch(None, ending=Ending(timed_out=True, signal=9, seconds=60)), "tracing ended with Timeout"),
+        (Launch(Traced(file="timeline.json")), "the trace cannot be read"),
+        (Launch(Traced(file="timeline.json"), "{}"), "the trace cannot be read"),
+    ],
+)  # fmt: skip
+def test_a_rung_without_a_trace_says_why(traced, launch, reason):
+    trace = traced(launch)
+    assert trace.timeline is None
+    assert trace.reason.startswith(reason)
+
+
+def test_a_real_worker_traces_a_tiny_model(tmp_path):
+    tracer = LocalTracer(TraceCache(tmp_path / "cache"))
+    trace = tracer.trace(request(family("gpt2"), tmp_path), tmp_path / "trace", timeout=120)
+    assert trace.timeline is not None, trace.reason
+    assert trace.timeline.covers(1)
+    assert trace.timeline.covers(1000)
+    assert trace.timeline.facts["rung"] == Candidate().key()
