@@ -213,7 +213,7 @@ class Setup(Frozen):
     attention: Literal["flash", "eager"] = "flash"
     dropout: bool = False
     fused_loss: bool = False
-    """The loss writes its gradient over the logits, as flash-attn's and Liger's cross-entropy do."""
+    """The loss makes no float32 copy of the logits, as flash-attn's cross-entropy does not."""
     trained: Count | None = None
     """Parameters that get gradients; None for all. The others are frozen, and stored as `frozen_bits` says."""
     frozen_bits: Literal[4, 16, 32] = 16
@@ -277,10 +277,10 @@ def activations(architecture: Architecture, setup: Setup) -> float:
 def logits_bytes(architecture: Architecture, setup: Setup) -> float:
     """Return the logits at the loss: as computed, in float32 for the loss, and their log-probabilities' gradient.
 
-    A fused loss keeps the first alone.
+    A fused loss keeps the first, and makes their gradient of the same type.
     """
     element = 4 if setup.precision == "fp32" else 2
-    copies = element if setup.fused_loss else 4 + 4 + (element if element != 4 else 0)
+    copies = 2 * element if setup.fused_loss else 4 + 4 + (element if element != 4 else 0)
     return float(setup.micro_batch * setup.seq_len * architecture.vocab * copies)
 
 
