@@ -133,9 +133,9 @@ class Predictor:
     def phase_above(self, candidate: Candidate, usable: int) -> Phase:
         """Return the phase in which a candidate whose peak is over `usable` bytes first goes beyond them."""
         usage, bounds, timeline = self._usage(candidate), self.bounds(candidate), self._timeline(candidate)
-        assert usage is not None and bounds is not None and timeline is not None, (
-            "only what is predicted is over"
-        )
+        assert usage is not None, "only what is predicted is over"
+        assert bounds is not None
+        assert timeline is not None
         beside = bounds.mean - usage[0]
         accumulating = self._accumulating(candidate.micro_batch)
         curve = timeline.curve(candidate.micro_batch, accumulating)
