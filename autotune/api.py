@@ -41,10 +41,11 @@ def tune(*, runs: Path = Path("runs"), watch: Watch | None = None, **options: An
     from autotune.executors.local import LocalExecutor
     from autotune.options import RunOptions, to_spec
     from autotune.run import tune as loop
+    from autotune.tracing import LocalTracer
 
     spec = to_spec(RunOptions.load(options, "options"), check_device, Path.cwd())
     executor = LocalExecutor(find(spec.device))
-    return loop(spec, create_run(spec, runs), executor, watch)
+    return loop(spec, create_run(spec, runs), executor, watch, LocalTracer())
 
 
 def load_run(name: str | Path, runs: Path = Path("runs")) -> Run:

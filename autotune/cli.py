@@ -70,6 +70,9 @@ def run(
     speed_tolerance: Annotated[float | None, typer.Option(help="Speed of the proof against record.")] = None,
     space: Annotated[str | None, typer.Option(help="Search space: a shipped name or a YAML file.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights and data.")] = None,
+    predict: Annotated[
+        bool | None, typer.Option("--predict/--no-predict", help="Let the memory model spare probes.")
+    ] = None,
     block_class: Annotated[str | None, typer.Option(help="Class of the repeated transformer block.")] = None,
     trust_remote_code: Annotated[
         bool | None, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
@@ -256,13 +259,14 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool) -> None:
     from autotune.report.document import document, print_result
     from autotune.report.live import Terminal
     from autotune.run import tune
+    from autotune.tracing import LocalTracer
 
     console = _console()
     executor = LocalExecutor(find(spec.device))
     console.print(f"run {paths.root}", style="dim")
     try:
         with Terminal(console, spec, executor.facts.name) as watch:
-            best = tune(spec, paths, executor, watch)
+            best = tune(spec, paths, executor, watch, LocalTracer())
     except KeyboardInterrupt:
         message = f"\ninterrupted; nothing is left running. Go on with: autotune resume {paths.root}"
         console.print(message, markup=False, soft_wrap=True)

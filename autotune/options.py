@@ -59,6 +59,8 @@ class RunOptions(Frozen):
     """A search space: a shipped name or the path of a YAML file."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of initial weights and data."""
+    predict: bool = True
+    """Let the memory model spare probes."""
     block_class: str | None = None
     """Class name of the repeated transformer block, where it is not found by itself."""
     trust_remote_code: bool = False
@@ -113,7 +115,7 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
     )
     return RunSpec(
         model=model, device=device, goal=goal, optimizer=options.optimizer, space=space.model_dump(mode="json"),
-        space_name=space.name, seed=options.seed, limits=limits,
+        space_name=space.name, seed=options.seed, predict=options.predict, limits=limits,
     )  # fmt: skip
 
 

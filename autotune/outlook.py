@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from autotune.candidate import Candidate
+from autotune.memory.predictor import Predictor
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Outcome, Sample, StepTiming
 from autotune.space import Space
 from autotune.strategies.climb import propose
@@ -11,18 +13,28 @@ from autotune.trial import History, Trial
 _MOST = 60
 
 
-def probes_ahead(history: History, space: Space, scope: Scope) -> int:
-    """Return how many probes the search still needs, about: the mean of all fitting and none fitting."""
-    return round(
-        (_count(history, space, scope, _fits(scope)) + _count(history, space, scope, Oom(phase="start"))) / 2
-    )
+def probes_ahead(history: History, space: Space, scope: Scope, predictor: Predictor | None = None) -> int:
+    """Return how many probes the search still needs, about.
+
+    What is predicted comes true; for the rest it is the mean of all fitting and none fitting.
+    """
+    counts = [
+        _count(history, space, scope, predictor, unknown) for unknown in (_fits(scope, 0), Oom(phase="start"))
+    ]
+    return round(sum(counts) / len(counts))
 
 
-def _count(history: History, space: Space, scope: Scope, outcome: Outcome) -> int:
-    """Return the probes to the end if each of them came to `outcome`."""
+def _count(
+    history: History, space: Space, scope: Scope, predictor: Predictor | None, unknown: Outcome
+) -> int:
+    """Return the probes to the end if each of them comes to what is predicted, or else to `unknown`."""
     ahead = 0
-    while ahead < _MOST and not isinstance(decision := propose(history, space, scope), Done):
+    while ahead < _MOST:
+        decision = propose(history, space, scope, predictor)
+        if isinstance(decision, Done):
+            break
         ahead += 1
+        outcome = _expected(decision.candidate, scope, predictor) or unknown
         history += (
             Trial(
                 number=len(history) + 1, candidate=decision.candidate, node=decision.node, why="",
@@ -32,10 +44,15 @@ def _count(history: History, space: Space, scope: Scope, outcome: Outcome) -> in
     return ahead
 
 
-def _fits(scope: Scope) -> Ok:
+def _expected(candidate: Candidate, scope: Scope, predictor: Predictor | None) -> Outcome | None:
+    bounds = predictor.bounds(candidate) if predictor else None
+    return None if bounds is None else _fits(scope, round(bounds.mean))
+
+
+def _fits(scope: Scope, peak: int) -> Ok:
     nothing = Breakdown(parameters=0, gradients=0, optimizer_state=0, activations=0, other=0)
     memory = Memory(
-        allocated=0, reserved=0, device_peak=0, budget=scope.budget, baseline=0, breakdown=nothing
+        allocated=peak, reserved=peak, device_peak=peak, budget=scope.budget, baseline=0, breakdown=nothing
     )
     instant = Sample(mean=1.0, half_width=None, count=1)
     timing = StepTiming(micro_step=instant, last_micro_step=instant, optimizer_step=instant)

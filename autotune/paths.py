@@ -61,6 +61,11 @@ class RunPaths:
         """Folder of the worker that looked at the model before the first probe."""
         return self.probes / "inspect"
 
+    @property
+    def tracing(self) -> Path:
+        """Folder of the worker that traces a rung for the memory model."""
+        return self.probes / "trace"
+
     def proof(self, number: int) -> Path:
         """Folder of the proof of a numbered probe: `probes/0007-proof`."""
         return self.probes / f"{number:04d}-proof"

@@ -10,6 +10,7 @@ from pydantic import Field, TypeAdapter
 
 from autotune.candidate import Candidate
 from autotune.outcome import Outcome
+from autotune.prediction import Prediction
 from autotune.specs import ModelFacts
 from autotune.trial import History, Trial
 from autotune.validation import Frozen
@@ -35,6 +36,39 @@ class Inspected(Frozen):
     """Bytes that the device grants; a resumed run is judged by the same budget."""
 
 
+class Step(Frozen):
+    """One step of the path through the decision graph: a node, and the edge by which it was left."""
+
+    node: str
+    edge: str
+    candidate: Candidate
+    """The candidate that decided: the one probed, or the largest that fits after growth."""
+    evidence: Literal["measured", "predicted"] = "measured"
+    """Whether a probe or the memory model says so."""
+
+
+class Traced(Frozen):
+    """The memory model learnt a rung, or that it cannot."""
+
+    type: Literal["traced"] = "traced"
+    candidate: Candidate
+    """Any of the rung; of its own micro-batch where the trace holds for that one alone."""
+    reason: str = ""
+    """Why there is no trace; empty where there is one."""
+    seconds: float
+    """Wall time of the worker; 0 where the trace was known already."""
+
+
+class Skipped(Frozen):
+    """A candidate was passed over because it is predicted not to fit. Not a verdict: a later walk may try it."""
+
+    type: Literal["skipped"] = "skipped"
+    candidate: Candidate
+    node: str
+    prediction: Prediction
+    time: str
+
+
 class Started(Frozen):
     """A probe is about to be launched. Without a `finished` line after it, the tuner was lost on the way."""
 
@@ -44,6 +78,10 @@ class Started(Frozen):
     node: str
     why: str
     time: str
+    prediction: Prediction | None = None
+    """What the memory model expects of it; None where it was not traced."""
+    path: tuple[Step, ...] = ()
+    """How the graph was walked to this candidate."""
 
 
 class Finished(Frozen):
@@ -53,6 +91,15 @@ class Finished(Frozen):
     number: int
     outcome: Outcome
     seconds: float
+
+
+class Searched(Frozen):
+    """The search is over: nothing more to try, or the limits are spent."""
+
+    type: Literal["searched"] = "searched"
+    why: str
+    path: tuple[Step, ...]
+    """How the graph was walked."""
 
 
 class ProofStarted(Frozen):
@@ -87,7 +134,18 @@ class Decided(Frozen):
     time: str
 
 
-Entry = Opened | Inspected | Started | Finished | ProofStarted | ProofFinished | Decided
+Entry = (
+    Opened
+    | Inspected
+    | Traced
+    | Skipped
+    | Started
+    | Finished
+    | Searched
+    | ProofStarted
+    | ProofFinished
+    | Decided
+)
 ENTRY: TypeAdapter[Entry] = TypeAdapter(Annotated[Entry, Field(discriminator="type")])
 
 
@@ -115,10 +173,29 @@ class Record:
             Trial(
                 number=entry.number, candidate=started[entry.number].candidate, node=started[entry.number].node,
                 why=started[entry.number].why, outcome=entry.outcome, seconds=entry.seconds,
+                prediction=started[entry.number].prediction,
             )
             for entry in self.entries
             if isinstance(entry, Finished)
         )  # fmt: skip
+
+    @property
+    def path(self) -> tuple[Step, ...]:
+        """How far the graph was walked: to the end of the search, or to the newest probe."""
+        walks = [entry.path for entry in self.entries if isinstance(entry, Started | Searched)]
+        return walks[-1] if walks else ()
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """What was passed over by prediction and not measured since; the newest prediction of each."""
+        tried = {entry.candidate for entry in self.entries if isinstance(entry, Started)}
+        newest = {entry.candidate: entry for entry in self.entries if isinstance(entry, Skipped)}
+        return tuple(entry for candidate, entry in newest.items() if candidate not in tried)
+
+    @property
+    def traced(self) -> tuple[Traced, ...]:
+        """What the memory model was taught, in order."""
+        return tuple(entry for entry in self.entries if isinstance(entry, Traced))
 
     @property
     def proofs(self) -> tuple[ProofFinished, ...]:

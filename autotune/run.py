@@ -14,43 +14,72 @@ from autotune.best import Best
 from autotune.candidate import Candidate
 from autotune.demand import offloaded_bytes
 from autotune.emission import contender
-from autotune.errors import AutotuneError, InputError, JournalError, ModelError, NothingFits, NothingProven
+from autotune.errors import JournalError, NothingProven
 from autotune.executors.executor import Executor, Finding
+from autotune.failure import inspection_failed, nothing_fits, stop_at_crash
+from autotune.foresight import Foresight
 from autotune.journal import Journal
-from autotune.outcome import Crash, Ok, Oom, Outcome, Unsupported
+from autotune.memory.predictor import Predictor
+from autotune.outcome import Crash, Outcome, Unsupported
+from autotune.outlook import probes_ahead
 from autotune.paths import RunPaths
 from autotune.probe.folder import ProbeFolder, write_atomically
 from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.proof import after_proofs, judge, proof_request
-from autotune.record import Decided, Finished, Inspected, Opened, ProofFinished, ProofStarted, Started
-from autotune.selection import Score, missing, rank
+from autotune.record import (
+    Decided,
+    Finished,
+    Inspected,
+    Opened,
+    ProofFinished,
+    ProofStarted,
+    Searched,
+    Skipped,
+    Started,
+)  # fmt: skip
+from autotune.selection import Score, rank
 from autotune.space import Space
 from autotune.specs import RunSpec
 from autotune.strategies.climb import propose
 from autotune.strategies.decision import Done, Scope, Try
-from autotune.trial import Trial
+from autotune.tracing import Tracer
 from autotune.units import format_bytes, format_duration
 from autotune.watch import Silent, Watch
 
 
-def tune(spec: RunSpec, paths: RunPaths, executor: Executor, watch: Watch | None = None) -> Best:
+def tune(
+    spec: RunSpec,
+    paths: RunPaths,
+    executor: Executor,
+    watch: Watch | None = None,
+    tracer: Tracer | None = None,
+) -> Best:
     """Take a run from where its journal stands to its proven winner, and return what `best.yaml` says.
 
+    With a `tracer` (and unless the spec says otherwise) the memory model spares probes; it never replaces one.
     Raises NothingFits, NothingProven, ModelError, JournalError, or InputError when another tuner has the run.
     """
     with Journal(paths.journal, paths.lock) as journal:
-        return _Run(spec, paths, executor, watch or Silent(), journal).go()
+        return _Run(spec, paths, executor, watch or Silent(), journal, tracer if spec.predict else None).go()
 
 
 class _Run:
     def __init__(
-        self, spec: RunSpec, paths: RunPaths, executor: Executor, watch: Watch, journal: Journal
+        self,
+        spec: RunSpec,
+        paths: RunPaths,
+        executor: Executor,
+        watch: Watch,
+        journal: Journal,
+        tracer: Tracer | None,
     ) -> None:
         self.spec = spec
         self.paths = paths
         self.executor = executor
         self.watch = watch
         self.journal = journal
+        self.tracer = tracer
+        self.foresight: Foresight | None = None
         self.space = Space.load(spec.space, f"{paths.spec}: space")
 
     def go(self) -> Best:
@@ -82,7 +111,7 @@ class _Run:
             on_progress=self.watch.progressing,
         )  # fmt: skip
         if not isinstance(finding.answer, Inspection):
-            raise _inspection_failed(finding.answer, self.executor.facts.budget)
+            raise inspection_failed(finding.answer, self.executor.facts.budget)
         inspected = Inspected(
             facts=finding.answer.facts, baseline=finding.baseline or 0, budget=self.executor.facts.budget
         )
@@ -92,39 +121,92 @@ class _Run:
     def search(self, scope: Scope) -> Done:
         """Probe what the strategy proposes until it is done or the limits are spent."""
         scope.check()
+        self.foresee(scope)
         self.finish_lost_probe()
         while True:
             record = self.journal.record
-            decision = propose(record.history, self.space, scope)
+            decision = propose(record.history, self.space, scope, self.predictor)
+            if isinstance(decision, Try) and (spent := self.spent()):
+                decision = Done(spent, decision.path, decision.skipped)
+            elif isinstance(decision, Try) and self.learn(decision.candidate):
+                continue  # what was learnt may change the decision
+            self.skip(decision)
             if isinstance(decision, Done):
+                self.journal.append(Searched(why=decision.why, path=decision.path))
                 return decision
-            if spent := self.spent():
-                return Done(spent, decision.path)
-            self.attempt(record.next_number, decision)
+            self.attempt(record.next_number, decision, self.ahead(scope))
 
-    def attempt(self, number: int, decision: Try) -> None:
+    @property
+    def predictor(self) -> Predictor | None:
+        """The memory model, with what it learnt from traces."""
+        return self.foresight.predictor if self.foresight else None
+
+    def foresee(self, scope: Scope) -> None:
+        """Start the memory model, where the run has one, with what the run knew before."""
+        record = self.journal.record
+        if self.tracer is None or record.inspection is None:
+            return
+        folder = self.paths.tracing
+        self.foresight = Foresight(self.tracer, self.executor.facts, record.inspection, scope, folder)
+        timeout = self.spec.limits.probe_timeout
+        self.foresight.recall(record.traced, lambda candidate: self.request(candidate, "trace"), timeout)
+
+    def learn(self, candidate: Candidate) -> bool:
+        """Trace a candidate's rung, unless that is done or useless; tell whether something was learnt."""
+        if self.foresight is None or self.foresight.knows(candidate) or self.refusal(candidate):
+            return False
+        self.watch.tracing(candidate)
+        traced = self.foresight.learn(
+            self.request(candidate, "trace"), self.spec.limits.probe_timeout, self.watch.progressing
+        )
+        self.journal.append(traced)
+        self.watch.traced(traced)
+        return True
+
+    def skip(self, decision: Try | Done) -> None:
+        """Journal what the walk passed over for the first time."""
+        known = {entry.candidate for entry in self.journal.record.skipped}
+        for skip in decision.skipped:
+            if skip.candidate not in known:
+                self.journal.append(
+                    Skipped(candidate=skip.candidate, node=skip.node, prediction=skip.prediction, time=_now())
+                )
+                self.watch.skipping(skip)
+
+    def ahead(self, scope: Scope) -> int:
+        """Return how many probes are still to come, the next one included, about."""
+        return probes_ahead(self.journal.record.history, self.space, scope, self.predictor)
+
+    def attempt(self, number: int, decision: Try, ahead: int) -> None:
         """Journal, launch, journal; stop the run when the model itself fails."""
         candidate = decision.candidate
+        expected = self.foresight.predict(candidate, self.journal.record.history) if self.foresight else None
         self.journal.append(
-            Started(number=number, candidate=candidate, node=decision.node, why=decision.why, time=_now())
-        )
-        self.watch.trying(number, decision)
+            Started(
+                number=number, candidate=candidate, node=decision.node, why=decision.why, time=_now(),
+                prediction=expected, path=decision.path,
+            )
+        )  # fmt: skip
+        self.watch.trying(number, decision, ahead)
         finding = self.probe(number, candidate)
         assert not isinstance(finding.answer, Inspection)
         self.journal.append(Finished(number=number, outcome=finding.answer, seconds=finding.seconds))
         trial = self.journal.record.history[-1]
         self.watch.tried(trial)
-        _stop_at_crash(trial, self.journal.record.history)
+        stop_at_crash(trial, self.journal.record.history)
 
     def probe(self, number: int, candidate: Candidate) -> Finding:
         """Run one candidate, unless it can be refused without running it."""
-        reason = self.space.refusal(candidate) or self.lacks_bf16(candidate) or self.lacks_room(candidate)
-        if reason:
+        if reason := self.refusal(candidate):
             return Finding(Unsupported(reason=reason), None, 0.0)
         return self.executor.run(
             self.request(candidate, "train"), self.paths.probe(number),
             timeout=self.spec.limits.probe_timeout, on_progress=self.watch.progressing,
         )  # fmt: skip
+
+    def refusal(self, candidate: Candidate) -> str | None:
+        """Return why a candidate is refused without running it, or None."""
+        return self.space.refusal(candidate) or self.lacks_bf16(candidate) or self.lacks_room(candidate)
 
     def lacks_bf16(self, candidate: Candidate) -> str | None:
         """Return why the device cannot compute in the candidate's precision, or None."""
@@ -165,7 +247,9 @@ class _Run:
             return
         started, starts = unfinished
         if starts == 1:
-            self.attempt(started.number, Try(started.candidate, started.node, started.why))
+            self.attempt(
+                started.number, Try(started.candidate, started.node, started.why, started.path), ahead=1
+            )
             return
         lost = Crash(
             reason="lost", phase="start", message="the tuner was killed twice while this probe was running"
@@ -185,7 +269,9 @@ class _Run:
     def prove(self, scope: Scope, done: Done) -> Best:
         """Relaunch the fastest from its emitted file; where that does not hold, what is then the fastest."""
         if not rank(self.journal.record.history, scope):
-            raise self.nothing_fits(scope, done)
+            error = nothing_fits(self.journal.record.history, scope, done)
+            self.journal.append(Decided(winner=None, why=str(error), time=_now()))
+            raise error
         while remaining := rank(after_proofs(self.journal.record.history, self.journal.record.proofs), scope):
             held = [proof for proof in self.journal.record.proofs if proof.passed]
             proof = held[0] if held else self.prove_one(remaining[0])
@@ -256,55 +342,6 @@ class _Run:
             write_atomically(path, best.to_yaml())
         except OSError as error:
             raise JournalError(f"{path} cannot be written: {error.strerror}") from error
-
-    def nothing_fits(self, scope: Scope, done: Done) -> AutotuneError:
-        """Return the error that says what came nearest, and how much is missing."""
-        history = self.journal.record.history
-        nearest = missing(history, scope)
-        if nearest is None:
-            why = f"no configuration trained: {done.why}"
-            error: AutotuneError = NothingFits(why)
-        else:
-            trial, lacking = nearest
-            amount = f"at least {format_bytes(lacking)} more" if lacking else "more memory"
-            spared = f", with {scope.goal.headroom:.0%} kept free as headroom" if scope.goal.headroom else ""
-            why = (
-                f"nothing fits {format_bytes(scope.budget)}{spared}. The nearest was {trial.candidate.title()} at "
-                f"micro-batch {trial.candidate.micro_batch}, which needs {amount}. Give the device more memory, "
-                "or choose a smaller model, a shorter --seq-len or --optimizer sgd"
-            )
-            if done.why.startswith("stopped"):
-                why += f". The search was {done.why}: allow more probes to try the rungs below"
-            error = NothingFits(why)
-        self.journal.append(Decided(winner=None, why=why, time=_now()))
-        return error
-
-
-def _inspection_failed(outcome: Outcome, budget: int) -> AutotuneError:
-    match outcome:
-        case Crash(message=message, traceback=traceback):
-            return ModelError(f"the model cannot be built: {message}", traceback)
-        case Oom(phase="start"):
-            return InputError(
-                f"a budget of {format_bytes(budget)} is smaller than what torch and transformers themselves need"
-            )
-        case Oom(requested=requested):
-            wanted = f" ({format_bytes(requested)} were asked for)" if requested else ""
-            return NothingFits(f"the model cannot even be built within {format_bytes(budget)}{wanted}")
-        case Unsupported(reason=reason):
-            return InputError(reason)
-        case _:
-            return ModelError(f"the model could not be looked at: {outcome.kind}")
-
-
-def _stop_at_crash(trial: Trial, history: tuple[Trial, ...]) -> None:
-    """Raise ModelError when a probe crashed before anything worked: descending the ladder cannot mend a bug."""
-    if isinstance(trial.outcome, Crash) and not any(isinstance(t.outcome, Ok) for t in history):
-        raise ModelError(
-            f"probe {trial.number} ({trial.candidate.title()}, micro-batch {trial.candidate.micro_batch}) failed in "
-            f"{trial.outcome.phase}: {trial.outcome.message}",
-            trial.outcome.traceback,
-        )
 
 
 def _now() -> str:

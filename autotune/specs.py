@@ -168,6 +168,8 @@ class RunSpec(Frozen):
     """The search space as loaded, so that a resumed run does not depend on the file."""
     space_name: str = "default"
     seed: Annotated[int, Field(ge=0)] = 0
+    predict: bool = True
+    """Let the memory model spare probes: pass over what is predicted not to fit, grow to what should."""
     limits: Limits = Limits()
 
     @field_validator("device", mode="before")

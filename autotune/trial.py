@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from autotune.candidate import Candidate
-from autotune.outcome import Outcome
+from autotune.outcome import Ok, Outcome
+from autotune.prediction import Prediction
 from autotune.validation import Frozen
 
 
@@ -18,6 +19,14 @@ class Trial(Frozen):
     outcome: Outcome
     seconds: float
     """Wall time from launch to the last process reaped; 0 where nothing was launched."""
+    prediction: Prediction | None = None
+    """What the memory model expected of it; None where it was not traced."""
+
+    def error(self) -> float | None:
+        """Return by what share of the measured peak the prediction was off; None without one of both."""
+        if self.prediction is None or not isinstance(self.outcome, Ok):
+            return None
+        return self.prediction.error(self.outcome.memory.peak())
 
 
 History = tuple[Trial, ...]

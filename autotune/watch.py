@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from autotune.candidate import Candidate
 from autotune.probe.protocol import Progress
-from autotune.record import ProofFinished
+from autotune.record import ProofFinished, Traced
 from autotune.selection import Score
 from autotune.specs import ModelFacts
-from autotune.strategies.decision import Done, Scope, Try
+from autotune.strategies.decision import Done, Scope, Skip, Try
 from autotune.trial import History, Trial
 
 
@@ -21,8 +22,17 @@ class Watch(Protocol):
     def inspected(self, facts: ModelFacts, scope: Scope, history: History) -> None:
         """Say what the model is; `history` holds the trials of an earlier start of this run."""
 
-    def trying(self, number: int, attempt: Try) -> None:
-        """Say that a probe is being launched."""
+    def tracing(self, candidate: Candidate) -> None:
+        """Say that a worker traces a candidate's rung for the memory model."""
+
+    def traced(self, entry: Traced) -> None:
+        """Say what came of it."""
+
+    def skipping(self, skip: Skip) -> None:
+        """Say that a candidate is passed over by prediction."""
+
+    def trying(self, number: int, attempt: Try, ahead: int) -> None:
+        """Say that a probe is being launched, the first of about `ahead` still to come."""
 
     def progressing(self, progress: Progress) -> None:
         """Say that the worker entered a phase."""
@@ -47,7 +57,13 @@ class Silent:
 
     def inspected(self, facts: ModelFacts, scope: Scope, history: History) -> None: ...
 
-    def trying(self, number: int, attempt: Try) -> None: ...
+    def tracing(self, candidate: Candidate) -> None: ...
+
+    def traced(self, entry: Traced) -> None: ...
+
+    def skipping(self, skip: Skip) -> None: ...
+
+    def trying(self, number: int, attempt: Try, ahead: int) -> None: ...
 
     def progressing(self, progress: Progress) -> None: ...
 

@@ -13,27 +13,27 @@ from autotune.paths import RunPaths
 from autotune.proof import after_proofs
 from autotune.record import Record
 from autotune.report.tables import failures, path_lines, rejected_lines, section, trial_table, winner_panel
-from autotune.report.wording import verdict
+from autotune.report.wording import skipped, verdict
 from autotune.runs import load_spec
 from autotune.selection import score
 from autotune.space import Space
 from autotune.specs import RunSpec
-from autotune.strategies.climb import propose
-from autotune.strategies.decision import Scope, Step
+from autotune.strategies.decision import Scope
 from autotune.trial import Trial
 
 
 def document(paths: RunPaths) -> dict[str, Any]:
     """Return everything about a run as plain data: spec, model, trials, path, winner with its proof."""
     spec, record = load_spec(paths), read_record(paths.journal)
-    search = _search(spec, record)
-    best = _winner(paths, record)
+    scope, best = _scope(spec, record), _winner(paths, record)
     return {
         "run": str(paths.root),
         "spec": spec.model_dump(mode="json", exclude={"space"}),
         "model": record.inspection.facts.model_dump(mode="json") if record.inspection else None,
-        "trials": [_trial(trial, search[0]) for trial in record.history] if search else [],
-        "path": [[step.node, step.edge] for step in search[1]] if search else [],
+        "trials": [_trial(trial, scope) for trial in record.history] if scope else [],
+        "skipped": [entry.model_dump(mode="json", exclude={"type"}) for entry in record.skipped],
+        "traced": [entry.model_dump(mode="json", exclude={"type"}) for entry in record.traced],
+        "path": [[step.node, step.edge, step.evidence] for step in record.path],
         "proofs": [proof.model_dump(mode="json", exclude={"outcome"}) for proof in record.proofs],
         "decided": record.decided.model_dump(mode="json") if record.decided else None,
         "best": best.model_dump(mode="json") if best else None,
@@ -43,20 +43,19 @@ def document(paths: RunPaths) -> dict[str, Any]:
 def drawing(paths: RunPaths) -> str:
     """Return the decision graph as Mermaid, with the path that the run took marked."""
     spec, record = load_spec(paths), read_record(paths.journal)
-    search = _search(spec, record)
-    taken = tuple((step.node, step.edge) for step in search[1]) if search else ()
+    taken = tuple((step.node, step.edge) for step in record.path)
     return Space.load(spec.space, "space").graph.mermaid(taken)
 
 
 def print_report(paths: RunPaths, console: Console) -> None:
     """Print a run from its folder: table of trials, then what `print_result` prints."""
     spec, record = load_spec(paths), read_record(paths.journal)
-    search = _search(spec, record)
+    scope = _scope(spec, record)
     console.print(
         Text(f"{paths.root}: {spec.model.name} on {spec.device}, {spec.goal.target} a step\n", style="bold")
     )
-    if search and record.history:
-        console.print(trial_table(record.history, search[0], Space.load(spec.space, "space")))
+    if scope and record.history:
+        console.print(trial_table(record.history, scope, Space.load(spec.space, "space")))
     print_result(paths, _winner(paths, record), console)
 
 
@@ -64,17 +63,18 @@ def print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
     """Print path, winner, what was rejected and why, and the commands to go on with."""
     spec, record = load_spec(paths), read_record(paths.journal)
     space = Space.load(spec.space, "space")
-    search = _search(spec, record)
-    if search is None or best is None:
+    scope = _scope(spec, record)
+    if scope is None or best is None:
         _print_without_winner(paths, record, console)
         return
-    scope, path = search
-    console.print(section("Path through the graph", path_lines(path, space)))
+    console.print(section("Path through the graph", path_lines(record.path, space)))
     console.print(section("Winner", [winner_panel(best)]))
     trials = after_proofs(record.history, record.proofs)
     winner = next(trial for trial in trials if trial.candidate == best.candidate)
     if lines := rejected_lines(trials, scope, winner):
         console.print(section("Rejected", lines))
+    if passed_over := [skipped(entry.candidate, entry.prediction, scope) for entry in record.skipped]:
+        console.print(section("Passed over by prediction", passed_over))
     if failed := [f"probe {proof.number}: {proof.why}" for proof in record.proofs if not proof.passed]:
         console.print(section("Proofs that did not hold", failed))
     console.print(
@@ -91,7 +91,10 @@ def print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
 
 
 def _trial(trial: Trial, scope: Scope) -> dict[str, Any]:
-    entry = {**trial.model_dump(mode="json"), "verdict": verdict(trial.outcome, scope)}
+    entry = {
+        **trial.model_dump(mode="json"), "verdict": verdict(trial.outcome, scope),
+        "prediction_error": trial.error(),
+    }  # fmt: skip
     if trial.outcome.kind == "ok" and scope.allows(trial.candidate.micro_batch):
         entry["tokens_per_second"] = score(trial, scope).tokens_per_second
     return entry
@@ -106,12 +109,9 @@ def _print_without_winner(paths: RunPaths, record: Record, console: Console) -> 
         console.print(section("Not finished", [Text(f"go on with: autotune resume {paths.root}")]))
 
 
-def _search(spec: RunSpec, record: Record) -> tuple[Scope, tuple[Step, ...]] | None:
-    """Return what bounds the search and how far it has walked the graph; None before the model is known."""
-    if record.inspection is None:
-        return None
-    scope = Scope.of(spec, record.inspection)
-    return scope, propose(record.history, Space.load(spec.space, "space"), scope).path
+def _scope(spec: RunSpec, record: Record) -> Scope | None:
+    """Return what bounds the search; None before the model is known."""
+    return Scope.of(spec, record.inspection) if record.inspection else None
 
 
 def _winner(paths: RunPaths, record: Record) -> Best | None:

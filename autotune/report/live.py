@@ -10,15 +10,15 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from autotune.outlook import probes_ahead
+from autotune.candidate import Candidate
 from autotune.probe.protocol import Progress
-from autotune.record import ProofFinished
+from autotune.record import ProofFinished, Traced
 from autotune.report.tables import trial_row, trial_table
-from autotune.report.wording import PHASES
+from autotune.report.wording import PHASES, skipped
 from autotune.selection import Score
 from autotune.space import Space
 from autotune.specs import ModelFacts, RunSpec
-from autotune.strategies.decision import Done, Scope, Try
+from autotune.strategies.decision import Done, Scope, Skip, Try
 from autotune.trial import History, Trial
 from autotune.units import format_bytes, format_count, format_duration
 
@@ -74,13 +74,26 @@ class Terminal:
             )
         )
         if history:
-            self._ahead = probes_ahead(history, self._space, scope)
             self._say(f"{len(history)} finished probes are taken from the journal")
             for trial in history:
                 self._plain(trial)
 
-    def trying(self, number: int, attempt: Try) -> None:
+    def tracing(self, candidate: Candidate) -> None:
+        self._say(f"tracing {candidate.title()}")
+
+    def traced(self, entry: Traced) -> None:
+        self._now = ""
+        if entry.reason:
+            title = entry.candidate.title()
+            self._console.print(Text(f"{title} is not predicted: {entry.reason}", style="yellow"))
+
+    def skipping(self, skip: Skip) -> None:
+        assert self._scope is not None
+        self._console.print(Text(skipped(skip.candidate, skip.prediction, self._scope), style="dim"))
+
+    def trying(self, number: int, attempt: Try, ahead: int) -> None:
         candidate = attempt.candidate
+        self._ahead = ahead
         self._say(f"probe {number}: {candidate.title()}, micro-batch {candidate.micro_batch} ({attempt.why})")
 
     def progressing(self, progress: Progress) -> None:
@@ -89,7 +102,7 @@ class Terminal:
     def tried(self, trial: Trial) -> None:
         assert self._scope is not None
         self._trials += (trial,)
-        self._ahead = probes_ahead(self._trials, self._space, self._scope)
+        self._ahead = max(0, self._ahead - 1)
         self._now = ""
         self._plain(trial)
 

@@ -11,10 +11,11 @@ from rich.text import Text
 
 from autotune.best import Best
 from autotune.outcome import Ok
+from autotune.record import Step
 from autotune.report.wording import detail, rejected, verdict
 from autotune.selection import score
 from autotune.space import Space
-from autotune.strategies.decision import Scope, Step
+from autotune.strategies.decision import Scope
 from autotune.trial import History, Trial
 from autotune.units import format_bytes, format_count, format_duration
 
@@ -30,10 +31,14 @@ def trial_table(history: History, scope: Scope, space: Space) -> Table:
     table.add_column("micro-\nbatch", justify="right")
     table.add_column("verdict")
     table.add_column(f"peak of {format_bytes(scope.budget)}", no_wrap=True)
+    foreseen = any(trial.prediction for trial in history)
+    if foreseen:
+        table.add_column("predicted", no_wrap=True, style="dim")
     table.add_column("tokens/s", justify="right", no_wrap=True)
     table.add_column("tried because", style="dim")
     for trial in history:
-        table.add_row(*trial_row(trial, scope, space))
+        row = trial_row(trial, scope, space)
+        table.add_row(*row[:5], *([prediction_cell(trial)] if foreseen else []), *row[5:])
     return table
 
 
@@ -58,6 +63,14 @@ def trial_row(trial: Trial, scope: Scope, space: Space) -> tuple[RenderableType,
     )  # fmt: skip
 
 
+def prediction_cell(trial: Trial) -> str:
+    """Return the predicted peak, and by how much it was off where the probe measured one."""
+    if trial.prediction is None:
+        return "-"
+    error = trial.error()
+    return format_bytes(trial.prediction.peak) + (f" {error:+.1%}" if error is not None else "")
+
+
 def path_lines(path: Iterable[Step], space: Space) -> list[str]:
     """Return the path through the graph, one node a line."""
     lines = []
@@ -69,7 +82,8 @@ def path_lines(path: Iterable[Step], space: Space) -> list[str]:
         target = node.target(step.edge)
         after = space.graph.nodes[target].title if target in space.graph.nodes else "choose"
         at = f"micro-batch {step.candidate.micro_batch}"
-        lines.append(f"{node.title} ({at}): {how} -> {after}")
+        said = "predicted " if step.evidence == "predicted" else ""
+        lines.append(f"{node.title} ({at}): {said}{how} -> {after}")
     return lines
 
 

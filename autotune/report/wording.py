@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from autotune.candidate import Candidate
 from autotune.outcome import Crash, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
+from autotune.prediction import Prediction
 from autotune.selection import Score, rank
 from autotune.strategies.decision import Scope
 from autotune.trial import History, Trial
@@ -30,6 +32,19 @@ def verdict(outcome: Outcome, scope: Scope) -> str:
             return "lost" if reason == "lost" else f"crashed ({reason})"
         case Unsupported():
             return "not supported"
+
+
+def skipped(candidate: Candidate, prediction: Prediction, scope: Scope) -> str:
+    """Return in one line that a candidate was passed over, and by which prediction."""
+    return (
+        f"{candidate.title()}, micro-batch {candidate.micro_batch}: passed over, predicted {expected(prediction)} of "
+        f"{format_bytes(scope.usable)}"
+    )
+
+
+def expected(prediction: Prediction) -> str:
+    """Return a predicted peak with the half-width of its interval."""
+    return f"{format_bytes(prediction.peak)} ± {format_bytes((prediction.high - prediction.low) // 2)}"
 
 
 def detail(outcome: Outcome) -> str:

@@ -8,18 +8,18 @@ from autotune.accumulation import Accumulation, accumulate, is_balanced, largest
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.outcome import Memory
-from autotune.record import Inspected
+from autotune.prediction import Prediction
+from autotune.record import Inspected, Step
 from autotune.specs import Goal, RunSpec
 
 
 @dataclass(frozen=True)
-class Step:
-    """One step of the path through the decision graph: a node, and the edge by which it was left."""
+class Skip:
+    """A candidate that the walk passed over because the memory model says that it does not fit."""
 
-    node: str
-    edge: str
     candidate: Candidate
-    """The candidate that decided: the one probed, or the largest that fits after growth."""
+    node: str
+    prediction: Prediction
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Try:
     why: str
     path: tuple[Step, ...] = ()
     """How the graph was walked so far."""
+    skipped: tuple[Skip, ...] = ()
+    """What was passed over on the way."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Done:
 
     why: str
     path: tuple[Step, ...] = ()
+    skipped: tuple[Skip, ...] = ()
 
 
 Decision = Try | Done
@@ -91,6 +94,14 @@ class Scope:
         downwards = range(min(wanted, high - 1), low, -1)
         upwards = range(max(wanted, low) + 1, high)
         return next((size for size in (*downwards, *upwards) if self.is_useful(size)), None)
+
+    def up_to(self, low: int, high: int) -> int | None:
+        """Return the largest useful micro-batch above `low` and at most `high`; None if there is none."""
+        return next((size for size in range(min(high, self.limit), low, -1) if self.is_useful(size)), None)
+
+    def above(self, low: int) -> int | None:
+        """Return the smallest useful micro-batch above `low`; None where the global batch has use for none."""
+        return next((size for size in range(low + 1, self.limit + 1) if self.is_useful(size)), None)
 
     def is_useful(self, micro_batch: int) -> bool:
         """Tell whether a micro-batch is worth a probe: it divides the goal exactly, or is balanced."""

@@ -1,5 +1,7 @@
 """What every strategy must hold to, run against each of them."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,15 +14,37 @@ from autotune.specs import Goal
 from autotune.strategies import climb
 from autotune.strategies.decision import Done, Scope, Try
 from autotune.trial import Trial
-from tests.unit.simulation import Arithmetic, search
+from autotune.units import MIB
+from tests.unit.simulation import Arithmetic, foreseeing, search
 from tests.unit.test_space import DEFAULT
 
-STRATEGIES = {"climb": climb.propose}
 SPACE = Space.parse(DEFAULT, "default.yaml")
 
 
-@pytest.fixture(params=STRATEGIES.values(), ids=STRATEGIES.keys())
-def propose(request):
+def climb_blindly(_device):
+    return climb.propose
+
+
+def climb_foreseeing(device):
+    return partial(climb.propose, predictor=foreseeing(device))
+
+
+def climb_deceived(device):
+    """The memory model says half of what is true: everything seems to fit."""
+    return partial(climb.propose, predictor=foreseeing(device, factor=0.5))
+
+
+def climb_scared(device):
+    """The memory model says three times what is true: little seems to fit."""
+    return partial(climb.propose, predictor=foreseeing(device, factor=3.0))
+
+
+STRATEGIES = (climb_blindly, climb_foreseeing, climb_deceived, climb_scared)
+"""Makers of a strategy for a device."""
+
+
+@pytest.fixture(params=STRATEGIES, ids=lambda make: make.__name__)
+def make(request):
     return request.param
 
 
@@ -31,13 +55,14 @@ def make_scope(budget, exact=False, target=6400):
 devices = st.builds(
     Arithmetic, budget=st.integers(10, 3000), weights=st.integers(1, 400), state=st.integers(1, 400),
     activations=st.integers(11, 200), checkpointed=st.integers(1, 10),
-)  # fmt: skip
+).map(lambda device: device.in_units(16 * MIB))  # fmt: skip
 
 
 @given(device=devices, exact=st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_a_search_ends_repeats_nothing_and_stays_legal(device, exact):
-    for propose in STRATEGIES.values():
+    for make in STRATEGIES:
+        propose = make(device)
         scope = make_scope(device.budget, exact)
         history, _ = search(device, SPACE, scope, propose)
         assert len({trial.candidate for trial in history}) == len(history)
@@ -60,7 +85,8 @@ def test_if_any_rung_fits_the_search_finds_one(device):
             ("full", "full"),
         ]
     )
-    for propose in STRATEGIES.values():
+    for make in STRATEGIES:
+        propose = make(device)
         scope = make_scope(device.budget)
         history, _ = search(device, SPACE, scope, propose)
         assert bool(rank(history, scope)) == feasible
@@ -69,7 +95,8 @@ def test_if_any_rung_fits_the_search_finds_one(device):
 @given(device=devices, data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_a_strategy_is_a_pure_function_of_history(device, data):
-    for propose in STRATEGIES.values():
+    for make in STRATEGIES:
+        propose = make(device)
         scope = make_scope(device.budget)
         history, _ = search(device, SPACE, scope, propose)
         cut = data.draw(st.integers(0, len(history)))
@@ -81,8 +108,9 @@ def test_a_strategy_is_a_pure_function_of_history(device, data):
             assert isinstance(decision, Done)
 
 
-def test_every_try_says_why_and_where(propose):
-    history, done = search(Arithmetic(budget=700), SPACE, make_scope(700), propose)
+def test_every_try_says_why_and_where(make):
+    device = Arithmetic(budget=700).in_units(16 * MIB)
+    history, done = search(device, SPACE, make_scope(device.budget), make(device))
     assert all(trial.why and trial.node in SPACE.graph.nodes for trial in history)
     assert done.path
 
@@ -95,13 +123,15 @@ def test_every_try_says_why_and_where(propose):
     ],
     ids=lambda outcome: outcome.kind,
 )  # fmt: skip
-def test_only_memory_verdicts_descend_the_ladder(propose, outcome):
-    first = propose((), SPACE, make_scope(1000))
+def test_only_memory_verdicts_descend_the_ladder(make, outcome):
+    device = Arithmetic(budget=5000).in_units(16 * MIB)  # fits even at three times what is true
+    propose, scope = make(device), make_scope(device.budget)
+    first = propose((), SPACE, scope)
     assert isinstance(first, Try)
     trial = Trial(
         number=1, candidate=first.candidate, node=first.node, why=first.why, outcome=outcome, seconds=1
     )
-    following = propose((trial,), SPACE, make_scope(1000))
+    following = propose((trial,), SPACE, scope)
     if isinstance(following, Try):
         assert following.candidate.checkpointing == "none"
         assert following.candidate.offload == "none"

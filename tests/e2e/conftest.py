@@ -49,9 +49,21 @@ def probes_alive(folder: Path) -> list[int]:
 
 @pytest.fixture(scope="session")
 def winner(tmp_path_factory) -> tuple[Path, Ended]:
-    """Return the working folder and the output of the README's run: it meets real OOMs and ends with a winner."""
-    folder = tmp_path_factory.mktemp("winner")
+    """Return the working folder and the output of the README's run without predictions.
+
+    It meets real OOMs and ends with a winner.
+    """
+    return _readmes_run(tmp_path_factory.mktemp("winner"), "--no-predict")
+
+
+@pytest.fixture(scope="session")
+def foreseen(tmp_path_factory) -> tuple[Path, Ended]:
+    """Return the same of the README's run as it stands there, with predictions."""
+    return _readmes_run(tmp_path_factory.mktemp("foreseen"))
+
+
+def _readmes_run(folder: Path, *more: str) -> tuple[Path, Ended]:
     shown = next(command for command in commands() if command[:2] == ["autotune", "run"])
-    ended = autotune(*shown[1:], "--json", cwd=folder)
+    ended = autotune(*shown[1:], *more, "--json", cwd=folder)
     assert ended.code == 0, ended.stderr
     return folder, ended

@@ -33,6 +33,21 @@ def test_a_run_meets_real_ooms_and_ends_with_a_proven_winner(winner):
     assert ended.document["decided"]["winner"] is not None
 
 
+def test_predictions_spare_probes_and_are_close(winner, foreseen):
+    _, blind = winner
+    _, ended = foreseen
+    trials = ended.document["trials"]
+    assert len(trials) < len(blind.document["trials"])
+    measured = [trial for trial in trials if trial["outcome"]["kind"] == "ok"]
+    assert measured
+    for trial in measured:  # a 95% interval may miss, but not by far
+        memory, expected = trial["outcome"]["memory"], trial["prediction"]
+        peak = max(memory["device_peak"], memory["reserved"])
+        assert 0.97 * expected["low"] <= peak <= 1.03 * expected["high"]
+    assert not any(entry["reason"] for entry in ended.document["traced"])
+    assert ended.document["best"]["proof"]["passed"]
+
+
 def test_every_oom_is_a_refused_allocation_of_the_worker(winner):
     _, ended = winner
     for trial in ended.document["trials"]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotune.candidate import Candidate
+from autotune.candidate import Candidate, choices
+from autotune.memory.predictor import Ground, Predictor
+from autotune.memory.timeline import Segment, Slots, Timeline
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Outcome, Sample, StepTiming
 from autotune.strategies.decision import Scope
 
@@ -20,6 +22,13 @@ class Arithmetic:
     checkpointed: int = 10
     overhead: float = 0.02
     per_sample: float = 0.01
+
+    def in_units(self, unit: int) -> Arithmetic:
+        """Return the same device with every number of bytes multiplied."""
+        return Arithmetic(
+            unit * self.budget, unit * self.weights, unit * self.state, unit * self.activations,
+            unit * self.checkpointed, self.overhead, self.per_sample,
+        )  # fmt: skip
 
     def outcome(self, candidate: Candidate) -> Outcome:
         """Return what a probe of the candidate would come to."""
@@ -40,6 +49,37 @@ class Arithmetic:
         micro = (self.overhead + self.per_sample * candidate.micro_batch) * slower
         step = 0.01 if candidate.offload == "none" else 0.5
         return ok(peak, micro, step, self.budget)
+
+
+def foreseeing(device: Arithmetic, factor: float = 1.0) -> Predictor:
+    """Return a memory model of the device, whose every number of bytes is off by a factor."""
+    timelines = {}
+    for checkpointing in choices("checkpointing"):
+        for offload in choices("offload"):
+            for precision in choices("precision"):
+                for optimizer in choices("optimizer"):
+                    rung = Candidate(
+                        precision=precision, checkpointing=checkpointing, offload=offload, optimizer=optimizer
+                    )
+                    timelines[rung.key()] = timeline(device, rung, factor)
+    return Predictor(timelines, Ground("cpu", 0, 0))
+
+
+def timeline(device: Arithmetic, rung: Candidate, factor: float = 1.0) -> Timeline:
+    """Return the trace of a rung: weights at the build, activations in forward, state from the first update on."""
+    weights = 0 if rung.offload == "full" else 2 * device.weights
+    state = 0 if rung.offload != "none" else device.state
+    activation = device.checkpointed if rung.checkpointing == "full" else device.activations
+    micro = Segment([1, ~1], [(0, "forward"), (1, "backward")])
+    return Timeline(
+        device="cpu",
+        slots=Slots(
+            base=[int(factor * weights), 0, int(factor * state)], slope=[0, int(factor * activation), 0],
+            category=[0, 3, 2], place=[0, 0, 0], module=[0, 0, 0],
+        ),
+        modules=["model"], build=Segment([0], [(0, "build")]), micro=micro, single=micro,
+        first_update=Segment([2], [(0, "optimizer")]), update=Segment([], [(0, "optimizer")]),
+    )  # fmt: skip
 
 
 def ok(peak: int, micro: float = 0.1, step: float = 0.01, budget: int = 1000) -> Ok:

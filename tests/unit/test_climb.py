@@ -1,8 +1,11 @@
-from autotune.outcome import Crash, Ok
+from functools import partial
+
+from autotune.outcome import Crash, Ok, Timeout
 from autotune.strategies.climb import propose
 from autotune.strategies.decision import Done
 from autotune.trial import Trial
-from tests.unit.simulation import Arithmetic, ok, search
+from autotune.units import MIB
+from tests.unit.simulation import Arithmetic, foreseeing, ok, search
 
 
 def rungs(history):
@@ -116,3 +119,72 @@ def test_only_micro_batches_that_save_a_step_are_probed(space, scope):
     # 63 samples: 2 steps of 32 or 1 of 63; nothing between the two would be faster.
     history, _ = search(Arithmetic(budget=10**6), space, scope(target="6250", budget=10**6), propose)
     assert [trial.candidate.micro_batch for trial in history] == [1, 2, 4, 8, 16, 32, 63]
+
+
+UNIT = 16 * MIB
+
+
+def foresee(space, scope, factor=1.0, **device):
+    """Search a device with a memory model whose numbers are off by a factor; return history and decision."""
+    made = Arithmetic(**device).in_units(UNIT)
+    propose_with = partial(propose, predictor=foreseeing(made, factor))
+    return search(made, space, scope(budget=made.budget), propose_with)
+
+
+def test_prediction_goes_straight_to_the_largest_that_fits(space, scope):
+    history, done = foresee(space, scope, budget=1000)
+    assert rungs(history) == [
+        ("bf16", 1, "ok"), ("bf16", 11, "ok"),
+        ("bf16 + checkpointing", 32, "ok"),
+    ]  # fmt: skip
+    assert [(step.node, step.edge, step.evidence) for step in done.path] == [
+        ("baseline", "ok", "measured"), ("grow", "oom", "predicted"),
+        ("checkpointing_for_more", "ok", "predicted"), ("grow_checkpointed", "oom", "predicted"),
+    ]  # fmt: skip
+    assert [(skip.candidate.title(), skip.candidate.micro_batch) for skip in done.skipped] == [
+        ("bf16", 13), ("bf16 + checkpointing", 64),
+    ]  # fmt: skip
+
+
+def test_what_is_predicted_not_to_fit_is_passed_over_by_the_phase_it_would_fail_in(space, scope):
+    history, done = foresee(space, scope, budget=300)
+    assert rungs(history)[0][:2] == ("bf16 + optimizer offload", 1)
+    assert (done.path[0].edge, done.path[0].evidence) == ("oom_optimizer", "predicted")
+    assert history[0].why == "bf16 is predicted not to fit"
+
+
+def test_nothing_counts_as_not_fitting_before_something_was_measured(space, scope):
+    history, done = foresee(space, scope, budget=5)
+    assert rungs(history) == [("bf16 + checkpointing + full offload", 1, "oom")]
+    assert history[0].why.startswith("nothing is predicted to fit; this comes nearest")
+    assert isinstance(done, Done)
+
+
+def test_a_skip_is_taken_back_when_probes_show_that_the_model_was_too_high(space, scope):
+    history, _ = foresee(space, scope, factor=3.0, budget=1000)
+    titles = [title for title, _, _ in rungs(history)]
+    assert titles[0] == "bf16 + optimizer offload"  # 1350 of 1000 predicted for the baseline, 450 in truth
+    assert "bf16" in titles[1:]
+    assert ("bf16", 11, "ok") in rungs(history)
+
+
+def test_a_model_that_is_too_low_costs_probes_but_no_winner(space, scope):
+    history, _ = foresee(space, scope, factor=0.5, budget=1000)
+    assert ("bf16", 11, "ok") in rungs(history)
+    assert len(history) < 11  # what the blind search takes
+
+
+def test_a_timeout_after_a_jump_falls_back_to_doubling(space, scope):
+    device = Arithmetic(budget=1000).in_units(UNIT)
+    foreseen = partial(propose, predictor=foreseeing(device))
+    history = ()
+    while not isinstance(decision := foreseen(history, space, scope(budget=device.budget)), Done):
+        slow = decision.candidate.micro_batch > 4
+        outcome = Timeout(phase="forward", seconds=1) if slow else device.outcome(decision.candidate)
+        history += (
+            Trial(
+                number=len(history) + 1, candidate=decision.candidate, node="n", why="", outcome=outcome, seconds=1
+            ),
+        )  # fmt: skip
+    plain = [trial.candidate.micro_batch for trial in history if trial.candidate.checkpointing == "none"]
+    assert plain == [1, 11, 2, 4, 8]

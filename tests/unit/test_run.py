@@ -20,8 +20,10 @@ from autotune.paths import RunPaths
 from autotune.run import tune
 from autotune.runs import create_run, load_spec
 from autotune.specs import DeviceSpec, Goal, Limits, ModelSpec, RunSpec
+from autotune.tracing import Trace
+from autotune.units import MIB
 from tests.unit.executor import ArithmeticExecutor, crash, slower
-from tests.unit.simulation import Arithmetic, ok
+from tests.unit.simulation import Arithmetic, ok, timeline
 from tests.unit.test_space import DEFAULT
 
 ROOT = Path(__file__).parents[2]
@@ -309,3 +311,101 @@ def test_what_a_killed_tuner_left_on_the_disk_is_removed(tmp_path):
     left.write_bytes(b"many GiB")
     tune(spec, paths, ArithmeticExecutor(Arithmetic(budget=1000)))
     assert not left.exists()
+
+
+class ArithmeticTracer:
+    """Hands out the timelines of an arithmetic device, but for rungs that it is told to refuse."""
+
+    def __init__(self, device: Arithmetic, untraceable: str = "") -> None:
+        self.device = device
+        self.untraceable = untraceable
+        self.traced: list[Candidate] = []
+
+    def trace(self, request, folder, *, timeout, on_progress=None) -> Trace:
+        assert request.kind == "trace"
+        self.traced.append(request.candidate.rung())
+        if request.candidate.rung().title() == self.untraceable:
+            return Trace(None, "operator x needs values; probe it instead", 1.0)
+        return Trace(timeline(self.device, request.candidate), seconds=1.0)
+
+
+BIG = Arithmetic(budget=1000).in_units(16 * MIB)
+
+
+def foreseen(tmp_path, executor=None, tracer=None, **spec) -> tuple[Best, RunPaths, ArithmeticTracer]:
+    tracer = tracer or ArithmeticTracer(BIG)
+    made = make_spec().model_copy(update=spec)
+    paths = create_run(made, tmp_path)
+    return tune(made, paths, executor or ArithmeticExecutor(BIG), tracer=tracer), paths, tracer
+
+
+def test_the_memory_model_finds_the_same_winner_with_fewer_probes(tmp_path):
+    best, paths, tracer = foreseen(tmp_path)
+    blind = ArithmeticExecutor(BIG)
+    expected, _ = start(tmp_path / "blind", blind)
+    assert best.candidate == expected.candidate
+    record = read_record(paths.journal)
+    assert len(record.history) < len([kind for kind, _ in blind.launched if kind == "train"])
+    assert not [trial for trial in record.history if isinstance(trial.outcome, Oom)]
+    assert tracer.traced == [Candidate(), Candidate(checkpointing="full")]
+    assert [entry.candidate.micro_batch for entry in record.skipped] == [13, 64]
+    assert record.path[-1].node == "grow_checkpointed"
+
+
+def test_every_probe_carries_its_prediction_and_is_measured_against_it(tmp_path):
+    _, paths, _ = foreseen(tmp_path)
+    for trial in read_record(paths.journal).history:
+        assert trial.prediction.low <= trial.outcome.memory.peak() <= trial.prediction.high
+        assert abs(trial.error()) < 0.02
+
+
+def test_without_prediction_nothing_is_traced(tmp_path):
+    _, paths, tracer = foreseen(tmp_path, predict=False)
+    assert tracer.traced == []
+    record = read_record(paths.journal)
+    assert record.skipped == ()
+    assert all(trial.prediction is None for trial in record.history)
+
+
+def test_a_rung_that_cannot_be_traced_is_probed_and_not_traced_again(tmp_path):
+    tracer = ArithmeticTracer(BIG, untraceable="bf16")
+    best, paths, _ = foreseen(tmp_path, tracer=tracer)
+    assert best.candidate == Candidate(micro_batch=11)
+    assert tracer.traced.count(Candidate()) == 1
+    record = read_record(paths.journal)
+    assert record.traced[0].reason.startswith("operator x")
+    assert record.history[0].prediction is None
+    assert Oom in {type(trial.outcome) for trial in record.history}
+
+
+def test_a_resumed_run_foresees_what_it_foresaw(tmp_path):
+    whole, paths, _ = foreseen(tmp_path / "whole")
+    lines = paths.journal.read_text().splitlines()
+    for count in range(2, len(lines)):
+        made = make_spec()
+        cut = create_run(made, tmp_path / str(count))
+        cut.journal.write_text("\n".join(lines[:count]) + "\n")
+        tracer = ArithmeticTracer(BIG)
+        best = tune(made, cut, ArithmeticExecutor(BIG), tracer=tracer)
+        assert best.candidate == whole.candidate
+        ours, theirs = read_record(cut.journal), read_record(paths.journal)
+        assert [trial.candidate for trial in ours.history] == [trial.candidate for trial in theirs.history]
+        assert [entry.candidate for entry in ours.skipped] == [entry.candidate for entry in theirs.skipped]
+
+
+def test_a_report_shows_predictions_and_what_was_passed_over(tmp_path):
+    from rich.console import Console
+
+    from autotune.report.document import document, print_report
+
+    _, paths, _ = foreseen(tmp_path)
+    with (tmp_path / "report.txt").open("w") as file:
+        print_report(paths, Console(file=file, width=160))
+    text = (tmp_path / "report.txt").read_text()
+    assert "predicted" in text
+    assert "+1.5%" in text  # what the model adds for untouched memory, which arithmetic has none of
+    assert "bf16, micro-batch 13: passed over, predicted 16." in text
+    said = document(paths)
+    assert [entry["candidate"]["micro_batch"] for entry in said["skipped"]] == [13, 64]
+    assert abs(said["trials"][0]["prediction_error"]) < 0.02
+    assert said["path"][1] == ["grow", "oom", "predicted"]

@@ -18,10 +18,13 @@ LAYERS = [
         ["validation", "candidate", "outcome", "trial", "specs", "accumulation", "graph", "space", "record", "paths",
          "best", "prediction", "probe.protocol", "probe.ending", "assets", "hardware", "devices.device"],
     ),
-    ("logic", ["memory", "strategies", "selection", "outlook", "demand", "proof", "probe.classify", "exports"]),
+    (
+        "logic",
+        ["memory", "strategies", "selection", "outlook", "failure", "demand", "proof", "probe.classify", "exports"],
+    ),
     ("machine", ["environment", "journal", "tracing", "trace_cache", "devices", "probe", "executors",
                  "models", "emission", "train"]),
-    ("loop", ["runs", "watch", "run", "options", "verification", "diagnosis", "report", "api"]),
+    ("loop", ["runs", "watch", "foresight", "run", "options", "verification", "diagnosis", "report", "api"]),
     ("command line", ["cli"]),
 ]  # fmt: skip
 """From the bottom up. A module imports its own layer and those below; the longest name that matches counts."""

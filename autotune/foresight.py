@@ -1,0 +1,66 @@
+"""What the memory model knows during a run: the rungs traced so far, and those that cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from autotune.candidate import Candidate
+from autotune.devices.device import DeviceFacts
+from autotune.hardware import lookup
+from autotune.memory.predictor import Ground, Predictor
+from autotune.prediction import Prediction
+from autotune.probe.protocol import ProbeRequest, Progress
+from autotune.record import Inspected, Traced
+from autotune.strategies.decision import Scope
+from autotune.tracing import Tracer
+from autotune.trial import History
+
+
+class Foresight:
+    """Traces rungs as the search comes to them. What it knows follows from the journal and the cache alone."""
+
+    def __init__(
+        self, tracer: Tracer, facts: DeviceFacts, inspected: Inspected, scope: Scope, folder: Path
+    ) -> None:
+        """`folder` is where workers that trace may write."""
+        row = lookup(facts.hardware) if facts.hardware else None
+        ground = Ground.measured(facts.kind, inspected.baseline, row.cublas_bytes() if row else 0)
+        self.predictor = Predictor({}, ground, lambda size: scope.accumulation(size).steps > 1)
+        self._tracer = tracer
+        self._budget = inspected.budget
+        self._folder = folder
+        self._untraceable: set[Candidate] = set()
+
+    def knows(self, candidate: Candidate) -> bool:
+        """Tell whether there is nothing to learn of a candidate's rung: it was traced, or cannot be."""
+        return candidate.rung() in self._untraceable or self.predictor.covers(candidate)
+
+    def recall(
+        self, entries: Iterable[Traced], request: Callable[[Candidate], ProbeRequest], timeout: float
+    ) -> None:
+        """Learn again what an earlier start of the run knew."""
+        for entry in entries:
+            if entry.reason:
+                self._untraceable.add(entry.candidate.rung())
+            elif not self.knows(entry.candidate):
+                self.learn(request(entry.candidate), timeout)
+
+    def learn(
+        self,
+        request: ProbeRequest,
+        timeout: float,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Traced:
+        """Trace the rung of a request and return the line for the journal. Raises ProbeError."""
+        candidate = request.candidate
+        trace = self._tracer.trace(request, self._folder, timeout=timeout, on_progress=on_progress)
+        if trace.timeline is None:
+            self._untraceable.add(candidate.rung())
+        else:
+            self.predictor = self.predictor.with_timeline(candidate, trace.timeline)
+        return Traced(candidate=candidate, reason=trace.reason, seconds=trace.seconds)
+
+    def predict(self, candidate: Candidate, history: History) -> Prediction | None:
+        """Return what a probe of the candidate should measure, corrected by a history."""
+        return self.predictor.learned(history, self._budget).predict(candidate)
