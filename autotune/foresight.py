@@ -54,7 +54,7 @@ class Foresight:
     ) -> Traced:
         """Trace the rung of a request and return the line for the journal. Raises ProbeError."""
         candidate = request.candidate
-        trace = self._tracer.trace(request, self._folder, timeout=timeout, on_progress=on_progress)
+        trace = self._tracer.trace(request, self._folder, timeout=timeout, on_progress=on_progress)[candidate]
         if trace.timeline is None:
             self._untraceable.add(candidate.rung())
         else:

@@ -22,7 +22,7 @@ KEPT = 256
 """Traces kept, the newest: a model's whole ladder is some ten of 20 to 200 KiB each."""
 
 _IRRELEVANT = {
-    "protocol", "kind", "accumulation_steps", "budget", "seed", "sample_seconds", "sample_steps", "folder",
+    "protocol", "kind", "also", "accumulation_steps", "budget", "seed", "sample_seconds", "sample_steps", "folder",
 }  # fmt: skip
 """Fields of a request that change nothing in its trace. All others, also those yet to come, are in the key."""
 

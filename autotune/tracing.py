@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.memory.timeline import Timeline
 from autotune.outcome import Crash, Ok, Unsupported
 from autotune.probe.classify import classify
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import Launcher, launch
-from autotune.probe.protocol import ProbeRequest, Progress, Traced
+from autotune.probe.protocol import ProbeRequest, Progress, Traced, TracedRung
 from autotune.trace_cache import TraceCache
 
 
@@ -26,11 +27,11 @@ class Trace:
     reason: str = ""
     """Why not, and what to do."""
     seconds: float = 0.0
-    """Wall time of the worker; 0 from the cache."""
+    """Wall time of the worker, shared by all that it traced; 0 from the cache."""
 
 
 class Tracer(Protocol):
-    """Knows the timeline of a candidate's rung, or why there is none."""
+    """Knows the timelines of candidates' rungs, or why there is none."""
 
     def trace(
         self,
@@ -39,10 +40,10 @@ class Tracer(Protocol):
         *,
         timeout: float,
         on_progress: Callable[[Progress], None] | None = None,
-    ) -> Trace:
-        """Trace the request's candidate; `folder` is the worker's own where one is needed.
+    ) -> dict[Candidate, Trace]:
+        """Trace the request's candidate and those it has besides; `folder` is the worker's own.
 
-        Raises ProbeError when no worker could be launched.
+        `timeout` (seconds) is for all of them together. Raises ProbeError when no worker could be launched.
         """
         ...
 
@@ -61,12 +62,29 @@ class LocalTracer:
         *,
         timeout: float,
         on_progress: Callable[[Progress], None] | None = None,
-    ) -> Trace:
-        """Look in the cache, else launch a worker and wait for it."""
-        place = ProbeFolder(folder)
-        request = request.model_copy(update={"kind": "trace", "folder": str(place.scratch)})
-        if (known := self._cache.find(request)) is not None:
-            return Trace(known)
+    ) -> dict[Candidate, Trace]:
+        """Look in the cache, and launch one worker for all that is not there."""
+        wanted = (request.candidate, *request.also)
+        known: dict[Candidate, Trace] = {}
+        for candidate in wanted:
+            timeline = self._cache.find(request.model_copy(update={"candidate": candidate}))
+            if timeline is not None:
+                known[candidate] = Trace(timeline)
+        if missing := [candidate for candidate in wanted if candidate not in known]:
+            known |= self._launched(request, missing, ProbeFolder(folder), timeout, on_progress)
+        return known
+
+    def _launched(
+        self,
+        request: ProbeRequest,
+        candidates: list[Candidate],
+        place: ProbeFolder,
+        timeout: float,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> dict[Candidate, Trace]:
+        first, *rest = candidates
+        changes = {"kind": "trace", "folder": str(place.scratch), "candidate": first, "also": tuple(rest)}
+        request = request.model_copy(update=changes)
         try:
             report = self._launch(
                 request, place,
@@ -74,16 +92,22 @@ class LocalTracer:
                 data_limit=None, timeout=timeout, on_progress=on_progress,
             )  # fmt: skip
             if not isinstance(report.answer, Traced):
-                outcome = classify(request, report, kind="cpu")
-                return Trace(None, _reason(outcome), report.seconds)
-            try:
-                timeline = Timeline.parse((place.scratch / report.answer.file).read_text("utf-8"))
-            except (OSError, UnicodeDecodeError, InputError) as error:
-                return Trace(None, f"the trace cannot be read: {error}", report.seconds)
+                failed = Trace(None, _reason(classify(request, report, kind="cpu")), report.seconds)
+                return dict.fromkeys(candidates, failed)
+            share = report.seconds / len(candidates)
+            return {rung.candidate: self._read(request, rung, place, share) for rung in report.answer.rungs}
         finally:
             place.clear_scratch()
-        self._cache.keep(request, timeline)
-        return Trace(timeline, seconds=report.seconds)
+
+    def _read(self, request: ProbeRequest, rung: TracedRung, place: ProbeFolder, seconds: float) -> Trace:
+        if not rung.file:
+            return Trace(None, rung.reason, seconds)
+        try:
+            timeline = Timeline.parse((place.scratch / rung.file).read_text("utf-8"))
+        except (OSError, UnicodeDecodeError, InputError) as error:
+            return Trace(None, f"the trace cannot be read: {error}", seconds)
+        self._cache.keep(request.model_copy(update={"candidate": rung.candidate}), timeline)
+        return Trace(timeline, seconds=seconds)
 
 
 def _reason(outcome: object) -> str:

@@ -28,6 +28,8 @@ class ProbeRequest(Frozen):
     runs whole global steps."""
     model: ModelSpec
     candidate: Candidate
+    also: tuple[Candidate, ...] = ()
+    """Further candidates that the same worker traces (kind `trace`): importing takes longer than most traces."""
     seq_len: int
     accumulation_steps: int
     """Of a whole global step. A `train` probe runs at most two micro-steps for each optimizer step."""
@@ -62,12 +64,22 @@ class Inspection(Frozen):
     facts: ModelFacts
 
 
+class TracedRung(Frozen):
+    """What came of tracing one candidate."""
+
+    candidate: Candidate
+    file: str = ""
+    """Name of the file in `ProbeRequest.folder` that holds what `Timeline.dump` wrote; empty without a trace."""
+    reason: str = ""
+    """Why it cannot be traced, and what to do."""
+
+
 class Traced(Frozen):
-    """Answer to a request of kind `trace`: the timeline lies in the probe's folder."""
+    """Answer to a request of kind `trace`."""
 
     type: Literal["traced"] = "traced"
-    file: str
-    """Name of the file in `ProbeRequest.folder` that holds what `Timeline.dump` wrote."""
+    rungs: tuple[TracedRung, ...]
+    """One for each candidate of the request, in its order."""
 
 
 class Result(Frozen):

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 
-from autotune.outcome import Crash, Oom, Outcome, Phase, Unsupported
-from autotune.probe.protocol import Answer, Inspection, ProbeRequest, Progress, Result, Traced
+from autotune.outcome import Crash, Oom, Outcome, Phase
+from autotune.probe.protocol import Answer, Inspection, ProbeRequest, Progress, Result, Traced, TracedRung
 from autotune.train.phases import Phases
 from autotune.train.process import free_data
 from autotune.train.verdict import Circumstances, verdict
@@ -35,9 +35,6 @@ TORCH_TAKES = 208 * 2**20
 """Bytes of private memory that importing torch takes at the least (2.13 on CPU: 212 MiB). With less, native
 code aborts in the middle of the import, and no verdict can be written.
 """
-
-TIMELINE = "timeline.json"
-"""Name of the file that a trace is written to."""
 
 SHORT_SHARE = 8
 SHORT_LEAST = 256 * 2**20
@@ -119,17 +116,22 @@ class Probe:
         self._training.close()
         return Result(outcome=outcome)
 
-    def _trace(self) -> Answer:
+    def _trace(self) -> Traced:
         """Trace before anything is computed or a device touched: that needs a fresh process."""
+        from autotune.train.refusal import CannotRun
         from autotune.train.trace import CannotTrace, trace
 
-        try:
-            timeline = trace(self._request)
-        except CannotTrace as error:
-            return Result(outcome=Unsupported(reason=str(error)))
-        file = Path(self._request.folder) / TIMELINE
-        file.write_text(timeline.dump())
-        return Traced(file=file.name)
+        rungs = []
+        for number, candidate in enumerate((self._request.candidate, *self._request.also)):
+            try:
+                timeline = trace(self._request.model_copy(update={"candidate": candidate, "also": ()}))
+            except (CannotTrace, CannotRun) as error:
+                rungs.append(TracedRung(candidate=candidate, reason=str(error)))
+                continue
+            file = Path(self._request.folder) / f"timeline-{number}.json"
+            file.write_text(timeline.dump())
+            rungs.append(TracedRung(candidate=candidate, file=file.name))
+        return Traced(rungs=tuple(rungs))
 
     def _start(self) -> None:
         """Import the libraries and start the device, and take the baseline behind all of that."""

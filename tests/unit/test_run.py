@@ -321,12 +321,12 @@ class ArithmeticTracer:
         self.untraceable = untraceable
         self.traced: list[Candidate] = []
 
-    def trace(self, request, folder, *, timeout, on_progress=None) -> Trace:
+    def trace(self, request, folder, *, timeout, on_progress=None) -> dict[Candidate, Trace]:
         assert request.kind == "trace"
         self.traced.append(request.candidate.rung())
         if request.candidate.rung().title() == self.untraceable:
-            return Trace(None, "operator x needs values; probe it instead", 1.0)
-        return Trace(timeline(self.device, request.candidate), seconds=1.0)
+            return {request.candidate: Trace(None, "operator x needs values; probe it instead", 1.0)}
+        return {request.candidate: Trace(timeline(self.device, request.candidate), seconds=1.0)}
 
 
 BIG = Arithmetic(budget=1000).in_units(16 * MIB)

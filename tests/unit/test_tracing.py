@@ -9,7 +9,7 @@ from autotune.candidate import Candidate
 from autotune.memory.timeline import Segment, Slots, Timeline
 from autotune.outcome import Crash, Unsupported
 from autotune.probe.ending import Ending, Report
-from autotune.probe.protocol import Result, Traced
+from autotune.probe.protocol import Result, Traced, TracedRung
 from autotune.trace_cache import TraceCache
 from autotune.tracing import LocalTracer
 from tests.data.requests import OWN, family, request
@@ -20,19 +20,30 @@ TIMELINE = Timeline(
 )  # fmt: skip
 
 
+TRACED = object()
+
+
 class Launch:
-    """Answers with what it was given, and leaves the file that a worker would."""
+    """Answers with what it was given, and leaves the files that a worker would; TRACED names every candidate."""
 
     def __init__(self, answer, text=None, ending=None):
         self.answer, self.text, self.ending = answer, text, ending
         self.launched = []
+
+    def said(self, request):
+        if self.answer is not TRACED:
+            return self.answer
+        names = (request.candidate, *request.also)
+        return Traced(rungs=[TracedRung(candidate=name, file="timeline.json") for name in names])
 
     def __call__(self, request, folder, **options):
         self.launched.append((request, options))
         folder.create()
         if self.text is not None:
             (folder.scratch / "timeline.json").write_text(self.text)
-        return Report(answer=self.answer, ending=self.ending or Ending(exit_code=0, seconds=1), seconds=1.5)
+        return Report(
+            answer=self.said(request), ending=self.ending or Ending(exit_code=0, seconds=1), seconds=1.5
+        )
 
 
 @pytest.fixture
@@ -42,13 +53,13 @@ def traced(tmp_path):
     def run(launch, model=None, **candidate):
         tracer = LocalTracer(TraceCache(tmp_path / "cache"), launch)
         probe = request(model or family("gpt2"), tmp_path, **candidate)
-        return tracer.trace(probe, tmp_path / "trace", timeout=60)
+        return tracer.trace(probe, tmp_path / "trace", timeout=60)[probe.candidate]
 
     return run
 
 
 def made(timeline=TIMELINE):
-    return Launch(Traced(file="timeline.json"), timeline.dump())
+    return Launch(TRACED, timeline.dump())
 
 
 def test_a_trace_is_made_once_for_each_rung(traced, tmp_path):
@@ -120,8 +131,8 @@ def test_the_cache_keeps_the_newest(traced, tmp_path, monkeypatch):
         (Launch(Result(outcome=Unsupported(reason="operator x needs values"))), "operator x needs values"),
         (Launch(Result(outcome=Crash(reason="exception", phase="forward", message="no"))), "tracing failed: no"),
         (Launch(None, ending=Ending(timed_out=True, signal=9, seconds=60)), "tracing ended with Timeout"),
-        (Launch(Traced(file="timeline.json")), "the trace cannot be read"),
-        (Launch(Traced(file="timeline.json"), "{}"), "the trace cannot be read"),
+        (Launch(TRACED), "the trace cannot be read"),
+        (Launch(TRACED, "{}"), "the trace cannot be read"),
     ],
 )  # fmt: skip
 def test_a_rung_without_a_trace_says_why(traced, launch, reason):
@@ -130,10 +141,29 @@ def test_a_rung_without_a_trace_says_why(traced, launch, reason):
     assert trace.reason.startswith(reason)
 
 
-def test_a_real_worker_traces_a_tiny_model(tmp_path):
+def test_one_worker_traces_all_that_is_missing(tmp_path):
+    launch = made()
+    tracer = LocalTracer(TraceCache(tmp_path / "cache"), launch)
+    probe = request(family("gpt2"), tmp_path)
+    others = tuple(probe.candidate.model_copy(update={"offload": name}) for name in ("optimizer", "full"))
+    tracer.trace(probe, tmp_path / "trace", timeout=60)
+    found = tracer.trace(probe.model_copy(update={"also": others}), tmp_path / "trace", timeout=60)
+    assert set(found) == {probe.candidate, *others}
+    assert [found[name].seconds for name in (probe.candidate, *others)] == [0, 0.75, 0.75]
+    asked = launch.launched[-1][0]
+    assert (asked.candidate, *asked.also) == others
+
+
+def test_a_real_worker_traces_a_tiny_model_and_says_what_it_cannot(tmp_path):
     tracer = LocalTracer(TraceCache(tmp_path / "cache"))
-    trace = tracer.trace(request(family("gpt2"), tmp_path), tmp_path / "trace", timeout=120)
-    assert trace.timeline is not None, trace.reason
-    assert trace.timeline.covers(1)
-    assert trace.timeline.covers(1000)
-    assert trace.timeline.facts["rung"] == Candidate().key()
+    probe = request(family("gpt2"), tmp_path)
+    checkpointed = Candidate(checkpointing="full")
+    found = tracer.trace(probe.model_copy(update={"also": (checkpointed,)}), tmp_path / "trace", timeout=120)
+    plain, other = found[probe.candidate].timeline, found[checkpointed].timeline
+    assert plain is not None, found[probe.candidate].reason
+    assert plain.covers(1)
+    assert plain.covers(1000)
+    assert plain.facts["rung"] == Candidate().key()
+    assert other.allocated(8) < plain.allocated(8)
+    one = tracer.trace(probe.model_copy(update={"candidate": checkpointed}), tmp_path / "trace", timeout=120)
+    assert one[checkpointed].timeline == other

@@ -1,0 +1,115 @@
+"""How many probes the memory model spares: whole runs with it and without it, for the same winner.
+
+    python -m benchmarks.fewer_probes [--only gpt2] [--out FOLDER]
+
+Each case is tuned twice on the cpu device, first with `--no-predict`, then with predictions and an empty cache of
+traces, so that tracing is paid for. Both runs measure for real and prove their winner. Probes are counted with those
+that ran out of memory; the proof is not counted. Where the winners differ, the last column gives the time of the
+predicted run's global step over that of the other: on a busy machine the speeds of neighbouring micro-batches differ
+by less than their noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from autotune.api import load_run, tune
+from autotune.best import Best
+from autotune.errors import NothingFits
+from autotune.outcome import Oom
+from autotune.trace_cache import VARIABLE
+from benchmarks.recording import RESULTS, record
+
+CASES = (
+    ("gpt2", "cpu:3GiB"),  # the baseline fits at small micro-batches only
+    ("gpt2", "cpu:2GiB"),  # optimizer state does not fit
+    ("gpt2", "cpu:1GiB"),  # nothing but full offload fits
+    ("opt-125m", "cpu:3GiB"),
+    ("pythia-160m", "cpu:3GiB"),
+    ("bert-base", "cpu:2560MiB"),
+    ("vit-base", "cpu:2GiB"),
+)
+SEQ_LEN = 64
+TARGET = "24 samples"
+
+
+def run(model: str, device: str, predict: bool, folder: Path) -> dict[str, Any]:
+    """Tune once and return what it took."""
+    os.environ[VARIABLE] = str(folder / "cache")
+    runs = folder / ("predicted" if predict else "blind")
+    options = {} if model.startswith("vit") else {"seq_len": SEQ_LEN}
+    began = time.monotonic()
+    best: Best | None = None
+    with contextlib.suppress(NothingFits):
+        best = tune(
+            model=model, device=device, target_global_batch=TARGET, predict=predict, sample_time="3s",
+            proof_time="5s", speed_tolerance=0.5, runs=runs, **options,
+        )  # fmt: skip
+    seconds = time.monotonic() - began
+    done = load_run("last", runs)
+    history = done.record.history
+    return {
+        "probes": len(history),
+        "oom": sum(isinstance(trial.outcome, Oom) for trial in history),
+        "winner": f"{best.candidate.title()} x {best.candidate.micro_batch}" if best else "nothing fits",
+        "rung": best.candidate.title() if best else "nothing fits",
+        "global_step": best.seconds_per_global_step if best else None,
+        "seconds": round(seconds, 1),
+        "trace_seconds": round(sum(entry.seconds for entry in done.record.traced), 1),
+        "errors": [error for trial in history if (error := trial.error()) is not None],
+        "tried": [f"{trial.candidate.title()} x {trial.candidate.micro_batch}: {trial.outcome.kind}"
+                  for trial in history],
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Tune every case twice, print the table, record it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="Models whose name holds this.")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    console = Console()
+    table = Table(
+        "case", "probes", "without", "OOM", "without", "winner", "without", "seconds", "without", "step"
+    )
+    rows: list[dict[str, Any]] = []
+    for model, device in CASES:
+        if options.only not in model:
+            continue
+        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+            blind = run(model, device, False, Path(folder))
+            ours = run(model, device, True, Path(folder))
+        ratio = ours["global_step"] / blind["global_step"] if ours["global_step"] else 1.0
+        rows.append(
+            {"model": model, "device": device, "predicted": ours, "blind": blind, "step_ratio": ratio}
+        )
+        cells = [(ours[key], blind[key]) for key in ("probes", "oom", "winner", "seconds")]
+        table.add_row(f"{model} {device}", *(str(cell) for pair in cells for cell in pair), f"{ratio:.2f}")
+        console.print(f"{model} {device}: {ours['probes']} probes against {blind['probes']}")
+    console.print(table)
+    totals = {
+        f"{key}_{mode}": sum(row[mode][key] for row in rows)
+        for key in ("probes", "oom", "seconds")
+        for mode in ("predicted", "blind")
+    }
+    same = sum(row["predicted"]["winner"] == row["blind"]["winner"] for row in rows)
+    same_rung = sum(row["predicted"]["rung"] == row["blind"]["rung"] for row in rows)
+    console.print(
+        f"{totals['probes_predicted']} probes against {totals['probes_blind']} "
+        f"({totals['probes_predicted'] / totals['probes_blind']:.2f} of them), OOM {totals['oom_predicted']} against "
+        f"{totals['oom_blind']}; same winner in {same}, same rung in {same_rung} of {len(rows)} cases"
+    )
+    console.print(record("fewer_probes", rows, options.out, same_winner=same, same_rung=same_rung, **totals))
+
+
+if __name__ == "__main__":
+    main()
