@@ -11,7 +11,7 @@ from autotune.validation import Frozen
 Precision = Literal["fp32", "bf16"]
 Checkpointing = Literal["none", "full"]
 Offload = Literal["none", "optimizer", "full"]
-Optimizer = Literal["adamw", "sgd"]
+Optimizer = Literal["adamw", "adamw-8bit", "adafactor", "momentum", "sgd"]
 
 
 class Candidate(Frozen):
@@ -24,7 +24,10 @@ class Candidate(Frozen):
     offload: Offload = "none"
     """What leaves the device: nothing, the optimizer state, or parameters and gradients with it (`full`)."""
     optimizer: Optimizer = "adamw"
-    """`adamw` (two moments per parameter) or `sgd` (plain, stateless)."""
+    """`adamw` (two moments a parameter), `adamw-8bit` (the same in 8 bits, bitsandbytes), `adafactor` (sums of rows
+    and columns, transformers), `momentum` (SGD with one moment) or `sgd` (plain, stateless)."""
+    optimizer_in_backward: bool = False
+    """Update each parameter as soon as its gradient is there, and free that gradient; one micro-step a global step."""
     expandable_segments: bool = True
     """CUDA caching allocator maps memory into growing segments (less fragmentation); no effect on `cpu`."""
     micro_batch: Annotated[int, Field(ge=1)] = 1
@@ -51,6 +54,8 @@ class Candidate(Frozen):
             parts.append(f"{self.offload} offload")
         if self.optimizer != "adamw":
             parts.append(self.optimizer)
+        if self.optimizer_in_backward:
+            parts.append("step in backward")
         if not self.expandable_segments:
             parts.append("fixed segments")
         return " + ".join(parts)

@@ -57,7 +57,9 @@ def run(
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cuda, cuda:1, or cpu:3GiB.")] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="adamw or sgd.")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="adamw, adamw-8bit, adafactor, momentum or sgd.")
+    ] = None,
     gpus: Annotated[int | None, typer.Option(help="Devices that train together.")] = None,
     headroom: Annotated[float | None, typer.Option(help="Share of memory that must stay free.")] = None,
     exact: Annotated[bool | None, typer.Option("--exact", help="Meet the global batch exactly.")] = None,

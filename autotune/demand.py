@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from autotune.candidate import Candidate
+from autotune.memory.formula import state_bytes
 from autotune.specs import ModelFacts
 
 _FP32 = 4
-_STATES = {"adamw": 2, "sgd": 0}
-"""Tensors of optimizer state for each parameter: two moments (Kingma and Ba, 2015), none without momentum."""
 
 
 def optimizer_state_bytes(candidate: Candidate, facts: ModelFacts) -> int:
-    """Return the bytes of optimizer state, kept in fp32."""
-    return _FP32 * _STATES[candidate.optimizer] * facts.trainable_parameters
+    """Return the bytes of optimizer state; Adafactor's as if all parameters were in square matrices."""
+    each = state_bytes(candidate.optimizer, facts.hidden, facts.hidden)
+    return int(each * facts.trainable_parameters)
 
 
 def offloaded_bytes(candidate: Candidate, facts: ModelFacts) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 import autotune
 from autotune.best import Best
 from autotune.candidate import Candidate
+from autotune.constraints import illegal
 from autotune.demand import offloaded_bytes
 from autotune.emission import contender
 from autotune.errors import JournalError, NothingProven
@@ -206,7 +207,13 @@ class _Run:
 
     def refusal(self, candidate: Candidate) -> str | None:
         """Return why a candidate is refused without running it, or None."""
-        return self.space.refusal(candidate) or self.lacks_bf16(candidate) or self.lacks_room(candidate)
+        steps = self.request(candidate, "train").accumulation_steps
+        return (
+            self.space.refusal(candidate)
+            or illegal(candidate, steps)
+            or self.lacks_bf16(candidate)
+            or self.lacks_room(candidate)
+        )
 
     def lacks_bf16(self, candidate: Candidate) -> str | None:
         """Return why the device cannot compute in the candidate's precision, or None."""

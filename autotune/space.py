@@ -8,30 +8,11 @@ from pydantic import field_validator, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from autotune.candidate import AXES, Candidate, choices
-from autotune.errors import InputError, nearest
+from autotune.candidate import Candidate
+from autotune.constraints import Constraint, axis_problems
+from autotune.errors import InputError
 from autotune.graph import Graph
 from autotune.validation import Frozen
-
-
-class Constraint(Frozen):
-    """A rule between axes: where `when` holds, `require` must hold too."""
-
-    when: dict[str, Any]
-    require: dict[str, Any]
-    because: str
-    """The reason, shown to whoever asks for an illegal combination."""
-
-    @field_validator("when", "require")
-    @classmethod
-    def _names_axes(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if problems := _axis_problems({axis: [choice] for axis, choice in value.items()}):
-            raise ValueError("; ".join(problems))
-        return value
-
-    def violated_by(self, candidate: Candidate) -> bool:
-        """Tell whether the candidate breaks this rule."""
-        return _holds(self.when, candidate) and not _holds(self.require, candidate)
 
 
 class Space(Frozen):
@@ -47,7 +28,7 @@ class Space(Frozen):
     @field_validator("axes")
     @classmethod
     def _values_exist(cls, value: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
-        if problems := _axis_problems(value):
+        if problems := axis_problems(value):
             raise ValueError("; ".join(problems))
         return value
 
@@ -85,24 +66,3 @@ def parse_yaml(text: str, source: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InputError(f"{source}: expected keys and values, found {type(data).__name__}")
     return data
-
-
-def _holds(conditions: dict[str, Any], candidate: Candidate) -> bool:
-    return all(getattr(candidate, axis) == value for axis, value in conditions.items())
-
-
-def _axis_problems(axes: dict[str, Any]) -> list[str]:
-    problems = []
-    for axis, values in axes.items():
-        if axis not in AXES:
-            problems.append(f"{axis}: unknown axis; {nearest(axis, AXES)}")
-            continue
-        valid = choices(axis)
-        problems += [
-            f"{axis}: {value!r} is not one of {', '.join(map(str, valid))}"
-            for value in values
-            if value not in valid
-        ]
-        if not values:
-            problems.append(f"{axis}: at least one value is needed")
-    return problems

@@ -15,6 +15,7 @@ from autotune.exports.shared import (
     model_files,
     pretty,
     refuse_block_class,
+    refuse_in_backward,
     refuse_model,
     refuse_offload,
     script,
@@ -25,6 +26,7 @@ FIELDS = {
     "checkpointing": Expressed("training.json: checkpointing", refuse_block_class),
     "offload": Expressed("nowhere: only `none` is exported", refuse_offload),
     "optimizer": Expressed("training.json: optimizer"),
+    "optimizer_in_backward": Expressed("nowhere: only `off` is exported", refuse_in_backward),
     "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
     "micro_batch": Expressed("training.json: micro_batch"),
 }

@@ -12,6 +12,7 @@ FIELDS = {
     "checkpointing": _FILE,
     "offload": _FILE,
     "optimizer": _FILE,
+    "optimizer_in_backward": _FILE,
     "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
     "micro_batch": _FILE,
 }

@@ -67,6 +67,16 @@ def refuse_offload(best: Best) -> str | None:
     )
 
 
+def refuse_in_backward(best: Best) -> str | None:
+    """Return why an optimizer step inside backward cannot be expressed, or None."""
+    if not best.candidate.optimizer_in_backward:
+        return None
+    return (
+        "this library clips gradients and steps after the backward pass, when all gradients are there: the memory that "
+        "was proven would not hold. Use --to native"
+    )
+
+
 def refuse_block_class(best: Best) -> str | None:
     """Return why checkpointing of blocks that the user named cannot be expressed, or None."""
     if best.candidate.checkpointing == "none" or best.model.block_class is None:

@@ -11,6 +11,7 @@ from autotune.exports.shared import (
     model_files,
     pretty,
     refuse_block_class,
+    refuse_in_backward,
     refuse_model,
     refuse_offload,
     script,
@@ -21,12 +22,16 @@ FIELDS = {
     "checkpointing": Expressed("training_arguments.json: gradient_checkpointing", refuse_block_class),
     "offload": Expressed("nowhere: only `none` is exported", refuse_offload),
     "optimizer": Expressed("training_arguments.json: optim"),
+    "optimizer_in_backward": Expressed("nowhere: only `off` is exported", refuse_in_backward),
     "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
     "micro_batch": Expressed("training_arguments.json: per_device_train_batch_size"),
 }
 
 OPTIMIZERS = {
     "adamw": {"optim": "adamw_torch_fused", "learning_rate": 2e-4, "weight_decay": 0.01},
+    "adamw-8bit": {"optim": "adamw_bnb_8bit", "learning_rate": 2e-4, "weight_decay": 0.01},
+    "adafactor": {"optim": "adafactor", "learning_rate": 2e-4, "weight_decay": 0.0},
+    "momentum": {"optim": "sgd", "optim_args": "momentum=0.9", "learning_rate": 1e-3, "weight_decay": 0.0},
     "sgd": {"optim": "sgd", "learning_rate": 1e-2, "weight_decay": 0.0},
 }
 """The optimizers as they were measured; learning rate and decay are yours to choose."""

@@ -27,7 +27,7 @@ Count = Annotated[int, Field(ge=0)]
 Precision = Literal["fp32", "bf16", "fp16", "autocast"]
 """`fp32`; 16-bit weights and gradients with a float32 master copy (`bf16`, `fp16`); `autocast`: float32 weights and
 gradients, 16-bit activations."""
-Optimizer = Literal["sgd", "momentum", "adamw", "adam8bit", "adafactor"]
+Optimizer = Literal["sgd", "momentum", "adamw", "adamw-8bit", "adafactor"]
 Sharding = Literal["ddp", "zero1", "zero2", "zero3"]
 """What the ranks share out: nothing, optimizer state, gradients with it, parameters with both (as FSDP does)."""
 
@@ -103,7 +103,7 @@ def state_bytes(optimizer: Optimizer, rows: int = 0, columns: int = 0) -> float:
             return 4.0
         case "adamw":
             return 8.0
-        case "adam8bit":
+        case "adamw-8bit":
             return 2 * (1 + 4 / BLOCK_8BIT)
         case "adafactor":
             return 4 * (rows + columns) / (rows * columns) if rows and columns else 4.0

@@ -266,7 +266,7 @@ def _compose(timeline: Timeline, micro: Segment, accumulating: bool, updates: in
     marks: list[tuple[int, Phase, int]] = []
     renamed = _renamed(timeline.micro, micro)
     again = into_existing(micro) if accumulating else None
-    leftovers = _survivors(again) if again is not None else []
+    leftovers = survivors(again) if again is not None else []
 
     def append(segment: Segment, step: int) -> None:
         start = len(events)
@@ -314,7 +314,8 @@ def into_existing(micro: Segment) -> Segment:
     return Segment(events, [(moved[position], phase) for position, phase in micro.marks])
 
 
-def _survivors(segment: Segment) -> list[int]:
+def survivors(segment: Segment) -> list[int]:
+    """Return the slots that are alive at the end of a segment which allocated them."""
     alive = dict.fromkeys(event for event in segment.events if event >= 0)
     for event in segment.events:
         if event < 0:
@@ -328,9 +329,9 @@ def _renamed(traced: Segment, micro: Segment) -> dict[int, int]:
         return {}
     theirs = {entry.parameter: entry.slot for entry in micro.accumulated}
     names = {entry.slot: theirs[entry.parameter] for entry in traced.accumulated if entry.parameter in theirs}
-    ours_left = [slot for slot in _survivors(traced) if slot not in names]
+    ours_left = [slot for slot in survivors(traced) if slot not in names]
     gradients = set(theirs.values())
-    theirs_left = [slot for slot in _survivors(micro) if slot not in gradients]
+    theirs_left = [slot for slot in survivors(micro) if slot not in gradients]
     assert len(ours_left) == len(theirs_left), "the micro-steps leave different things behind"
     return {**names, **dict(zip(ours_left, theirs_left, strict=True))}
 

@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from autotune.constraints import illegal
 from autotune.probe.protocol import ProbeRequest
 from autotune.train.blocks import Blocks, find_blocks
 from autotune.train.checkpointing import checkpoint_blocks
+from autotune.train.in_backward import BackwardOptimizer
 from autotune.train.mapped import MappedFiles, MappedOptimizer, map_gradients, map_parameters, parameters_in
 from autotune.train.model import BuiltModel, build_model, loss_of
 from autotune.train.optimizers import PlainOptimizer, optimizer_maker
 from autotune.train.precision import compute_in
+from autotune.train.refusal import CannotRun
 from autotune.train.stream import stream
 from autotune.train.streamed import StreamedOptimizer
 from autotune.train.training import Batch, StepOptimizer, Training
@@ -73,6 +76,11 @@ class _Draft:
     optimizer: StepOptimizer = field(init=False)
 
 
+def _check(draft: _Draft) -> None:
+    if reason := illegal(draft.request.candidate, draft.request.accumulation_steps):
+        raise CannotRun(reason)
+
+
 def _set_precision(draft: _Draft) -> None:
     candidate = draft.request.candidate
     # Under full offload a kept bf16 copy would hold on the device what was moved away from it.
@@ -114,7 +122,9 @@ def _add_optimizer(draft: _Draft) -> None:
     candidate = draft.request.candidate
     parameters = list(draft.built.model.parameters())
     make = optimizer_maker(candidate.optimizer, sum(parameter.numel() for parameter in parameters))
-    if candidate.offload == "none":
+    if candidate.optimizer_in_backward:
+        draft.optimizer = BackwardOptimizer(parameters, make)
+    elif candidate.offload == "none":
         draft.optimizer = PlainOptimizer(parameters, make)
     elif draft.files is not None:
         draft.optimizer = MappedOptimizer(parameters, make, draft.files)
@@ -127,7 +137,8 @@ def _add_optimizer(draft: _Draft) -> None:
 
 
 TECHNIQUES: tuple[Callable[[_Draft], None], ...] = (
-    _set_precision,  # first: it may refuse, and costs nothing
+    _check,
+    _set_precision,  # early: it may refuse, and costs nothing
     _build,  # under full offload the parameters are born where they will live
     _checkpoint,  # before sharding, whose hooks must run outside the checkpoint, not again in it
     _place_parameters,  # before the optimizer, which keeps references to them

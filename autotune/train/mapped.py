@@ -128,6 +128,14 @@ class MappedOptimizer:
             else:
                 with _StateIn(self._files):
                     optimizer.step()
+                self._move(optimizer)
+
+    def _move(self, optimizer: torch.optim.Optimizer) -> None:
+        """Move state that was made by other means: SGD's moment is a copy of the first gradient."""
+        for state in optimizer.state.values():
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.dim() > 0 and not is_mapped(value):
+                    state[name] = self._files.copy_of(value)
 
     def zero_grad(self) -> None:
         for optimizer in self._optimizers:
@@ -138,13 +146,13 @@ class MappedOptimizer:
 
 
 class _StateIn(TorchFunctionMode):  # type: ignore[misc]  # mypy does not follow torch
-    """While open, `torch.zeros_like`, by which torch's optimizers make their state, makes it in a file."""
+    """While open, `torch.zeros_like`, by which AdamW makes its state, makes it in a file."""
 
     def __init__(self, files: MappedFiles) -> None:
         super().__init__()
         self._files = files
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.zeros_like:
+        if func is torch.zeros_like and not (kwargs or {}).get("dtype"):
             return self._files.zeros_like(args[0])
         return func(*args, **(kwargs or {}))

@@ -2,33 +2,71 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from autotune.candidate import Optimizer
+from autotune.train.refusal import CannotRun
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
+MOMENTUM = 0.9
+"""Share of the moment that each step keeps: the usual one."""
+
 
 def optimizer_maker(name: Optimizer, parameters: int) -> MakeOptimizer:
-    """Return what makes torch's optimizer for some of a model's `parameters` (their number).
+    """Return what makes the optimizer for some of a model's `parameters` (their number).
 
-    All are fused: one kernel reads and writes parameter, gradient and state in place, with no temporaries.
-    Memory and speed do not depend on the learning rate. It is constant and falls with the root of the number
-    of parameters: a rule found by trial, under which the loss falls on the stream from the first steps, with
-    no warm-up, for models from 0.1M to 270M parameters.
+    torch's are fused: one kernel reads and writes parameter, gradient and state in place, with no temporaries.
+    Adafactor is transformers', as its Trainer sets it up; 8-bit AdamW is bitsandbytes'. Memory and speed do not
+    depend on the learning rate. It is constant and falls with the root of the number of parameters: a rule found by
+    trial, under which the loss falls on the stream from the first steps, with no warm-up, for models from 0.1M to
+    270M parameters. Raises CannotRun where a library is not installed.
     """
     root = math.sqrt(parameters)
+    rate = min(1e-3, 0.5 / root)
     match name:
         case "adamw":
-            rate = min(1e-3, 0.5 / root)
             return lambda group: torch.optim.AdamW(group, lr=rate, weight_decay=0.01, fused=True)
+        case "adamw-8bit":
+            bitsandbytes = _bitsandbytes()
+            return lambda group: bitsandbytes.optim.AdamW(group, lr=rate, weight_decay=0.01, optim_bits=8)
+        case "adafactor":
+            return lambda group: _adafactor(group, rate)
+        case "momentum":
+            slower = min(1e-3, 1 / root)  # a moment of 0.9 sums ten steps
+            return lambda group: torch.optim.SGD(group, lr=slower, momentum=MOMENTUM, fused=True)
         case "sgd":
-            rate = min(1e-2, 10 / root)
-            return lambda group: torch.optim.SGD(group, lr=rate, fused=True)
+            faster = min(1e-2, 10 / root)
+            return lambda group: torch.optim.SGD(group, lr=faster, fused=True)
+
+
+def _adafactor(group: Iterable[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    from transformers import Adafactor
+
+    optimizer: torch.optim.Optimizer = Adafactor(group, lr=rate, scale_parameter=False, relative_step=False)
+
+    def forget(*_: object) -> None:
+        # The size of each parameter, which is read only where it scales the rate: no state worth keeping.
+        for state in optimizer.state.values():
+            state["RMS"] = 0
+
+    optimizer.register_step_post_hook(forget)
+    return optimizer
+
+
+def _bitsandbytes() -> Any:
+    try:
+        return importlib.import_module("bitsandbytes")
+    except ImportError as error:
+        raise CannotRun(
+            f"8-bit AdamW needs bitsandbytes ({error}): pip install 'autotune[bitsandbytes]'"
+        ) from error
 
 
 class PlainOptimizer:

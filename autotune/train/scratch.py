@@ -87,4 +87,20 @@ def _patch_embedding_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         yield gradient.numel() * gradient.element_size()
 
 
+def _update_8bit(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+    """Five copies of the parameter in float32: both moments, the gradient, and a root with its quotient.
+
+    `_optimizer_update_8bit_blockwise_cpu` in bitsandbytes/backends/cpu/ops.py; its CUDA kernel has none.
+    """
+    yield from [args[2].numel() * 4] * 5
+
+
 ON_CPU: dict[Any, Scratch] = {aten.convolution_backward.default: _patch_embedding_backward}
+
+
+def of_device(cuda: bool) -> dict[Any, Scratch]:
+    """Return the table of a device, with the operators of bitsandbytes if that was imported."""
+    if cuda:
+        return ON_CUDA
+    update = getattr(torch.ops.bitsandbytes, "optimizer_update_8bit_blockwise", None)
+    return ON_CPU if update is None else {**ON_CPU, update.default: _update_8bit}

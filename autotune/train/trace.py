@@ -23,13 +23,13 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from autotune.memory.timeline import Segment, Slots, Timeline
+from autotune.memory.timeline import Segment, Slots, Timeline, survivors
 from autotune.probe.protocol import ProbeRequest
-from autotune.train import build, mapped
+from autotune.train import build, mapped, scratch
 from autotune.train.fake_cuda import fake_cuda
 from autotune.train.mapped import MappedFiles
+from autotune.train.optimizers import optimizer_maker
 from autotune.train.recorder import Recorder
-from autotune.train.scratch import ON_CPU, ON_CUDA
 from autotune.train.steps import gradient_norm
 from autotune.train.training import Training
 
@@ -71,6 +71,8 @@ class _Unlike(Exception):
 def _affine(request: ProbeRequest, began: float) -> Timeline:
     with _recording(request) as (recorder, training, building):
         tracer = _Tracer(recorder, training)
+        if request.candidate.optimizer_in_backward:
+            tracer.make_state(building)
         small = tracer.micro_step(LEAST)
         first = tracer.update()
         large = tracer.micro_step(NEXT)
@@ -95,6 +97,8 @@ def _exact(request: ProbeRequest, began: float) -> Timeline:
     micro_batch = request.candidate.micro_batch
     with _recording(request) as (recorder, training, building):
         tracer = _Tracer(recorder, training)
+        if request.candidate.optimizer_in_backward:
+            tracer.make_state(building)
         micro = tracer.micro_step(micro_batch)
         first = tracer.update()
         again = tracer.micro_step(micro_batch)
@@ -118,6 +122,9 @@ def _exact(request: ProbeRequest, began: float) -> Timeline:
 def _recording(request: ProbeRequest) -> Iterator[tuple[Recorder, Training, Segment]]:
     """Build the training under a recorder."""
     on_cuda = request.device.startswith("cuda")
+    optimizer_maker(
+        request.candidate.optimizer, 1
+    )  # imports its library, which must not happen on fake tensors
     # Nothing that a trace makes survives it, and the collector's passes over torch's own objects cost a fifth of it.
     gc.collect()
     gc.freeze()
@@ -125,7 +132,7 @@ def _recording(request: ProbeRequest) -> Iterator[tuple[Recorder, Training, Segm
         with (
             _as_if_real(),
             fake_cuda() if on_cuda else nullcontext(torch.device("cpu")) as device,
-            Recorder(device.type, ON_CUDA if on_cuda else ON_CPU) as recorder,
+            Recorder(device.type, scratch.of_device(on_cuda)) as recorder,
             _in_files(recorder),
         ):
             with recorder.segment() as building:
@@ -189,6 +196,19 @@ class _Tracer:
         self._training = training
         self._losses: list[Tensor] = []
         self._batch = 0
+
+    def make_state(self, building: Segment) -> None:
+        """Take a first step for an optimizer that makes its state inside backward, and count the state as built.
+
+        So all micro-steps are alike. The peak is that of a later step, which has the state from its start.
+        """
+        recorder, training = self._recorder, self._training
+        with recorder.segment() as segment:
+            self._forward_backward(LEAST)
+            self._losses.clear()
+            gc.collect(0)
+        recorder.call(training.optimizer.state_tensors(), "optimizer_state")
+        building.events.extend(survivors(segment))
 
     def micro_step(self, micro_batch: int) -> Segment:
         """Record forward and backward."""

@@ -138,6 +138,9 @@ def test_accelerate_loads_its_configuration(gpus, distributed, precision, mixed,
     [
         {"checkpointing": "full", "precision": "fp32"},
         {"optimizer": "sgd", "precision": "bf16"},
+        {"optimizer": "adamw-8bit"},
+        {"optimizer": "adafactor"},
+        {"optimizer": "momentum"},
     ],
 )
 def test_transformers_accepts_its_arguments(options, tmp_path):
@@ -150,7 +153,9 @@ def test_transformers_accepts_its_arguments(options, tmp_path):
     assert arguments.gradient_accumulation_steps == 5
     assert arguments.bf16 == (best.candidate.precision == "bf16")
     assert arguments.gradient_checkpointing == (best.candidate.checkpointing == "full")
-    assert (
-        str(arguments.optim.value) == {"adamw": "adamw_torch_fused", "sgd": "sgd"}[best.candidate.optimizer]
-    )
+    names = {
+        "adamw": "adamw_torch_fused", "adamw-8bit": "adamw_bnb_8bit", "adafactor": "adafactor",
+        "momentum": "sgd", "sgd": "sgd",
+    }  # fmt: skip
+    assert arguments.optim.value == names[best.candidate.optimizer]
     assert str(arguments.device) == "cpu"

@@ -133,7 +133,7 @@ def test_eager_attention_grows_with_the_square_of_the_sequence_and_flash_does_no
 
 def test_optimizers_rank_as_their_states_do():
     per_parameter = [
-        state_bytes("sgd"), state_bytes("adafactor", 4096, 4096), state_bytes("adam8bit"), state_bytes("momentum"),
+        state_bytes("sgd"), state_bytes("adafactor", 4096, 4096), state_bytes("adamw-8bit"), state_bytes("momentum"),
         state_bytes("adamw"),
     ]  # fmt: skip
     assert per_parameter == sorted(per_parameter)

@@ -66,6 +66,18 @@ def test_checkpointing_and_plain_sgd_are_traced_as_they_run():
     assert timeline.peak(4).breakdown["optimizer_state"] == 0
 
 
+@pytest.mark.parametrize("in_backward", [False, True])
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit", "adafactor", "momentum"])
+def test_optimizers_are_traced_as_they_run(optimizer, in_backward):
+    fields = {"optimizer": optimizer, "optimizer_in_backward": in_backward}
+    timeline = trace(request(**fields))
+    for micro_batch in (1, 5):
+        real = measured(request(micro_batch=micro_batch, **fields))
+        assert timeline.allocated(micro_batch) == pytest.approx(real, rel=1e-3)
+    state = timeline.peak(5).breakdown["optimizer_state"]
+    assert state > 0.01 * timeline.peak(5).breakdown["parameter"]
+
+
 @pytest.mark.parametrize("offload", ["optimizer", "full"])
 def test_what_lives_in_files_is_not_counted(offload, tmp_path):
     timeline = trace(request("tiny-llama", offload=offload))

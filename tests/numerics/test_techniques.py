@@ -5,74 +5,13 @@ included (GPT-2, BERT and T5 have 0.1). Losses and gradients are equal bit for b
 numbers in the same order. The exceptions are named where they stand.
 """
 
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
 import pytest
-import torch
-from torch import Tensor
 
 from autotune.train.build import assemble
 from autotune.train.mapped import is_mapped
 from autotune.train.refusal import CannotRun
 from tests.data.requests import OWN, family, request
-
-MODELS = {name: family(name) for name in ("gpt2", "llama", "mixtral", "bert", "t5", "vit")} | {"own": OWN}
-STEPS, MICRO_BATCH = 3, 4
-MAPPED, COPIED = True, False
-
-
-@dataclass(frozen=True)
-class Run:
-    losses: list[float]
-    gradients: list[list[Tensor]]
-    """Of every parameter that has one, after each backward pass."""
-
-    def __eq__(self, other):
-        pairs = [pair for ours, theirs in zip(self.gradients, other.gradients, strict=True)
-                 for pair in zip(ours, theirs, strict=True)]  # fmt: skip
-        return self.losses == other.losses and all(torch.equal(ours, theirs) for ours, theirs in pairs)
-
-    def gradient_error(self, other):
-        """Return the largest norm of the difference of all gradients of a step, relative to their norm."""
-        return max(
-            float(norm([a - b for a, b in zip(ours, theirs, strict=True)]) / norm(theirs))
-            for ours, theirs in zip(self.gradients, other.gradients, strict=True)
-        )
-
-
-def norm(tensors):
-    return torch.stack([tensor.norm() for tensor in tensors]).norm()
-
-
-def gradients_of(training):
-    gradients = [p.grad for p in training.model.parameters() if p.grad is not None]
-    return [(g.to_local() if hasattr(g, "to_local") else g).clone() for g in gradients]
-
-
-def train(model, files=None, check=None, **candidate):
-    """Train three steps; `check` is called with the training before it is closed."""
-    with TemporaryDirectory() as folder:
-        training = assemble(request(MODELS[model], Path(folder), **candidate), files=files)
-        losses, gradients = [], []
-        for step in range(STEPS):
-            loss = training.loss(training.batch(step, MICRO_BATCH))
-            loss.backward()
-            losses.append(loss.item())
-            gradients.append(gradients_of(training))
-            training.optimizer.step()
-            training.optimizer.zero_grad()
-        if check is not None:
-            check(training)
-        training.close()
-    return Run(losses, gradients)
-
-
-@cache
-def plain(model, precision, optimizer="adamw"):
-    return train(model, precision=precision, optimizer=optimizer)
+from tests.numerics.runs import COPIED, MODELS, accumulated, plain, train
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -133,21 +72,6 @@ def test_sharded_offload_in_bf16_agrees_to_its_rounding(model):
 def test_sharded_offload_accumulates_on_the_host():
     one, two = (accumulated("gpt2", 4, 2, offload=offload, files=COPIED) for offload in ("none", "full"))
     assert one == two
-
-
-def accumulated(model, steps, micro_batch, files=None, **candidate):
-    """Return loss and gradients of one global step of `steps` micro-steps, without dropout."""
-    with TemporaryDirectory() as folder:
-        training = assemble(request(MODELS[model], Path(folder), precision="fp32", **candidate), files=files)
-        training.model.eval()  # dropout draws one mask for each batch, so it differs between splits of a batch
-        total = 0.0
-        for step in range(steps):
-            loss = training.loss(training.batch(step, micro_batch)) / steps
-            loss.backward()
-            total += loss.item()
-        gradients = gradients_of(training)
-        training.close()
-    return Run([total], [gradients])
 
 
 @pytest.mark.parametrize(

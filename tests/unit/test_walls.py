@@ -15,8 +15,9 @@ LAYERS = [
     ("words", ["errors", "units"]),
     (
         "data",
-        ["validation", "candidate", "outcome", "trial", "specs", "accumulation", "graph", "space", "record", "paths",
-         "best", "prediction", "probe.protocol", "probe.ending", "assets", "hardware", "devices.device"],
+        ["validation", "candidate", "outcome", "trial", "specs", "accumulation", "constraints", "graph", "space",
+         "record", "paths", "best", "prediction", "probe.protocol", "probe.ending", "assets", "hardware",
+         "devices.device"],
     ),
     (
         "logic",

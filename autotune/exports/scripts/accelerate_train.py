@@ -12,10 +12,24 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from data import ExampleData
 from model import SETTINGS, build_model
+from transformers import Adafactor
 
 TRAINING = json.loads(Path(__file__).with_name("training.json").read_text())
+
+
+def adamw_8bit(parameters):
+    from bitsandbytes.optim import AdamW  # pip install bitsandbytes
+
+    return AdamW(parameters, lr=2e-4, weight_decay=0.01, optim_bits=8)
+
+
 OPTIMIZERS = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=2e-4, weight_decay=0.01, fused=True),
+    "adamw-8bit": adamw_8bit,
+    "adafactor": lambda parameters: Adafactor(
+        parameters, lr=2e-4, scale_parameter=False, relative_step=False
+    ),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, fused=True),
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, fused=True),
 }
 

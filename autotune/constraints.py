@@ -1,0 +1,79 @@
+"""Rules between the fields of a candidate: which techniques do not go together, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import field_validator
+
+from autotune.candidate import AXES, Candidate, choices
+from autotune.errors import nearest
+from autotune.validation import Frozen
+
+
+class Constraint(Frozen):
+    """A rule between axes: where `when` holds, `require` must hold too. A list of values means any of them."""
+
+    when: dict[str, Any]
+    require: dict[str, Any]
+    because: str
+    """The reason, shown to whoever asks for an illegal combination."""
+
+    @field_validator("when", "require")
+    @classmethod
+    def _names_axes(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if problems := axis_problems({axis: _listed(choice) for axis, choice in value.items()}):
+            raise ValueError("; ".join(problems))
+        return value
+
+    def violated_by(self, candidate: Candidate) -> bool:
+        """Tell whether the candidate breaks this rule."""
+        return _holds(self.when, candidate) and not _holds(self.require, candidate)
+
+
+def axis_problems(axes: dict[str, Any]) -> list[str]:
+    """Return what is wrong with values listed for axes: unknown names and values, empty lists."""
+    problems = []
+    for axis, values in axes.items():
+        if axis not in AXES:
+            problems.append(f"{axis}: unknown axis; {nearest(axis, AXES)}")
+            continue
+        valid = choices(axis)
+        problems += [
+            f"{axis}: {value!r} is not one of {', '.join(map(str, valid))}"
+            for value in values
+            if value not in valid
+        ]
+        if not values:
+            problems.append(f"{axis}: at least one value is needed")
+    return problems
+
+
+def _listed(choice: Any) -> Any:
+    return choice if isinstance(choice, list | tuple) else [choice]
+
+
+def _holds(conditions: dict[str, Any], candidate: Candidate) -> bool:
+    return all(getattr(candidate, axis) in _listed(choice) for axis, choice in conditions.items())
+
+
+RULES: tuple[Constraint, ...] = (
+    Constraint(
+        when={"optimizer_in_backward": True},
+        require={"offload": "none"},
+        because="offload keeps optimizer state or gradients elsewhere and updates them after the backward pass, "
+        "so no step can be taken inside it",
+    ),
+)
+"""What holds in every search space, because the techniques themselves exclude each other."""
+
+
+def illegal(candidate: Candidate, accumulation_steps: int = 1) -> str | None:
+    """Return why no space allows this candidate with so many micro-steps for each optimizer step, or None."""
+    broken = [rule.because for rule in RULES if rule.violated_by(candidate)]
+    if candidate.optimizer_in_backward and accumulation_steps > 1:
+        broken.append(
+            f"gradients that {accumulation_steps} micro-steps accumulate must all be kept until the last one, so an "
+            "optimizer step inside backward frees nothing; it needs a micro-batch that is the whole global batch"
+        )
+    return "; ".join(broken) or None
