@@ -43,7 +43,7 @@ class Observation(NamedTuple):
 
 
 class Corrected(NamedTuple):
-    """A corrected prediction and its 95% interval, in bytes."""
+    """A corrected prediction and its 95% interval, in bytes; it may reach below 0."""
 
     mean: float
     low: float
@@ -72,7 +72,7 @@ class Calibration:
         half = _forward(self._factor, row)
         variance = self._covariance(here, here) - sum(value * value for value in half) + self._noise(raw)
         spread = Z * math.sqrt(max(0.0, variance))
-        return Corrected(raw + shift, max(0.0, raw + shift - spread), raw + shift + spread)
+        return Corrected(raw + shift, raw + shift - spread, raw + shift + spread)
 
     def _covariance(self, a: Observation, b: Observation) -> float:
         prior = self.prior

@@ -118,7 +118,7 @@ class Predictor:
             allocated=raw[0],
             reserved=raw[1],
             peak=round(corrected.mean),
-            low=round(corrected.low),
+            low=max(0, round(corrected.low)),
             high=round(corrected.high),
             breakdown=_breakdown(
                 timeline.peak(candidate.micro_batch, self._accumulating(candidate.micro_batch))

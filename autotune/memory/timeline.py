@@ -18,8 +18,9 @@ from typing import Any, Literal, NamedTuple
 from autotune.errors import InputError
 from autotune.memory.allocator import MIN_BLOCK, Usage, simulate
 from autotune.outcome import Phase
+from autotune.timing.work import Work
 
-FORMAT = 1
+FORMAT = 2
 """Raised with every change that older code would misread; cached traces of another format are ignored."""
 
 Category = Literal[
@@ -109,6 +110,8 @@ class Timeline:
     """One micro-step at micro-batch 1, where copies of dimensions of size 1 vanish."""
     first_update: Segment
     update: Segment
+    work: Work | None = None
+    """What the operators compute and move; None in a timeline made by hand."""
     exact: int | None = None
     """The only micro-batch that the timeline holds for; None where sizes are affine and every one is covered."""
     facts: dict[str, str | int | float] = field(default_factory=dict)
@@ -230,6 +233,7 @@ class Timeline:
             for name in ("build", "micro", "single", "first_update", "update"):
                 data[name] = None if data[name] is None else _segment(data[name])
             data["slots"] = Slots(**data["slots"])
+            data["work"] = None if data["work"] is None else Work.parse(data["work"])
             return cls(**data)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise error if isinstance(error, InputError) else InputError(f"not a trace: {error}") from error

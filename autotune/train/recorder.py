@@ -20,6 +20,7 @@ from autotune.outcome import Phase
 from autotune.train.known import KnownValues
 from autotune.train.scratch import Scratch
 from autotune.train.shapes import Shapes
+from autotune.train.worklog import WorkLog
 
 _GRADIENT, _ACTIVATION, _WORKSPACE, _TEMPORARY = (
     CATEGORIES.index(name) for name in ("gradient", "activation", "workspace", "temporary")
@@ -47,7 +48,8 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
     Being the mode itself, and not a second one on top of it, halves the cost of a traced operator. Only outermost
     operators are looked at: what a decomposition makes inside does not exist in the real kernel. `device` is the
     type of the device whose memory is meant; storages elsewhere are recorded as the host's. Storages that real
-    kernels allocate inside and never return are added by `scratch`, by operator.
+    kernels allocate inside and never return are added by `scratch`, by operator. What operators compute and move is in
+    `log`.
     """
 
     def __init__(self, device: str, scratch: Mapping[Any, Scratch]) -> None:
@@ -59,6 +61,7 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         self.module: list[int] = []
         self.modules: list[str] = [""]
         """Names that `module` points into; the first stands for no module."""
+        self.log = WorkLog(device)
         self._device = device
         self._scratch_of = scratch
         self._known = KnownValues()
@@ -92,9 +95,9 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
             return args[0].fake_device  # two of three calls; the general path costs as much as an operator
         if self._inside or self.in_kernel_invocation:
             return super().__torch_dispatch__(func, types, args, kwargs)
-        known = self._known.scalar(func, args)
-        if known is not None:
-            return known
+        value = self._known.scalar(func, args)
+        if value is not None:
+            return value
         real = self._known.compute(func, args, kwargs or {})
         if real is not None:
             return self._faked(real, args)
@@ -102,14 +105,19 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         self._inside = True
         try:
             key = self._shapes.key(func, args, kwargs)
-            result = NotImplemented if key is None else self._shapes.replay(key, args)
-            if result is NotImplemented:
+            known = None if key is None else self._shapes.find(key)
+            if known is not None:
+                result = self._shapes.replay(known, args)
+                self.log.running.append(known.work)
+            else:
                 if func is _GROUPED_MM and args[0].dtype != torch.bfloat16:
                     result = self._grouped_mm(types, args, kwargs)
                 else:
                     result = super().__torch_dispatch__(func, types, args, kwargs)
+                work = self.log.number(func, args, kwargs or {}, result)
+                self.log.running.append(work)
                 if key is not None:
-                    self._shapes.remember(key, args, result)
+                    self._shapes.remember(key, args, result, work)
         finally:
             self._inside = False
         self._known.follow(func, args, kwargs or {}, result)
@@ -241,6 +249,7 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
     def segment(self) -> Iterator[Segment]:
         """Record what happens inside into a segment of its own."""
         self._segment = segment = Segment()
+        self.log.begin()
         self._borders.clear()
         self._owners.clear()
         yield segment
@@ -264,6 +273,7 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         """Say that a phase begins."""
         self._backward = phase == "backward"
         self._segment.marks.append((len(self._segment.events), phase))
+        self.log.enter(phase)
         self._entered = len(self.sizes)
 
     def keep_activations(self, since: int | None = None) -> None:

@@ -55,6 +55,8 @@ class Outcome(NamedTuple):
     container: type | None
     """`tuple` or `list`; None where a single value is returned."""
     outputs: tuple[_Output, ...]
+    work: int
+    """The number of what it does, in the recorder's work log."""
 
 
 class _NotHashable(Exception):
@@ -90,16 +92,17 @@ class Shapes:
             return None
         return func, described
 
-    def replay(self, key: Any, args: tuple[Any, ...]) -> Any:
-        """Return the outcome of a remembered call, as new tensors; NotImplemented where there is none."""
-        outcome = self._outcomes.get(key)
-        if outcome is None:
-            return NotImplemented
+    def find(self, key: Any) -> Outcome | None:
+        """Return the outcome of a remembered call."""
+        return self._outcomes.get(key)
+
+    def replay(self, outcome: Outcome, args: tuple[Any, ...]) -> Any:
+        """Return what the call did before, as new tensors."""
         if outcome.container is None:
             return self._made(outcome.outputs[0], args)
         return outcome.container(self._made(output, args) for output in outcome.outputs)
 
-    def remember(self, key: Any, args: tuple[Any, ...], result: Any) -> None:
+    def remember(self, key: Any, args: tuple[Any, ...], result: Any, work: int) -> None:
         """Keep the outcome of a call, if its outputs are of a kind that can be made again."""
         container = type(result) if isinstance(result, tuple | list) else None
         if container is not None and container not in (tuple, list):
@@ -107,7 +110,7 @@ class Shapes:
         outputs = [_output(value, args) for value in (result if container else (result,))]
         if all(output is not None for output in outputs):
             self._outcomes[key] = Outcome(
-                container, tuple(output for output in outputs if output is not None)
+                container, tuple(output for output in outputs if output is not None), work
             )
 
     def _made(self, output: _Output, args: tuple[Any, ...]) -> Any:

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import (
 
 from autotune.memory.timeline import Segment, Slots, Timeline, survivors
 from autotune.probe.protocol import ProbeRequest
+from autotune.timing.work import Work
 from autotune.train import build, mapped, scratch
 from autotune.train.fake_cuda import fake_cuda
 from autotune.train.mapped import MappedFiles
@@ -32,6 +33,7 @@ from autotune.train.optimizers import optimizer_maker
 from autotune.train.recorder import Recorder
 from autotune.train.steps import gradient_norm
 from autotune.train.training import Training
+from autotune.train.worklog import Calls
 
 LEAST, NEXT = 2, 3
 """The micro-batches that give the affine sizes."""
@@ -79,6 +81,8 @@ def _affine(request: ProbeRequest, began: float) -> Timeline:
         update = tracer.update()
         single = tracer.micro_step(1)
         tracer.drop()
+        of_small, _, of_large, of_update, of_single = tracer.calls
+        work = recorder.log.work(of_small, of_large, of_single, of_update, LEAST)
         sizes, category = recorder.sizes, recorder.category
         same = _matched(small, large)
         slope = [0] * len(sizes)
@@ -89,7 +93,15 @@ def _affine(request: ProbeRequest, began: float) -> Timeline:
         back = {theirs: ours for ours, theirs in same.items()}
         later = Segment([_translated(event, back) for event in update.events], update.marks)
         return _timeline(
-            request, recorder, training, base, slope, (building, small, first, later, single), None, began
+            request,
+            recorder,
+            training,
+            base,
+            slope,
+            (building, small, first, later, single),
+            work,
+            None,
+            began,
         )
 
 
@@ -111,10 +123,12 @@ def _exact(request: ProbeRequest, began: float) -> Timeline:
                 f"stand for all ({error}); probe it instead (--no-predict)"
             ) from error
         later = Segment([_translated(event, back) for event in update.events], update.marks)
+        of_micro, _, _, of_update = tracer.calls
+        work = recorder.log.work(of_micro, of_micro, None, of_update, micro_batch)
         zero = [0] * len(recorder.sizes)
         return _timeline(
-            request, recorder, training, recorder.sizes, zero, (building, micro, first, later, None), micro_batch,
-            began,
+            request, recorder, training, recorder.sizes, zero, (building, micro, first, later, None), work,
+            micro_batch, began,
         )  # fmt: skip
 
 
@@ -196,6 +210,8 @@ class _Tracer:
         self._training = training
         self._losses: list[Tensor] = []
         self._batch = 0
+        self.calls: list[Calls] = []
+        """What ran in each micro-step and update so far."""
 
     def make_state(self, building: Segment) -> None:
         """Take a first step for an optimizer that makes its state inside backward, and count the state as built.
@@ -217,6 +233,7 @@ class _Tracer:
             self._forward_backward(micro_batch)
             gc.collect(0)
         recorder.call((parameter.grad for parameter in training.model.parameters()), "gradient")
+        self.calls.append(recorder.log.calls)
         return segment
 
     def _forward_backward(self, micro_batch: int) -> None:
@@ -241,6 +258,7 @@ class _Tracer:
             training.optimizer.zero_grad()
             self._losses.clear()
             del norm
+        self.calls.append(recorder.log.calls)
         return segment
 
     def drop(self) -> None:
@@ -273,6 +291,7 @@ def _timeline(
     base: list[int],
     slope: list[int],
     segments: tuple[Segment, Segment, Segment, Segment, Segment | None],
+    work: Work,
     exact: int | None,
     began: float,
 ) -> Timeline:
@@ -303,6 +322,7 @@ def _timeline(
         single=None if single is None else renumbered(single),
         first_update=renumbered(first),
         update=renumbered(update),
+        work=work,
         exact=exact,
         facts={
             "model": type(training.model).__name__,

@@ -27,6 +27,16 @@ def test_cuda_usage_is_reserved_at_least_as_it_is_allocated():
         assert usage.allocated_peak >= plain.allocated_peak + 2 * 8_519_680 - (1 << 20)
 
 
+def test_offloaded_state_crosses_the_host_link_both_ways():
+    timeline = trace(traced(device="cuda:0", offload="optimizer", precision="bf16"))
+    moved = {"upload": 0, "download": 0}
+    for operator, count in timeline.work.of("optimizer", 4):
+        if operator.kind in moved:
+            moved[operator.kind] += operator.bytes * count
+    state = 2 * 4 * timeline.facts["parameters"]
+    assert moved == {"upload": state, "download": state}
+
+
 @pytest.fixture(scope="module")
 def device():
     with fake_cuda() as device, Recorder(device.type, {}):

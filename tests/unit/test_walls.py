@@ -21,7 +21,8 @@ LAYERS = [
     ),
     (
         "logic",
-        ["memory", "strategies", "selection", "outlook", "failure", "demand", "proof", "probe.classify", "exports"],
+        ["memory", "timing", "strategies", "selection", "outlook", "failure", "demand", "proof", "probe.classify",
+         "exports"],
     ),
     ("machine", ["environment", "journal", "tracing", "trace_cache", "devices", "probe", "executors",
                  "models", "emission", "train"]),

@@ -1,0 +1,241 @@
+"""Seconds of a training step from what its operators do and what the hardware can: a roofline, and rough.
+
+An operator takes as long as the slower of its arithmetic and its memory traffic (Williams, Waterman and Patterson,
+Roofline, 2009), and a little for starting it. What runs on engines of its own overlaps: the phase of a step takes as
+long as the busiest of compute, the processor that launches, the link to the host (each way for itself), and the
+links between devices. That is the best case, in which every copy is issued early enough.
+
+The shares of the peaks that kernels reach are constants with their source, the same for all models and never fitted
+to a published run. Not covered: matrix shapes that fill the last wave of a GPU badly, clocks under a power limit,
+caches, and fusion by a compiler. Probes correct all of that (`autotune.timing.pace`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from autotune.hardware import Hardware
+from autotune.memory.timeline import Timeline
+from autotune.outcome import Phase, Sample, StepTiming
+from autotune.timing.communication import ACHIEVED, NETWORK, SERVER, Links
+from autotune.timing.work import COLLECTIVES, MathType, Operator, Work
+
+SHAPE = 0.85
+"""Matrix products of any large shape reach 80 to 90% of what the best shape does (source as below)."""
+MATRIX = {7: 0.8 * SHAPE, 8: 0.85 * SHAPE, 9: 0.8 * SHAPE, 10: 0.8 * SHAPE}
+"""Share of the peak that large matrix products reach, by major compute capability. The best shapes, of S. Bekman,
+Machine Learning Engineering, "Maximum Achievable Matmul FLOPS" (torch 2.5 to 2.7): A100 SXM 87%, A100 PCIe 81%, H100
+SXM 80%, GH200 84%. Nothing like it was found for the others: what Hopper reaches is assumed."""
+MATRIX_AMD = 0.55 * SHAPE
+"""The same for MI300X: 51% and 60% in two measurements there."""
+ATTENTION = {7: 0.33, 8: 0.6, 9: 0.55, 10: 0.55}
+"""Share of the peak that fused attention reaches. FlashAttention-2 on A100: 50 to 73%, its predecessor 25 to 40%, which
+stands for older GPUs (Dao 2023, abstract). Hopper: cuDNN's kernel, which torch prefers there since 2.11, as
+FlashAttention-3's own measurements show it (Shah et al. 2024: backward 550 of 989 TFLOP/s)."""
+ATTENTION_AMD = 0.4
+"""Assumed: FlashAttention-2's share lowered as that of matrix products is."""
+MEMORY = 0.85
+"""Share of the memory's bandwidth that kernels reach which stream through it. NVIDIA's Volta white paper claims up to
+95%, where it has 76% for Pascal."""
+HOST_LINK = 0.8
+"""Share of the host link's bandwidth that copies from and to pinned memory reach: 25 of 31.5 GB/s on PCIe 4.0 x16."""
+HOST_MEMORY = 100e9
+"""Bytes/s that operators on the processor stream: assumed, half of a socket with eight channels of DDR4-3200."""
+START = 2e-6
+"""Seconds that a kernel takes beside its work: 0.9 us between two launches (NVIDIA, Getting Started with CUDA Graphs),
+and as much again for filling and draining the GPU (assumed)."""
+LAUNCH = 10e-6
+"""Seconds that the processor needs for an operator in eager mode, autograd and Python included; published breakdowns
+have 5 to 25 us. It matters where kernels are shorter than that."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What one device and its links reach, in FLOP/s and bytes/s."""
+
+    matrix: Mapping[MathType, float]
+    """Matrix products, by what they multiply."""
+    attention: Mapping[MathType, float]
+    memory: float
+    host_link: float
+    """To the host or from it; both at a time."""
+    links: Links
+    host_memory: float = HOST_MEMORY
+    start: float = START
+    launch: float = LAUNCH
+
+    @classmethod
+    def of(cls, hardware: Hardware, attention: float | None = None) -> Machine:
+        """Return what this hardware reaches; `attention` replaces the share of the peak that attention gets."""
+        major = int((hardware.compute_capability or "0").partition(".")[0])
+        matrix = MATRIX.get(major, MATRIX_AMD)
+        fused = ATTENTION.get(major, ATTENTION_AMD) if attention is None else attention
+        peaks = _peaks(hardware)
+        # Without a link of their own, GPUs talk over the host's.
+        link = (hardware.link_gb_s or hardware.host_gb_s) * 1e9 / 2
+        return cls(
+            matrix={math: peak * matrix for math, peak in peaks.items()},
+            attention={math: peak * fused for math, peak in peaks.items()},
+            memory=hardware.memory_gb_s * 1e9 * MEMORY,
+            host_link=hardware.host_gb_s * 1e9 / 2 * HOST_LINK,
+            links=Links(link * ACHIEVED, NETWORK.get(major, NETWORK[9]) * ACHIEVED, SERVER),
+        )
+
+    def seconds(self, operator: Operator) -> float:
+        """Return the seconds of one call, on the engine that it runs on."""
+        match operator.kind:
+            case "upload" | "download":
+                return operator.bytes / self.host_link
+            case "host":
+                return operator.bytes / self.host_memory
+            case "matmul":
+                arithmetic = operator.flops / self.matrix[operator.math]
+            case "attention":
+                arithmetic = operator.flops / self.attention[operator.math]
+            case "memory":
+                arithmetic = operator.flops / self.matrix["none"]
+            case _:
+                return self.links.seconds(operator.kind, operator.bytes, operator.ranks)
+        return max(arithmetic, operator.bytes / self.memory) + self.start
+
+
+def _peaks(hardware: Hardware) -> dict[MathType, float]:
+    """Return the peak FLOP/s by type; a type that the hardware lacks runs as the next wider one does.
+
+    fp8 counts twice bf16 from compute capability 8.9 on (Ada and Hopper white papers).
+    """
+    peaks = hardware.peak_flops()
+    single = peaks["fp32"]
+    half = peaks.get("bf16", single)
+    capability = float(hardware.compute_capability or 0)
+    return {
+        "none": single,
+        "fp32": single,
+        "tf32": peaks.get("tf32", single),
+        "fp16": peaks.get("fp16", single),
+        "bf16": half,
+        "fp8": 2 * half if capability >= 8.9 else half,
+    }
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Seconds that each engine is busy in one stretch of a step."""
+
+    compute: float = 0.0
+    launch: float = 0.0
+    upload: float = 0.0
+    download: float = 0.0
+    host: float = 0.0
+    links: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What the stretch takes: the busiest engine, and what the processor computes, which nothing hides."""
+        return max(self.compute, self.launch, self.upload, self.download, self.links) + self.host
+
+    def __add__(self, other: Busy) -> Busy:
+        return Busy(
+            self.compute + other.compute, self.launch + other.launch, self.upload + other.upload,
+            self.download + other.download, self.host + other.host, self.links + other.links,
+        )  # fmt: skip
+
+
+def busy(operators: Iterable[tuple[Operator, int]], machine: Machine) -> Busy:
+    """Add up operators, each with its count, by the engine that they run on."""
+    time = dict.fromkeys(("compute", "launch", "upload", "download", "host", "links"), 0.0)
+    for operator, count in operators:
+        seconds = count * machine.seconds(operator)
+        if operator.kind in COLLECTIVES:
+            time["links"] += seconds
+        elif operator.kind in ("upload", "download", "host"):
+            time[operator.kind] += seconds
+        else:
+            time["compute"] += seconds
+        if operator.kind != "host":
+            time["launch"] += count * machine.launch
+    return Busy(**time)
+
+
+@dataclass(frozen=True)
+class Extra:
+    """Collectives that a trace of one device does not show, and how far sharding shortens the optimizer step."""
+
+    micro_step: dict[Phase, list[tuple[Operator, int]]] = field(default_factory=dict)
+    """Of every micro-step but the last."""
+    last_micro_step: dict[Phase, list[tuple[Operator, int]]] = field(default_factory=dict)
+    optimizer_share: float = 1.0
+    """Share of the parameters whose optimizer state this device keeps."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The parts of a global step by phase and engine, in seconds."""
+
+    forward: Busy
+    backward: Busy
+    """Of a micro-step that is not the last."""
+    last_forward: Busy
+    last_backward: Busy
+    optimizer: Busy
+
+    def timing(self) -> StepTiming:
+        """Return the parts as a measurement has them, with no repetition and no interval."""
+
+        def sample(*parts: Busy) -> Sample:
+            return Sample(mean=sum(part.seconds for part in parts), half_width=None, count=0)
+
+        return StepTiming(
+            micro_step=sample(self.forward, self.backward),
+            last_micro_step=sample(self.last_forward, self.last_backward),
+            optimizer_step=sample(self.optimizer),
+        )
+
+
+def step_time(
+    timeline: Timeline,
+    micro_batch: int,
+    machine: Machine,
+    accumulating: bool = False,
+    extra: Extra | None = None,
+) -> StepTime | None:
+    """Price a step; None where the timeline knows no work or does not cover the micro-batch.
+
+    Where several micro-steps accumulate, adding a gradient to the one that is there reads both and writes one.
+    """
+    work = timeline.work
+    if work is None or not timeline.covers(micro_batch):
+        return None
+    extra = extra or Extra()
+    adding = _accumulation(timeline) if accumulating else []
+    forward = work.of("forward", micro_batch)
+    backward = work.of("backward", micro_batch) + adding
+    optimizer = _shared(work, micro_batch, extra.optimizer_share)
+    return StepTime(
+        forward=busy(forward + extra.micro_step.get("forward", []), machine),
+        backward=busy(backward + extra.micro_step.get("backward", []), machine),
+        last_forward=busy(forward + extra.last_micro_step.get("forward", []), machine),
+        last_backward=busy(backward + extra.last_micro_step.get("backward", []), machine),
+        optimizer=busy(optimizer, machine),
+    )
+
+
+def _accumulation(timeline: Timeline) -> list[tuple[Operator, int]]:
+    sizes = timeline.slots.base
+    return [
+        (Operator("add_", "memory", "none", 1, 0, 3 * sizes[entry.slot]), 1)
+        for entry in timeline.micro.accumulated
+    ]
+
+
+def _shared(work: Work, micro_batch: int, share: float) -> list[tuple[Operator, int]]:
+    return [
+        (operator._replace(flops=int(operator.flops * share), bytes=int(operator.bytes * share)), count)
+        for operator, count in work.of("optimizer", micro_batch)
+    ]
+
+
+def without_launches(machine: Machine) -> Machine:
+    """Return the machine as a compiled training sees it: the processor launches graphs, not operators."""
+    return replace(machine, launch=0.0)

@@ -1,0 +1,135 @@
+"""Seconds from work by hand: which engine binds, what overlaps, what accumulation and sharding change."""
+
+import pytest
+
+from autotune.hardware import find_hardware, table
+from autotune.memory.timeline import Accumulated, Segment, Slots, Timeline
+from autotune.timing.communication import LATENCY, Links, collectives
+from autotune.timing.roofline import Busy, Extra, Machine, busy, step_time
+from autotune.timing.work import MATH_TYPES, Operator, Operators, Work
+
+MACHINE = Machine(
+    matrix=dict.fromkeys(MATH_TYPES, 1e12), attention=dict.fromkeys(MATH_TYPES, 5e11), memory=1e11,
+    host_link=1e10, links=Links(within=2e10, across=1e10), host_memory=1e10, start=0.0, launch=1e-6,
+)  # fmt: skip
+
+
+def operator(kind="memory", flops=0, bytes=0, ranks=1):
+    return Operator(kind, kind, "bf16", ranks, flops, bytes)
+
+
+def timeline(**phases):
+    """A training with one operator in each phase: 10 GFLOP and 1 GB a sample forward, twice that backward."""
+    operators = Operators()
+    operators.add(operator("matmul", 10**10, 10**9), 10**10, 10**9, 1)
+    operators.add(operator("matmul", 2 * 10**10, 2 * 10**9), 2 * 10**10, 2 * 10**9, 1)
+    operators.add(operator("memory", 0, 5 * 10**9), 0, 0, 1)
+    micro = {"forward": [(0, 1)], "backward": [(1, 1)]}
+    empty = Segment()
+    return Timeline(
+        device="cuda",
+        slots=Slots([10**9], [0], [0], [0], [0]),
+        modules=["model"],
+        build=empty,
+        micro=Segment(accumulated=[Accumulated(0, 0, 0, False)]),
+        single=None,
+        first_update=empty,
+        update=empty,
+        work=Work(operators, micro, None, {"optimizer": [(2, 1)]}, **phases),
+    )
+
+
+def test_an_operator_takes_as_long_as_the_slower_of_arithmetic_and_memory():
+    assert MACHINE.seconds(operator("matmul", 10**12, 10**9)) == 1.0
+    assert MACHINE.seconds(operator("matmul", 10**9, 10**11)) == 1.0
+    assert MACHINE.seconds(operator("attention", 10**12)) == 2.0
+    assert MACHINE.seconds(operator("upload", bytes=10**10)) == 1.0
+    assert MACHINE.seconds(operator("host", bytes=10**10)) == 1.0
+
+
+def test_engines_overlap_and_the_processor_does_not():
+    time = busy(
+        [(operator(bytes=10**11), 2), (operator("upload", bytes=10**10), 3), (operator("download"), 1)],
+        MACHINE,
+    )
+    assert (time.compute, time.upload, time.seconds) == (2.0, 3.0, 3.0)
+    assert busy([(operator(), 10**6)], MACHINE).seconds == pytest.approx(
+        1.0
+    )  # launching is all that there is
+    assert Busy(compute=1.0, host=2.0).seconds == 3.0
+
+
+def test_a_step_is_composed_of_its_parts_at_any_micro_batch():
+    time = step_time(timeline(), 4, MACHINE)
+    parts = time.timing()
+    assert parts.micro_step.mean == pytest.approx(4 * (0.01 + 0.02), rel=1e-3)
+    assert parts.optimizer_step.mean == pytest.approx(0.05)
+    assert parts.micro_step.half_width is None
+    assert parts.global_step(3) == pytest.approx(3 * 4 * 0.03 + 0.05, rel=1e-3)
+
+
+def test_accumulating_gradients_reads_two_and_writes_one():
+    once, more = (step_time(timeline(), 4, MACHINE, accumulating=several) for several in (False, True))
+    extra = more.timing().micro_step.mean - once.timing().micro_step.mean
+    assert extra == pytest.approx(3 * 10**9 / 1e11, rel=1e-3)
+
+
+def test_sharding_adds_collectives_and_takes_optimizer_work_away():
+    found = collectives("ddp", 10**9, 10, 8, compute=2, reduce=4, synchronized=True)
+    extra = Extra(last_micro_step={"backward": found}, optimizer_share=0.5)
+    parts = step_time(timeline(), 2, MACHINE, extra=extra).timing()
+    reduced = 2 * 7 / 8 * 4 * 10**9 / 2e10 + 10 * LATENCY
+    assert parts.micro_step.mean == pytest.approx(0.06, rel=1e-3)
+    assert parts.last_micro_step.mean == pytest.approx(0.02 + reduced, rel=1e-3)  # longer than backward
+    assert parts.optimizer_step.mean == pytest.approx(0.025)
+
+
+def test_a_timeline_without_work_or_that_does_not_cover_has_no_time():
+    assert step_time(timeline(), 2, MACHINE) is not None
+    assert step_time(timeline(), 1, MACHINE) is None  # micro-batch 1 was not traced
+    bare = Timeline(**{**vars(timeline()), "work": None})
+    assert step_time(bare, 2, MACHINE) is None
+    exact = Timeline(**{**vars(timeline()), "exact": 4})
+    assert step_time(exact, 3, MACHINE) is None
+
+
+@pytest.mark.parametrize("row", table().hardware, ids=lambda row: row.id)
+def test_every_gpu_of_the_table_is_a_machine_slower_than_its_data_sheet(row):
+    machine = Machine.of(row)
+    for precision, peak in row.peak_flops().items():
+        assert 0.3 * peak < machine.matrix[precision] < peak
+        assert machine.attention[precision] < peak
+    assert set(machine.matrix) == set(MATH_TYPES)
+    assert machine.memory < row.memory_gb_s * 1e9
+    assert machine.links.within < (row.link_gb_s or row.host_gb_s) * 1e9 / 2
+
+
+def test_a_type_that_the_hardware_lacks_runs_as_a_wider_one():
+    volta, hopper = (Machine.of(find_hardware(name)) for name in ("v100-sxm-16gb", "h100-sxm-80gb"))
+    assert volta.matrix["bf16"] == volta.matrix["tf32"] == volta.matrix["fp32"] < volta.matrix["fp16"]
+    assert hopper.matrix["fp8"] == 2 * hopper.matrix["bf16"]
+
+
+def test_rings_move_what_nccl_counts():
+    links = Links(within=1e9, across=0.25e9, server=4)
+    size = 1e9
+    assert links.seconds("all_reduce", size, 4) == pytest.approx(2 * 3 / 4 + LATENCY)
+    assert links.seconds("all_gather", size, 4) == pytest.approx(3 / 4 + LATENCY)
+    assert links.seconds("broadcast", size, 4) == pytest.approx(1 + LATENCY)
+    assert links.seconds("all_reduce", size, 1) == 0
+    # Four network cards of a server carry the ring between servers together: as fast as the links within.
+    assert links.seconds("all_gather", size, 8) == pytest.approx(7 / 8 + LATENCY)
+    slow = Links(within=1e9, across=0.1e9, server=4)
+    assert slow.seconds("all_gather", size, 8) == pytest.approx(7 / 8 / 0.4 + LATENCY)
+
+
+def test_volumes_of_the_strategies():
+    def volume(strategy, synchronized):
+        """Return bytes that every rank sends for 1e6 parameters, in units of a parameter's 2 bytes."""
+        found = collectives(strategy, 10**6, 10, 8, compute=2, reduce=2, synchronized=synchronized)
+        factor = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+        return sum(factor[op.kind] * op.bytes * count for op, count in found) / (2 * 10**6)
+
+    # ZeRO, section 7: 2 psi for data parallelism and ZeRO-1 and -2, 3 psi for ZeRO-3.
+    assert [volume(name, True) for name in ("ddp", "zero1", "zero2", "zero3")] == [2, 2, 2, 3]
+    assert [volume(name, False) for name in ("ddp", "zero1", "zero2", "zero3")] == [0, 0, 0, 3]
