@@ -188,6 +188,50 @@ def export(
 
 
 @app.command()
+def estimate(
+    model: Annotated[str, typer.Option(help="Preset, path to a config.json, hub name, or module:function.")],
+    gpu: Annotated[str | None, typer.Option(help="A known GPU, which need not be there: h100-80gb.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs that train together.")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
+    micro_batch: Annotated[int | None, typer.Option(help="Samples on each GPU.")] = None,
+    accumulation_steps: Annotated[int | None, typer.Option(help="Micro-steps for an optimizer step.")] = None,
+    headroom: Annotated[float | None, typer.Option(help="Share of memory that must stay free.")] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16 or fp32.")] = None,
+    checkpointing: Annotated[str | None, typer.Option(help="none or full.")] = None,
+    offload: Annotated[str | None, typer.Option(help="none, optimizer or full.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adamw or sgd.")] = None,
+    axis: Annotated[
+        list[str] | None, typer.Option(help="Any other axis of a candidate, as NAME=VALUE; may be repeated.")
+    ] = None,
+    space: Annotated[str | None, typer.Option(help="Search space whose rungs make up the table.")] = None,
+    block_class: Annotated[str | None, typer.Option(help="Class of the repeated transformer block.")] = None,
+    trust_remote_code: Annotated[
+        bool | None, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw to a .png or .html file.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Predict memory and speed of one candidate, or of every rung, on GPUs that need not be there."""
+    given = {name: value for name, value in locals().items() if value is not None}
+    from autotune.estimation import Question
+    from autotune.estimation import estimate as answer_to
+    from autotune.report.estimates import estimates_document, print_estimates
+    from autotune.tracing import LocalTracer
+
+    for name in ("plot", "json"):
+        given.pop(name, None)
+    answer = answer_to(Question.gather(given), LocalTracer(), Path.cwd())
+    if plot is not None:
+        from autotune.report.plot import draw
+
+        draw(answer, plot)
+    if json:
+        _print_json(estimates_document(answer))
+    else:
+        print_estimates(answer, _console(stderr=False))
+
+
+@app.command()
 def doctor(json: JsonOption = False) -> None:
     """Say what this machine offers, and what is missing."""
     from autotune.diagnosis import diagnose

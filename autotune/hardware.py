@@ -22,7 +22,7 @@ class Hardware(Frozen):
     id: str
     """Name for people and files: `h100-sxm-80gb`."""
     names: tuple[str, ...]
-    """What NVML calls it, without a leading `NVIDIA ` or `Tesla `."""
+    """What NVML calls it, without a leading `NVIDIA ` or `Tesla `, and people for short."""
     vendor: Literal["nvidia", "amd"]
     sold_gb: Positive
     """Memory as the vendor names it, in GB."""

@@ -107,7 +107,7 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
     target = attempt("--target-global-batch", lambda: GlobalBatch.parse(options.target_global_batch))
     space = attempt("--space", lambda: load_space(options.space))
     limits = attempt("limits", lambda: _limits(options))
-    seq_len = attempt("--seq-len", lambda: _seq_len(options, model)) if model else None
+    seq_len = attempt("--seq-len", lambda: sequence_length(options.seq_len, model)) if model else None
     if problems or not (model and device and target and space and limits and seq_len):
         raise InputError(problems)
     goal = Goal(
@@ -142,13 +142,14 @@ def _limits(options: RunOptions) -> Limits:
     )  # fmt: skip
 
 
-def _seq_len(options: RunOptions, model: ModelSpec) -> int:
+def sequence_length(asked: int | None, model: ModelSpec) -> int:
+    """Return the tokens of a sequence: as asked, or the default. Raises ValueError beyond what the model takes."""
     longest = longest_sequence(model.config or {})
-    if options.seq_len is None:
+    if asked is None:
         return min(LONGEST_DEFAULT, longest or LONGEST_DEFAULT)
-    if longest is not None and options.seq_len > longest:
-        raise ValueError(f"{model.name} takes sequences of at most {longest} tokens, not {options.seq_len}")
-    return options.seq_len
+    if longest is not None and asked > longest:
+        raise ValueError(f"{model.name} takes sequences of at most {longest} tokens, not {asked}")
+    return asked
 
 
 def longest_sequence(config: dict[str, Any]) -> int | None:

@@ -11,7 +11,7 @@ from ruamel.yaml.error import YAMLError
 from autotune.candidate import Candidate
 from autotune.constraints import Constraint, axis_problems
 from autotune.errors import InputError
-from autotune.graph import Graph
+from autotune.graph import DONE, Graph
 from autotune.validation import Frozen
 
 
@@ -48,6 +48,32 @@ class Space(Frozen):
         """Return why a candidate is illegal in this space, or None."""
         broken = [rule.because for rule in self.constraints if rule.violated_by(candidate)]
         return "; ".join(broken) or None
+
+    def rungs(self, base: Candidate) -> tuple[Candidate, ...]:
+        """Return every legal rung that a walk from `base` can come to, in the order of the graph.
+
+        Edges that a device without a precision takes (`unsupported`, `non_finite`) are left out: `base` says
+        which precision that is, and a node that sets another is passed through.
+        """
+        found: dict[Candidate, None] = {}
+        pending = [(self.graph.start, base.rung())]
+        seen = set()
+        while pending:
+            name, candidate = pending.pop(0)
+            if name == DONE or (name, candidate) in seen:
+                continue
+            seen.add((name, candidate))
+            node = self.graph.nodes[name]
+            changes = {axis: value for axis, value in (node.set or {}).items() if axis != "precision"}
+            candidate = candidate.model_copy(update=changes)
+            if self.refusal(candidate) is None:
+                found.setdefault(candidate)
+            pending += [
+                (target, candidate)
+                for edge, target in node.next.items()
+                if edge not in {"unsupported", "non_finite", "timeout"}
+            ]
+        return tuple(found)
 
     @classmethod
     def parse(cls, text: str, source: str) -> Space:

@@ -329,6 +329,7 @@ def _timeline(
             "rung": request.candidate.rung().key(),
             "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
             "seq_len": request.seq_len,
+            "tokens_per_sample": training.tokens_per_sample,
             "attention": training.attention or "",
             "torch": torch.__version__,
             "transformers": transformers.__version__,

@@ -21,12 +21,13 @@ LAYERS = [
     ),
     (
         "logic",
-        ["memory", "timing", "strategies", "selection", "outlook", "failure", "demand", "proof", "probe.classify",
-         "exports"],
+        ["memory", "timing", "strategies", "selection", "outlook", "failure", "estimate", "demand", "proof",
+         "probe.classify", "exports"],
     ),
     ("machine", ["environment", "journal", "tracing", "trace_cache", "devices", "probe", "executors",
                  "models", "emission", "train"]),
-    ("loop", ["runs", "watch", "foresight", "run", "options", "verification", "diagnosis", "report", "api"]),
+    ("loop", ["runs", "watch", "foresight", "run", "estimation", "options", "verification", "diagnosis", "report",
+              "api"]),
     ("command line", ["cli"]),
 ]  # fmt: skip
 """From the bottom up. A module imports its own layer and those below; the longest name that matches counts."""

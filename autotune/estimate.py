@@ -1,0 +1,125 @@
+"""What a candidate should take of a GPU that need not be there: memory from its trace, speed from a roofline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from autotune.candidate import Candidate
+from autotune.hardware import Hardware
+from autotune.memory.predictor import Ground, Predictor
+from autotune.memory.timeline import Timeline
+from autotune.outcome import Breakdown, Phase, StepTiming
+from autotune.validation import Frozen
+
+LARGEST = 4096
+"""Samples beyond which no larger micro-batch is looked for."""
+
+
+class Estimate(Frozen):
+    """The prediction for one candidate on one of the GPUs. Bytes; nothing here was measured."""
+
+    candidate: Candidate
+    evidence: Literal["predicted"] = "predicted"
+    micro_batch: int
+    """Samples that the numbers are of."""
+    allocated_peak_bytes: int
+    """Peak of the tensors on the device, in blocks of 512 B, with the cuBLAS workspaces: what torch calls allocated."""
+    reserved_peak_bytes: int
+    """Peak of what the caching allocator holds: segments, and what is fragmented in them, included."""
+    device_peak_bytes: int
+    """Peak of the whole process on the device: CUDA context and libraries included."""
+    interval: tuple[int, int]
+    """The 95% interval of `device_peak_bytes`."""
+    host_peak_bytes: int
+    """Peak of the tensors in host memory."""
+    breakdown: Breakdown
+    """Of `allocated_peak_bytes`, by what it holds."""
+    phase: Phase
+    """In which the peak is reached."""
+    holders: tuple[tuple[str, str, int], ...]
+    """The modules that hold most at the peak: (module, what, bytes)."""
+    usable_bytes: int
+    """What the candidate may take: the device's memory less the headroom."""
+    fits: bool
+    largest_micro_batch: Annotated[int, Field(ge=0)]
+    """The largest micro-batch (samples) that should fit; 0 where not even 1 does."""
+    tokens_per_second: float | None
+    """Of all GPUs together, at `micro_batch`; None where the trace knows no work."""
+    largest_tokens_per_second: float | None
+    """The same at the largest micro-batch; None where nothing fits."""
+    trace_seconds: float
+    """Of the trace itself, when it was made."""
+    price_seconds: float
+    """Of pricing this candidate from its trace."""
+
+
+class Unpriced(Frozen):
+    """A candidate that cannot be traced."""
+
+    candidate: Candidate
+    reason: str
+    """Why, and what to do."""
+
+
+def price(
+    candidate: Candidate,
+    timeline: Timeline,
+    hardware: Hardware,
+    *,
+    usable: int,
+    accumulation_steps: int,
+    speed: Callable[[int], StepTiming | None],
+    tokens_per_micro_batch: Callable[[int], int],
+) -> Estimate:
+    """Price a candidate at its own micro-batch, and find the largest that fits `usable` bytes.
+
+    `speed` gives the parts of a step at a micro-batch, `tokens_per_micro_batch` the tokens that all GPUs together
+    take in one micro-step.
+    """
+    began = time.perf_counter()
+    accumulating = accumulation_steps > 1
+    ground = Ground.measured("cuda", 0, hardware.cublas_bytes())
+    predictor = Predictor({}, ground, lambda _: accumulating).with_timeline(candidate, timeline)
+    prediction = predictor.predict(candidate)
+    assert prediction is not None, "a candidate's own trace covers it"
+    peak = timeline.peak(candidate.micro_batch, accumulating)
+    host = timeline.allocated(candidate.micro_batch, accumulating, "host")
+    priced = time.perf_counter() - began
+    fits = prediction.peak <= usable
+    largest = predictor.largest(candidate.rung(), usable, LARGEST)
+    if largest is None:  # the trace holds for one micro-batch alone
+        largest = candidate.micro_batch if fits else 0
+
+    def tokens_per_second(micro_batch: int) -> float | None:
+        timing = speed(micro_batch) if micro_batch else None
+        if timing is None:
+            return None
+        return (
+            accumulation_steps * tokens_per_micro_batch(micro_batch) / timing.global_step(accumulation_steps)
+        )
+
+    return Estimate(
+        candidate=candidate,
+        micro_batch=candidate.micro_batch,
+        allocated_peak_bytes=prediction.allocated,
+        reserved_peak_bytes=prediction.reserved,
+        device_peak_bytes=prediction.peak,
+        interval=(prediction.low, prediction.high),
+        host_peak_bytes=host,
+        breakdown=prediction.breakdown,
+        phase=peak.phase,
+        holders=tuple(
+            (holder.module or "optimizer", holder.category, holder.bytes) for holder in peak.holders
+        ),
+        usable_bytes=usable,
+        fits=fits,
+        largest_micro_batch=largest,
+        tokens_per_second=tokens_per_second(candidate.micro_batch),
+        largest_tokens_per_second=tokens_per_second(largest),
+        trace_seconds=float(timeline.facts.get("seconds", 0.0)),
+        price_seconds=round(priced, 4),
+    )

@@ -1,0 +1,193 @@
+"""Estimates for a model on GPUs that need not be there: resolve, trace in workers, price."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from autotune.candidate import AXES, Candidate
+from autotune.errors import InputError
+from autotune.estimate import Estimate, Unpriced, price
+from autotune.hardware import Hardware, find_hardware
+from autotune.memory.timeline import Timeline
+from autotune.models.resolve import resolve
+from autotune.options import load_space, sequence_length
+from autotune.probe.protocol import ProbeRequest
+from autotune.space import Space
+from autotune.specs import Goal, ModelSpec
+from autotune.timing.roofline import Machine, step_time
+from autotune.tracing import Trace, Tracer
+from autotune.validation import Frozen
+
+TIMEOUT = 900.0
+"""Seconds for all traces of one worker."""
+RUNGS_PER_WORKER = 3
+"""Rungs that make another worker worth its start, where there is a core for it."""
+
+
+class Question(Frozen):
+    """The options of `autotune estimate`."""
+
+    model: str
+    """A preset, a path to a config.json, a hub name, or `module:function`."""
+    gpu: str = "h100-80gb"
+    """A GPU of hardware.yaml, by its id or the vendor's name."""
+    gpus: Annotated[int, Field(ge=1)] = 1
+    """GPUs that train together."""
+    seq_len: Annotated[int, Field(ge=1)] | None = None
+    """Tokens per sequence; by default 1024, or the model's longest if that is less."""
+    micro_batch: Annotated[int, Field(ge=1)] = 1
+    """Samples on each GPU."""
+    accumulation_steps: Annotated[int, Field(ge=1)] = 1
+    """Micro-steps for each optimizer step."""
+    headroom: Annotated[float, Field(ge=0, lt=0.9)] = Goal.model_fields["headroom"].default
+    """Share of the GPU's memory that must stay free."""
+    space: str = "default"
+    """The search space whose rungs make up the table."""
+    candidate: dict[str, Any] = Field(default_factory=dict)
+    """The axes of one candidate; without any, every rung of the space is estimated."""
+    block_class: str | None = None
+    """Class name of the repeated transformer block, where it is not found by itself."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with a model from the hub."""
+
+    @classmethod
+    def gather(cls, given: dict[str, Any]) -> Question:
+        """Sort options into axes of a candidate and the rest; `axis` holds texts of the form NAME=VALUE.
+
+        Raises InputError.
+        """
+        pairs = [text.partition("=") for text in given.pop("axis", None) or ()]
+        if wrong := [f"--axis {name}: write it as NAME=VALUE" for name, sign, _ in pairs if not sign]:
+            raise InputError(wrong)
+        chosen = {name: given.pop(name) for name in AXES if name in given}
+        return cls.load(
+            {**given, "candidate": {**chosen, **{name: value for name, _, value in pairs}}}, "options"
+        )
+
+
+@dataclass(frozen=True)
+class Priced:
+    """An estimate, with the trace that it was read from."""
+
+    estimate: Estimate
+    timeline: Timeline
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Everything that `autotune estimate` found."""
+
+    question: Question
+    model: ModelSpec
+    hardware: Hardware
+    seq_len: int
+    rungs: tuple[Priced | Unpriced, ...]
+
+    @property
+    def priced(self) -> tuple[Priced, ...]:
+        """The rungs that could be traced."""
+        return tuple(rung for rung in self.rungs if isinstance(rung, Priced))
+
+
+def estimate(question: Question, tracer: Tracer, base: Path) -> Answer:
+    """Answer a question. Relative paths start at `base`.
+
+    Raises InputError with every mistake of the question, or where a worker finds that the model cannot be built.
+    """
+    problems: list[str] = []
+
+    def attempt(make: Any) -> Any:
+        try:
+            return make()
+        except InputError as error:
+            problems.extend(error.problems)
+        except ValueError as error:
+            problems.append(str(error))
+        return None
+
+    model = attempt(
+        lambda: resolve(
+            question.model, block_class=question.block_class, trust_remote_code=question.trust_remote_code,
+            base=base,
+        )
+    )  # fmt: skip
+    hardware = attempt(lambda: find_hardware(question.gpu))
+    space = attempt(lambda: load_space(question.space))
+    chosen = attempt(lambda: Candidate.load(question.candidate, "options"))
+    seq_len = attempt(lambda: sequence_length(question.seq_len, model)) if model else None
+    if problems or seq_len is None:
+        raise InputError(problems)
+    candidates = _candidates(question, space, chosen, hardware)
+    traces = _trace(_request(question, model, seq_len, candidates[0]), candidates, tracer)
+    rungs = tuple(_price(candidate, traces[candidate], question, hardware) for candidate in candidates)
+    return Answer(question, model, hardware, seq_len, rungs)
+
+
+def _candidates(
+    question: Question, space: Space, chosen: Candidate, hardware: Hardware
+) -> tuple[Candidate, ...]:
+    """Return the one candidate that was asked for, or every rung. Raises InputError for an illegal one."""
+    has_bf16 = hardware.bf16_tflops is not None
+    if question.candidate:
+        problems = [reason] if (reason := space.refusal(chosen)) else []
+        if chosen.precision == "bf16" and not has_bf16:
+            problems.append(f"{hardware.id} has no bf16; choose --precision fp32")
+        if problems:
+            raise InputError(problems)
+        return (chosen.at(question.micro_batch),)
+    rungs = space.rungs(chosen.model_copy(update={"precision": "bf16" if has_bf16 else "fp32"}))
+    return tuple(rung.at(question.micro_batch) for rung in rungs if has_bf16 or rung.precision != "bf16")
+
+
+def _request(question: Question, model: ModelSpec, seq_len: int, candidate: Candidate) -> ProbeRequest:
+    return ProbeRequest(
+        kind="trace", model=model, candidate=candidate, seq_len=seq_len,
+        accumulation_steps=question.accumulation_steps, device="cuda:0", budget=0, seed=0, sample_seconds=1.0,
+        sample_steps=2, folder="",
+    )  # fmt: skip
+
+
+def _trace(request: ProbeRequest, candidates: Sequence[Candidate], tracer: Tracer) -> dict[Candidate, Trace]:
+    """Trace all candidates, in as many workers as there are cores and enough rungs to pay for their start."""
+    cores = len(os.sched_getaffinity(0))
+    workers = max(1, min(cores, len(candidates) // RUNGS_PER_WORKER))
+    shares = [candidates[number::workers] for number in range(workers)]
+    with tempfile.TemporaryDirectory(prefix="autotune-") as folder, ThreadPoolExecutor(workers) as pool:
+
+        def work(number: int) -> dict[Candidate, Trace]:
+            first, *rest = shares[number]
+            wanted = request.model_copy(update={"candidate": first, "also": tuple(rest)})
+            return tracer.trace(wanted, Path(folder) / str(number), timeout=TIMEOUT)
+
+        found: dict[Candidate, Trace] = {}
+        for traces in pool.map(work, range(workers)):
+            found |= traces
+    return found
+
+
+def _price(candidate: Candidate, trace: Trace, question: Question, hardware: Hardware) -> Priced | Unpriced:
+    timeline = trace.timeline
+    if timeline is None:
+        return Unpriced(candidate=candidate, reason=trace.reason)
+    machine = Machine.of(hardware)
+    tokens = int(timeline.facts["tokens_per_sample"])
+    accumulating = question.accumulation_steps > 1
+
+    def speed(micro_batch: int) -> Any:
+        step = step_time(timeline, micro_batch, machine, accumulating)
+        return None if step is None else step.timing()
+
+    made = price(
+        candidate, timeline, hardware, usable=int(hardware.usable_bytes() * (1 - question.headroom)),
+        accumulation_steps=question.accumulation_steps, speed=speed,
+        tokens_per_micro_batch=lambda micro_batch: micro_batch * tokens * question.gpus,
+    )  # fmt: skip
+    return Priced(made, timeline)
