@@ -12,6 +12,7 @@ Precision = Literal["fp32", "bf16"]
 Checkpointing = Literal["none", "full"]
 Offload = Literal["none", "optimizer", "full"]
 Optimizer = Literal["adamw", "adamw-8bit", "adafactor", "momentum", "sgd"]
+Sharding = Literal["none", "ddp", "zero1", "zero2", "fsdp2"]
 
 
 class Candidate(Frozen):
@@ -28,6 +29,11 @@ class Candidate(Frozen):
     and columns, transformers), `momentum` (SGD with one moment) or `sgd` (plain, stateless)."""
     optimizer_in_backward: bool = False
     """Update each parameter as soon as its gradient is there, and free that gradient; one micro-step a global step."""
+    sharding: Sharding = "none"
+    """How the ranks of a run share the work: `none` on one device. `ddp` keeps everything on every rank and averages
+    gradients; `zero1` shards the optimizer state beside that; `zero2` shards gradients too, and gathers the
+    parameters once for forward and backward; `fsdp2` (ZeRO-3) gathers each block's parameters where they are
+    needed."""
     expandable_segments: bool = True
     """CUDA caching allocator maps memory into growing segments (less fragmentation); no effect on `cpu`."""
     micro_batch: Annotated[int, Field(ge=1)] = 1
@@ -56,6 +62,8 @@ class Candidate(Frozen):
             parts.append(self.optimizer)
         if self.optimizer_in_backward:
             parts.append("step in backward")
+        if self.sharding != "none":
+            parts.append(self.sharding)
         if not self.expandable_segments:
             parts.append("fixed segments")
         return " + ".join(parts)

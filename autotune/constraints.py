@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import field_validator
 
@@ -64,6 +64,27 @@ RULES: tuple[Constraint, ...] = (
         because="offload keeps optimizer state or gradients elsewhere and updates them after the backward pass, "
         "so no step can be taken inside it",
     ),
+    Constraint(
+        when={"optimizer_in_backward": True},
+        require={"sharding": "none"},
+        because="over several ranks a gradient is whole only after it was reduced, so no step can be taken before that",
+    ),
+    Constraint(
+        when={"offload": "full"},
+        require={"sharding": ["none", "fsdp2"]},
+        because="full offload brings parameters to the device block by block, which is fsdp2; the other shardings keep "
+        "them there whole",
+    ),
+    Constraint(
+        when={"offload": "optimizer"},
+        require={"sharding": ["none", "ddp", "zero2", "fsdp2"]},
+        because="zero1's optimizer keeps its shard of the state on the device; offload it with zero2, fsdp2 or ddp",
+    ),
+    Constraint(
+        when={"optimizer": "adafactor"},
+        require={"sharding": ["none", "ddp", "zero1"]},
+        because="Adafactor sums over rows and columns of whole parameters, of which zero2 and fsdp2 keep shards",
+    ),
 )
 """What holds in every search space, because the techniques themselves exclude each other."""
 
@@ -77,3 +98,17 @@ def illegal(candidate: Candidate, accumulation_steps: int = 1) -> str | None:
             "optimizer step inside backward frees nothing; it needs a micro-batch that is the whole global batch"
         )
     return "; ".join(broken) or None
+
+
+Kind = Literal["cpu", "cuda"]
+
+
+def misplaced(candidate: Candidate, world_size: int, kind: Kind) -> str | None:
+    """Return why `world_size` ranks on devices of a kind cannot run a candidate that is legal elsewhere, or None."""
+    if candidate.sharding == "none" and world_size > 1:
+        return f"{world_size} ranks need a sharding: ddp, zero1, zero2 or fsdp2"
+    if candidate.sharding != "none" and world_size == 1:
+        return f"{candidate.sharding} shares the work out over several ranks, and there is one (--gpus)"
+    if candidate.sharding == "fsdp2" and candidate.offload == "full" and kind == "cpu":
+        return "full offload on the cpu device moves whole parameters to files, not shards; offload the optimizer"
+    return None

@@ -12,7 +12,7 @@ from pathlib import Path
 import autotune
 from autotune.best import Best
 from autotune.candidate import Candidate
-from autotune.constraints import illegal
+from autotune.constraints import illegal, misplaced
 from autotune.demand import offloaded_bytes
 from autotune.emission import contender
 from autotune.errors import JournalError, NothingProven
@@ -207,10 +207,11 @@ class _Run:
 
     def refusal(self, candidate: Candidate) -> str | None:
         """Return why a candidate is refused without running it, or None."""
-        steps = self.request(candidate, "train").accumulation_steps
+        request, kind = self.request(candidate, "train"), self.executor.facts.kind
         return (
             self.space.refusal(candidate)
-            or illegal(candidate, steps)
+            or illegal(candidate, request.accumulation_steps)
+            or misplaced(candidate, request.world_size, kind)
             or self.lacks_bf16(candidate)
             or self.lacks_room(candidate)
         )

@@ -129,7 +129,7 @@ class Shape(NamedTuple):
 
 
 LLAMAS = {"Llama-3-8B": Shape(8, 14336), "Llama-2-13B": Shape(40, 13824), "Llama-2-70B": Shape(8, 28672)}
-SHARDING = {"FSDP1 FULL_SHARD": "zero3", "FSDP1 SHARD_GRAD_OP": "zero2", "FSDP2": "zero3"}
+SHARDING = {"FSDP1 FULL_SHARD": "fsdp2", "FSDP1 SHARD_GRAD_OP": "zero2", "FSDP2": "fsdp2"}
 
 
 def closed_form(row: dict[str, str]) -> float | None:

@@ -18,6 +18,7 @@ from autotune.exports.shared import (
     refuse_in_backward,
     refuse_model,
     refuse_offload,
+    refuse_sharding,
     script,
 )
 
@@ -27,6 +28,7 @@ FIELDS = {
     "offload": Expressed("nowhere: only `none` is exported", refuse_offload),
     "optimizer": Expressed("training.json: optimizer"),
     "optimizer_in_backward": Expressed("nowhere: only `off` is exported", refuse_in_backward),
+    "sharding": Expressed("nowhere: only `none` is exported", refuse_sharding),
     "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
     "micro_batch": Expressed("training.json: micro_batch"),
 }

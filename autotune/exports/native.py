@@ -13,6 +13,7 @@ FIELDS = {
     "offload": _FILE,
     "optimizer": _FILE,
     "optimizer_in_backward": _FILE,
+    "sharding": _FILE,
     "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
     "micro_batch": _FILE,
 }

@@ -77,6 +77,16 @@ def refuse_in_backward(best: Best) -> str | None:
     )
 
 
+def refuse_sharding(best: Best) -> str | None:
+    """Return why another library's sharding is not the one that was measured, or None."""
+    if best.candidate.sharding == "none":
+        return None
+    return (
+        f"{best.candidate.sharding!r} was measured as autotune's own training applies it; what this library sets up "
+        "under the name keeps other buffers, so the memory that was proven would not hold. Use --to native"
+    )
+
+
 def refuse_block_class(best: Best) -> str | None:
     """Return why checkpointing of blocks that the user named cannot be expressed, or None."""
     if best.candidate.checkpointing == "none" or best.model.block_class is None:

@@ -14,6 +14,7 @@ from autotune.exports.shared import (
     refuse_in_backward,
     refuse_model,
     refuse_offload,
+    refuse_sharding,
     script,
 )
 
@@ -23,6 +24,7 @@ FIELDS = {
     "offload": Expressed("nowhere: only `none` is exported", refuse_offload),
     "optimizer": Expressed("training_arguments.json: optim"),
     "optimizer_in_backward": Expressed("nowhere: only `off` is exported", refuse_in_backward),
+    "sharding": Expressed("nowhere: only `none` is exported", refuse_sharding),
     "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
     "micro_batch": Expressed("training_arguments.json: per_device_train_batch_size"),
 }

@@ -20,6 +20,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
+from autotune.candidate import Sharding
 from autotune.validation import Frozen
 
 Count = Annotated[int, Field(ge=0)]
@@ -28,8 +29,15 @@ Precision = Literal["fp32", "bf16", "fp16", "autocast"]
 """`fp32`; 16-bit weights and gradients with a float32 master copy (`bf16`, `fp16`); `autocast`: float32 weights and
 gradients, 16-bit activations."""
 Optimizer = Literal["sgd", "momentum", "adamw", "adamw-8bit", "adafactor"]
-Sharding = Literal["ddp", "zero1", "zero2", "zero3"]
-"""What the ranks share out: nothing, optimizer state, gradients with it, parameters with both (as FSDP does)."""
+
+SHARED_OUT: dict[Sharding, tuple[bool, bool, bool]] = {
+    "none": (False, False, False),
+    "ddp": (False, False, False),
+    "zero1": (False, False, True),
+    "zero2": (False, True, True),
+    "fsdp2": (True, True, True),
+}
+"""Whether the ranks share out weights, gradients, and optimizer state with its master weights (ZeRO, figure 1)."""
 
 BLOCK_8BIT = 256
 """Values that share one float32 scale in 8-bit optimizer state (bitsandbytes)."""
@@ -118,7 +126,7 @@ def states(
     trained: float,
     precision: Precision = "bf16",
     optimizer: Optimizer = "adamw",
-    sharding: Sharding = "ddp",
+    sharding: Sharding = "none",
     world: int = 1,
     frozen_bytes: float = 0.0,
     adafactor_matrix: tuple[int, int] = (0, 0),
@@ -128,15 +136,14 @@ def states(
     `trained` counts parameters that get gradients; `frozen_bytes` are weights that get none, as stored.
     """
     weights, gradients, master = weight_bytes(precision)
-    share = {"ddp": (1, 1, 1), "zero1": (1, 1, world), "zero2": (1, world, world), "zero3": (world,) * 3}[
-        sharding
-    ]
+    share = SHARED_OUT[sharding]
+    divisor = [world if shared else 1 for shared in share]
     state = state_bytes(optimizer, *adafactor_matrix)
     return States(
-        parameters=(weights * trained + frozen_bytes) / share[0],
-        gradients=gradients * trained / share[1],
-        optimizer_state=state * trained / share[2],
-        master_weights=master * trained / share[2],
+        parameters=(weights * trained + frozen_bytes) / divisor[0],
+        gradients=gradients * trained / divisor[1],
+        optimizer_state=state * trained / divisor[2],
+        master_weights=master * trained / divisor[2],
     )
 
 
@@ -204,7 +211,7 @@ class Setup(Frozen):
     """Sequences a device."""
     precision: Precision = "bf16"
     optimizer: Optimizer = "adamw"
-    sharding: Sharding = "ddp"
+    sharding: Sharding = "none"
     world: Annotated[int, Field(ge=1)] = 1
     checkpointing: Literal["none", "selective", "full"] = "none"
     """`selective` recomputes the attention's scores alone, `full` all of a layer but its input."""
@@ -302,7 +309,7 @@ def estimate(architecture: Architecture, setup: Setup) -> Estimate:
     weights, gradients, _ = weight_bytes(setup.precision)
     temporary = 0.0
     gathered = architecture.layer_parameters() * (weights + gradients)
-    if setup.sharding == "zero3" or setup.offload == "full":
+    if setup.sharding == "fsdp2" or setup.offload == "full":
         temporary += gathered
     if setup.precision == "autocast" and not temporary:
         temporary += 2 * everything  # the cast copies that autocast keeps until the backward pass

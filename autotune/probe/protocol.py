@@ -35,8 +35,10 @@ class ProbeRequest(Frozen):
     """Of a whole global step. A `train` probe runs at most two micro-steps for each optimizer step."""
     device: str
     """torch's name of the device: `cpu` or `cuda:0`."""
+    world_size: int = 1
+    """Ranks that train together, one a device; which rank a process is stands in its environment (RANK)."""
     budget: int
-    """Bytes; reported with the memory, enforced by the device."""
+    """Bytes of each rank; reported with the memory, enforced by the device."""
     seed: int
     sample_seconds: float
     """Seconds of measured steps after warm-up (train), or of all steps (prove)."""

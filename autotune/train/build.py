@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from autotune.constraints import illegal
+from autotune.constraints import Kind, illegal, misplaced
 from autotune.probe.protocol import ProbeRequest
 from autotune.train.blocks import Blocks, find_blocks
 from autotune.train.checkpointing import checkpoint_blocks
@@ -21,7 +21,10 @@ from autotune.train.precision import compute_in
 from autotune.train.refusal import CannotRun
 from autotune.train.stream import stream
 from autotune.train.streamed import StreamedOptimizer
-from autotune.train.training import Batch, StepOptimizer, Training
+from autotune.train.training import Batch, Ranks, StepOptimizer, Training, no_reduction
+
+IN_SHARDS, REPLICATED = ("zero2", "fsdp2"), ("ddp", "zero1")
+"""The shardings by what a rank keeps of the parameters between steps: its shard, or all."""
 
 
 def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
@@ -46,18 +49,25 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
 
     def loss(batch: Batch) -> Tensor:
         with draft.precision():
-            value = loss_of(draft.built.model(**batch))
+            value = loss_of(draft.forward(**batch))
         return value.float()
+
+    ranks = draft.ranks
+    # A user's own batch maker repeats one batch, so each rank has to draw its own.
+    own = 0 if draft.built.make_batch is None else ranks.rank
+    batches = stream(draft.built, request.seq_len, request.seed + own, device)
 
     return Training(
         model=draft.built.model,
         optimizer=draft.optimizer,
         device=device,
         loss=loss,
-        batch=stream(draft.built, request.seq_len, request.seed, device),
+        batch=lambda index, micro_batch: batches(index * ranks.size + ranks.rank, micro_batch),
         tokens_per_sample=draft.built.tokens_per_sample,
         attention=draft.built.attention,
         close=draft.closing.close,
+        ranks=ranks,
+        reduction=draft.reduction,
     )
 
 
@@ -71,14 +81,33 @@ class _Draft:
     """Where offload keeps its tensors; None where it copies between host and device."""
     closing: ExitStack = field(default_factory=ExitStack)
     precision: Callable[[], AbstractContextManager[object]] = nullcontext
+    ranks: Ranks = field(default_factory=Ranks)
     built: BuiltModel = field(init=False)
+    forward: Callable[..., object] = field(init=False)
+    """What a step calls: the model, or its wrapper."""
+    reduction: Callable[[bool], AbstractContextManager[object]] = no_reduction
     blocks: Blocks | None = None
     optimizer: StepOptimizer = field(init=False)
 
 
 def _check(draft: _Draft) -> None:
-    if reason := illegal(draft.request.candidate, draft.request.accumulation_steps):
+    request = draft.request
+    kind: Kind = "cuda" if draft.files is None else "cpu"
+    reason = illegal(request.candidate, request.accumulation_steps) or misplaced(
+        request.candidate, request.world_size, kind
+    )
+    if reason:
         raise CannotRun(reason)
+
+
+def _form_group(draft: _Draft) -> None:
+    candidate = draft.request.candidate
+    if candidate.sharding == "none" and (candidate.offload != "full" or draft.files is not None):
+        return
+    from autotune.train.sharding import ranks  # late: half a second that other candidates save
+
+    draft.ranks = ranks.form_group(draft.device, draft.request.world_size)
+    draft.closing.callback(ranks.end_group)
 
 
 def _set_precision(draft: _Draft) -> None:
@@ -89,14 +118,16 @@ def _set_precision(draft: _Draft) -> None:
 
 def _build(draft: _Draft) -> None:
     request = draft.request
-    full = request.candidate.offload == "full"
+    # What will be sharded or offloaded is built whole off the device, and leaves for it block by block.
+    away = request.candidate.offload == "full" or request.candidate.sharding in IN_SHARDS
     torch.manual_seed(request.seed)
-    with parameters_in(draft.files) if full and draft.files else nullcontext():
-        home = torch.device("cpu") if full else draft.device
+    with parameters_in(draft.files) if away and draft.files else nullcontext():
+        home = torch.device("cpu") if away else draft.device
         draft.built = build_model(request.model, request.seq_len, home)
+    draft.forward = draft.built.model
     draft.blocks = find_blocks(draft.built.model, request.model.block_class)
-    # Dropout must not depend on how many random numbers the build drew on which device.
-    torch.manual_seed(request.seed)
+    # Dropout must not depend on how many random numbers the build drew on which device, and differs by rank.
+    torch.manual_seed(request.seed + draft.ranks.rank)
 
 
 def _checkpoint(draft: _Draft) -> None:
@@ -105,43 +136,63 @@ def _checkpoint(draft: _Draft) -> None:
 
 
 def _place_parameters(draft: _Draft) -> None:
-    if draft.request.candidate.offload != "full":
-        return
-    model = draft.built.model
-    if draft.files is not None:
+    candidate, model = draft.request.candidate, draft.built.model
+    on_host = candidate.offload == "full"
+    if candidate.sharding in IN_SHARDS or (on_host and draft.files is None):
+        from autotune.train.sharding.fully import shard
+
+        gathered = candidate.sharding == "zero2"
+        shard(model, draft.blocks, candidate.precision, draft.device, keep_gathered=gathered, on_host=on_host)
+    elif on_host and draft.files is not None:
         map_parameters(model, draft.files)
         map_gradients(model.parameters(), draft.files)
-    else:
-        from autotune.train.sharded import shard_to_host  # late: half a second that other candidates save
 
-        end = shard_to_host(model, draft.blocks, draft.request.candidate.precision, draft.device)
-        draft.closing.callback(end)
+
+def _replicate(draft: _Draft) -> None:
+    if draft.request.candidate.sharding not in REPLICATED:
+        return
+    from autotune.train.sharding.replicated import Replica
+
+    replica = Replica(draft.built.model)
+    draft.forward, draft.reduction = replica.model, replica.reduction
 
 
 def _add_optimizer(draft: _Draft) -> None:
     candidate = draft.request.candidate
-    parameters = list(draft.built.model.parameters())
+    model = draft.built.model
+    parameters = list(model.parameters())
     make = optimizer_maker(candidate.optimizer, sum(parameter.numel() for parameter in parameters))
-    if candidate.optimizer_in_backward:
-        draft.optimizer = BackwardOptimizer(parameters, make)
-    elif candidate.offload == "none":
-        draft.optimizer = PlainOptimizer(parameters, make)
-    elif draft.files is not None:
-        draft.optimizer = MappedOptimizer(parameters, make, draft.files)
-    elif candidate.offload == "optimizer":
-        draft.optimizer = StreamedOptimizer(parameters, make, draft.device)
-    else:
-        from autotune.train.sharded import HostOptimizer
 
-        draft.optimizer = HostOptimizer(parameters, make)
+    def over(those: list[nn.Parameter]) -> StepOptimizer:
+        if candidate.offload != "none" and draft.files is not None:
+            return MappedOptimizer(those, make, draft.files)
+        if candidate.offload == "optimizer":
+            return StreamedOptimizer(those, make, draft.device)
+        return PlainOptimizer(those, make)
+
+    if candidate.sharding in REPLICATED:
+        from autotune.train.sharding.replicated import InPlace, Zero1Optimizer
+
+        whole = Zero1Optimizer(model, make) if candidate.sharding == "zero1" else over(parameters)
+        draft.optimizer = InPlace(whole, model)
+    elif candidate.sharding in IN_SHARDS or (candidate.offload == "full" and draft.files is None):
+        from autotune.train.sharding.fully import ShardOptimizer
+
+        draft.optimizer = ShardOptimizer(parameters, over)
+    elif candidate.optimizer_in_backward:
+        draft.optimizer = BackwardOptimizer(parameters, make)
+    else:
+        draft.optimizer = over(parameters)
 
 
 TECHNIQUES: tuple[Callable[[_Draft], None], ...] = (
-    _check,
-    _set_precision,  # early: it may refuse, and costs nothing
+    _check,  # first: it may refuse, and costs nothing
+    _set_precision,  # likewise
+    _form_group,  # before anything depends on the rank
     _build,  # under full offload the parameters are born where they will live
     _checkpoint,  # before sharding, whose hooks must run outside the checkpoint, not again in it
     _place_parameters,  # before the optimizer, which keeps references to them
+    _replicate,  # around the whole model, with its parameters where they stay
     _add_optimizer,
 )
 """The techniques in the order of their application."""

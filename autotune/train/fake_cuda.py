@@ -37,13 +37,19 @@ _LOW_PRECISION = (torch.bfloat16, torch.float16)
 class _Stream:
     """A stream, event and context of one, on which nothing ever runs."""
 
+    def __init__(self, device: object = None, priority: int = 0) -> None:
+        """Take what torch's streams take."""
+
     def __enter__(self) -> _Stream:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Nothing to restore."""
 
-    def record_event(self) -> _Stream:
+    def record(self, stream: object = None) -> None:
+        """Nothing to remember."""
+
+    def record_event(self, event: object = None) -> _Stream:  # noqa: ARG002 - the contract of streams
         return self
 
     def wait_event(self, event: object) -> None:
@@ -57,6 +63,7 @@ class _Backend:
     """What torch asks of a device module."""
 
     Stream = _Stream
+    Event = _Stream
 
     def is_available(self) -> bool:
         return True

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from autotune.memory.timeline import CATEGORIES, PLACES, Accumulated, Category, Segment
 from autotune.outcome import Phase
+from autotune.train.holdings import local
 from autotune.train.known import KnownValues
 from autotune.train.scratch import Scratch
 from autotune.train.shapes import Shapes
@@ -77,6 +78,7 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         self._borders: list[int] = []  # autograd's sequence numbers at which the running module changed ...
         self._owners: list[int] = []  # ... and the module from there on
         self._entered = 0
+        self._first = 0  # slot with which the segment began
         self._parameters: dict[int, tuple[int, int]] = {}  # by identity: number and module
         self._sum: tuple[int, int, int] | None = None  # operand's slot, sum's slot, index of the sum's event
         self._copies: set[int] = set()  # slots that autograd made to copy a gradient into
@@ -250,6 +252,7 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         """Record what happens inside into a segment of its own."""
         self._segment = segment = Segment()
         self.log.begin()
+        self._first = len(self.sizes)
         self._borders.clear()
         self._owners.clear()
         yield segment
@@ -283,11 +286,26 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
             if reference.slot >= since and self.category[reference.slot] == _TEMPORARY:
                 self.category[reference.slot] = _ACTIVATION
 
+    def resized(self, tensor: Tensor, category: Category) -> None:
+        """Record that a storage was given other memory, or none, which no operator does: FSDP does it."""
+        storage = tensor.untyped_storage()
+        known = self._live.get(storage._cdata)
+        if known is None:
+            self.call([tensor], category)
+            return
+        if known.slot >= 0:
+            self._segment.events.append(~known.slot)
+            known.slot = _ELSEWHERE
+        if storage.nbytes():
+            device = getattr(tensor, "fake_device", None) or tensor.device
+            known.slot = self._allocate(storage.nbytes(), _DEVICE if device.type == self._device else _HOST)
+            self.category[known.slot] = CATEGORIES.index(category)
+
     def call(self, tensors: Iterable[Tensor | None], category: Category) -> None:
-        """Say what tensors hold that were recorded before."""
+        """Say what tensors hold that were recorded before; of distributed ones, what this rank holds."""
         wanted = CATEGORIES.index(category)
         for tensor in tensors:
-            slot = None if tensor is None else self.see(tensor)
+            slot = None if tensor is None else self.see(local(tensor))
             if slot is not None:
                 self.category[slot] = wanted
 
@@ -304,7 +322,7 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         }
         handles: list[Any] = []
         for number, parameter in enumerate(model.parameters()):
-            slot = self.see(parameter)
+            slot = self.see(local(parameter))
             if slot is not None:
                 self.module[slot] = owner[id(parameter)]
             if parameter.requires_grad:
@@ -322,9 +340,9 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         gradient = parameter.grad
         if gradient is None:
             return
-        slot = self.see(gradient)
-        if slot is None:
-            return
+        slot = self.see(local(gradient))
+        if slot is None or slot < self._first:
+            return  # added to one that was there: a bucket, say
         number, owner = self._parameters[id(parameter)]
         self.category[slot] = _GRADIENT
         self.module[slot] = owner

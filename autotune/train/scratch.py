@@ -95,7 +95,22 @@ def _update_8bit(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[i
     yield from [args[2].numel() * 4] * 5
 
 
-ON_CPU: dict[Any, Scratch] = {aten.convolution_backward.default: _patch_embedding_backward}
+def _gloo_all_gather(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+    """All ranks' parts in one buffer, before they are copied to the output (`AsyncAllgatherWork`)."""
+    yield args[0].numel() * args[0].element_size()
+
+
+def _gloo_reduce_scatter(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+    """A copy of the whole input, which is reduced on every rank (`reduce_scatter_tensor_coalesced`)."""
+    yield args[1].numel() * args[1].element_size()
+
+
+ON_CPU: dict[Any, Scratch] = {
+    aten.convolution_backward.default: _patch_embedding_backward,
+    torch.ops.c10d._allgather_base_.default: _gloo_all_gather,
+    torch.ops.c10d._reduce_scatter_base_.default: _gloo_reduce_scatter,
+}
+"""Collectives run on gloo there (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp); those of NCCL take none."""
 
 
 def of_device(cuda: bool) -> dict[Any, Scratch]:

@@ -57,7 +57,7 @@ class Stepper:
         for index in range(micro_steps):
             if index == micro_steps - 1:
                 middle = self._clock()
-            losses.append(self._micro_step(micro_steps))
+            losses.append(self._micro_step(micro_steps, index == micro_steps - 1))
         after_backward = self._clock()
         phases.enter("optimizer")
         norm = gradient_norm(training)
@@ -84,7 +84,7 @@ class Stepper:
         self.batches_taken += 1
         return self.batches_taken - 1
 
-    def _micro_step(self, micro_steps: int) -> Tensor:
+    def _micro_step(self, micro_steps: int, last: bool) -> Tensor:
         """Run forward and backward of one micro-batch; return its loss, still on the device.
 
         Each loss is divided by the number of micro-steps, so that the accumulated gradient is that of the
@@ -92,9 +92,10 @@ class Stepper:
         """
         self.phases.enter("forward")
         batch = self.training.batch(self.next_batch(), self.micro_batch)
-        loss = self.training.loss(batch)
-        self.phases.enter("backward")
-        (loss / micro_steps).backward()
+        with self.training.reduction(last):
+            loss = self.training.loss(batch)
+            self.phases.enter("backward")
+            (loss / micro_steps).backward()
         return loss.detach()
 
     def _clock(self) -> float:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from autotune.train.fake_cuda import fake_cuda
 from autotune.train.mapped import MappedFiles
 from autotune.train.optimizers import optimizer_maker
 from autotune.train.recorder import Recorder
+from autotune.train.replacing import replaced
 from autotune.train.steps import gradient_norm
 from autotune.train.training import Training
 from autotune.train.worklog import Calls
@@ -50,10 +51,6 @@ def trace(request: ProbeRequest) -> Timeline:
     timeline holds for that one alone. Raises CannotTrace, and what `assemble` raises.
     """
     began = time.perf_counter()
-    if request.device.startswith("cuda") and request.candidate.offload == "full":
-        raise CannotTrace(
-            "full offload on a GPU moves parameters between devices in a way that fake tensors refuse; probe it"
-        )
     try:
         try:
             return _affine(request, began)
@@ -148,6 +145,7 @@ def _recording(request: ProbeRequest) -> Iterator[tuple[Recorder, Training, Segm
             fake_cuda() if on_cuda else nullcontext(torch.device("cpu")) as device,
             Recorder(device.type, scratch.of_device(on_cuda)) as recorder,
             _in_files(recorder),
+            _among_ranks(request, recorder),
         ):
             with recorder.segment() as building:
                 recorder.mark("build")
@@ -156,20 +154,12 @@ def _recording(request: ProbeRequest) -> Iterator[tuple[Recorder, Training, Segm
                 recorder.call(training.model.parameters(), "parameter")
                 recorder.call(training.model.buffers(), "buffer")
             with recorder.watching(training.model):
+                if sharded(request):
+                    _Tracer(recorder, training).settle(building)
                 yield recorder, training, building
             training.close()
     finally:
         gc.unfreeze()
-
-
-@contextmanager
-def _replaced(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Give attributes, as (owner, name, value), other values for a while."""
-    with ExitStack() as restoring:
-        for owner, name, value in changes:
-            restoring.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
-        yield
 
 
 def _as_if_real() -> AbstractContextManager[None]:
@@ -188,7 +178,7 @@ def _as_if_real() -> AbstractContextManager[None]:
     for name, function in vars(torch.nn.init).items():
         if callable(function) and name.endswith("_") and not name.startswith("__"):
             changes.append((torch.nn.init, name, lambda tensor, *_, **__: tensor))
-    return _replaced(changes)
+    return replaced(changes)
 
 
 def _in_files(recorder: Recorder) -> AbstractContextManager[None]:
@@ -199,7 +189,21 @@ def _in_files(recorder: Recorder) -> AbstractContextManager[None]:
             with recorder.elsewhere():
                 return torch.empty_like(tensor, requires_grad=False)
 
-    return _replaced([(build, "MappedFiles", Files), (mapped, "is_mapped", recorder.is_elsewhere)])
+    return replaced([(build, "MappedFiles", Files), (mapped, "is_mapped", recorder.is_elsewhere)])
+
+
+def sharded(request: ProbeRequest) -> bool:
+    """Tell whether a process group takes part: over several ranks, or in full offload from a GPU."""
+    on_cuda = request.device.startswith("cuda")
+    return request.candidate.sharding != "none" or (on_cuda and request.candidate.offload == "full")
+
+
+def _among_ranks(request: ProbeRequest, recorder: Recorder) -> AbstractContextManager[None]:
+    if not sharded(request):
+        return nullcontext()
+    from autotune.train.sharding.fake import fake_ranks  # late: half a second that other traces save
+
+    return fake_ranks(recorder)
 
 
 class _Tracer:
@@ -241,10 +245,11 @@ class _Tracer:
         recorder.mark("forward")
         batch = training.batch(self._batch, micro_batch)
         self._batch += 1
-        loss = training.loss(batch)
-        recorder.keep_activations()
-        recorder.mark("backward")
-        (loss / 1).backward()
+        with training.reduction(True):
+            loss = training.loss(batch)
+            recorder.keep_activations()
+            recorder.mark("backward")
+            (loss / 1).backward()
         self._losses.append(loss.detach())
 
     def update(self) -> Segment:
@@ -260,6 +265,23 @@ class _Tracer:
             del norm
         self.calls.append(recorder.log.calls)
         return segment
+
+    def settle(self, building: Segment) -> None:
+        """Run one micro-step and keep of it what it leaves for good, as part of the build.
+
+        The first pass of sharded training prepares: FSDP2 makes the tensors that it gathers into, and DDP's buckets
+        become the gradients.
+        """
+        first = self.micro_step(LEAST)
+        with self._recorder.segment() as cleared:
+            self.drop()
+        lasting: dict[int, None] = {}
+        for event in (*first.events, *cleared.events):
+            if event < 0 and ~event in lasting:
+                del lasting[~event]
+            else:
+                lasting[event] = None
+        building.events.extend(lasting)
 
     def drop(self) -> None:
         """Release what the last micro-step left, unrecorded."""
@@ -327,6 +349,8 @@ def _timeline(
         facts={
             "model": type(training.model).__name__,
             "rung": request.candidate.rung().key(),
+            "sharding": request.candidate.sharding,
+            "world_size": request.world_size,
             "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
             "seq_len": request.seq_len,
             "tokens_per_sample": training.tokens_per_sample,

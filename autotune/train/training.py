@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,8 +27,21 @@ class StepOptimizer(Protocol):
 
 
 @dataclass(frozen=True)
+class Ranks:
+    """This process's place among those that train together."""
+
+    rank: int = 0
+    size: int = 1
+
+
+def no_reduction(last: bool) -> AbstractContextManager[object]:  # noqa: ARG001 - the field's signature
+    """Return a micro-step's context where there is nothing to choose: one rank, or gradients reduced every time."""
+    return nullcontext()
+
+
+@dataclass(frozen=True)
 class Training:
-    """A model ready to train on one device under one candidate."""
+    """A model ready to train on one device, one rank of those that train together, under one candidate."""
 
     model: nn.Module
     optimizer: StepOptimizer
@@ -35,9 +49,13 @@ class Training:
     loss: Callable[[Batch], Tensor]
     """Forward pass in the candidate's precision; a scalar fp32 loss, the mean over the batch's targets."""
     batch: Callable[[int, int], Batch]
-    """`batch(index, micro_batch)`: the index-th batch of the fixed stream; equal arguments, equal batch."""
+    """`batch(index, micro_batch)`: this rank's index-th batch of the fixed stream; equal arguments, equal batch."""
     tokens_per_sample: int
     attention: str | None
     """The attention implementation that runs, as the model reports it; None where it reports none."""
     close: Callable[[], None]
     """Release what outlives the tensors: mapped files, process groups."""
+    ranks: Ranks = Ranks()
+    reduction: Callable[[bool], AbstractContextManager[object]] = no_reduction
+    """`reduction(last)`: the context of one micro-step's forward and backward; gradients must have been reduced over
+    the ranks by the end of the last one of a global step."""

@@ -6,6 +6,7 @@ import torch
 from autotune.train.fake_cuda import fake_cuda
 from autotune.train.recorder import Recorder
 from autotune.train.trace import trace
+from tests.memory.test_sharding import check_states, held
 from tests.memory.test_trace import request as traced
 
 
@@ -35,6 +36,22 @@ def test_offloaded_state_crosses_the_host_link_both_ways():
             moved[operator.kind] += operator.bytes * count
     state = 2 * 4 * timeline.facts["parameters"]
     assert moved == {"upload": state, "download": state}
+
+
+def test_each_rank_keeps_what_zero_says_on_cuda():
+    check_states("cuda:0")
+
+
+@pytest.mark.parametrize(("world_size", "sharding"), [(1, "none"), (8, "fsdp2")])
+def test_full_offload_leaves_blocks_on_the_device_and_the_rest_on_the_host(world_size, sharding):
+    fields = {"precision": "bf16", "offload": "full", "checkpointing": "full", "sharding": sharding}
+    timeline = trace(
+        traced("tiny-llama", device="cuda:0", **fields).model_copy(update={"world_size": world_size})
+    )
+    before_update = held(timeline, "optimizer")
+    assert before_update["parameter"] == before_update["gradient"] == before_update["optimizer_state"] == 0
+    states = 16 * timeline.facts["parameters"] / world_size
+    assert timeline.peak(2, place="host").bytes >= states
 
 
 @pytest.fixture(scope="module")

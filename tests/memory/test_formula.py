@@ -41,7 +41,7 @@ def test_seven_billion_parameters_in_fp32_with_adam_are_112_gb():
     whole = states(7e9, "fp32")
     assert [part / GB for part in whole] == [28, 28, 56, 0]
     assert whole.total == 112 * GB
-    assert states(7e9, "fp32", sharding="zero3", world=8).total == 14 * GB
+    assert states(7e9, "fp32", sharding="fsdp2", world=8).total == 14 * GB
 
 
 def test_two_billion_parameters_in_bf16_keep_moments_and_a_master_copy_in_float32():
@@ -52,7 +52,7 @@ def test_two_billion_parameters_in_bf16_keep_moments_and_a_master_copy_in_float3
 def test_zero_shares_out_what_figure_1_of_the_paper_says():
     # 7.5e9 parameters on 64 devices: 120, 31.4, 16.6 and 1.9 GB
     shares = [
-        states(7.5e9, "fp16", "adamw", stage, 64).total / GB for stage in ("ddp", "zero1", "zero2", "zero3")
+        states(7.5e9, "fp16", "adamw", stage, 64).total / GB for stage in ("ddp", "zero1", "zero2", "fsdp2")
     ]
     assert shares == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.05)
 
@@ -60,8 +60,8 @@ def test_zero_shares_out_what_figure_1_of_the_paper_says():
 def test_from_8_to_128_devices_fully_sharded_llama_gives_back_14_gib():
     parameters = LLAMA_8B.parameters()
     assert parameters == pytest.approx(8.03e9, rel=1e-3)
-    drop = states(parameters, "fp32", sharding="zero3", world=8).total
-    drop -= states(parameters, "fp32", sharding="zero3", world=128).total
+    drop = states(parameters, "fp32", sharding="fsdp2", world=8).total
+    drop -= states(parameters, "fp32", sharding="fsdp2", world=128).total
     assert drop / GIB == pytest.approx(14.0, abs=0.05)
 
 

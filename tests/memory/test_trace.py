@@ -36,14 +36,16 @@ def measured(probe, micro_steps=1):
             losses = []
             for index in range(micro_steps):
                 batch = training.batch(step * micro_steps + index, probe.candidate.micro_batch)
-                loss = training.loss(batch)
-                (loss / micro_steps).backward()
+                with training.reduction(index == micro_steps - 1):
+                    loss = training.loss(batch)
+                    (loss / micro_steps).backward()
                 losses.append(loss.detach())
                 del loss, batch
             norm = gradient_norm(training)
             training.optimizer.step()
             training.optimizer.zero_grad()
             del norm, losses
+        training.close()
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     return max(accumulate(event.nbytes() for event in events))

@@ -54,8 +54,9 @@ def train(steps: int, scratch: Path) -> list[float]:
             total = 0.0
             for index in range(step * accumulation, (step + 1) * accumulation):
                 batch = training.batch(index, micro_batch)  # put your own batch here
-                loss = training.loss(batch)
-                (loss / accumulation).backward()
+                with training.reduction(index == (step + 1) * accumulation - 1):
+                    loss = training.loss(batch)
+                    (loss / accumulation).backward()
                 total += float(loss.detach())
             training.optimizer.step()
             training.optimizer.zero_grad()

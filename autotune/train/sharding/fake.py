@@ -1,0 +1,122 @@
+"""Many ranks in one process, for a trace: rank 0 of a group whose other ranks do not exist.
+
+torch's `fake` backend answers every collective at once. Buffers are made by the real code of DDP, ZeRO and FSDP2, in
+the order in which it runs. On a GPU that order is the CPU's too: FSDP2's streams wait by events, so what it gathers
+ahead (the next block's parameters beside the current one's) is alive at the same points of the program. Not traced:
+what NCCL takes for itself, and that blocks of side streams are cached apart from those of the main one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from autotune.train.recorder import Recorder
+from autotune.train.replacing import replaced
+from autotune.train.sharding import fully, ranks, replicated
+from autotune.train.training import Ranks
+
+BUCKET_BYTES = 25 * 2**20
+"""DDP's default size of a bucket (`bucket_cap_mb`)."""
+
+
+@contextmanager
+def fake_ranks(recorder: Recorder) -> Iterator[None]:
+    """While open, groups are formed with ranks that do not exist, and sharding works on fake tensors."""
+
+    def alloc_storage(tensor: Tensor) -> None:
+        size = tensor.numel() * tensor.itemsize
+        if tensor.untyped_storage().size() != size:
+            tensor.untyped_storage().resize_(size)
+            recorder.resized(tensor, "parameter")
+
+    def free_storage(tensor: Tensor) -> None:
+        if tensor.untyped_storage().size():
+            tensor.untyped_storage().resize_(0)
+            recorder.resized(tensor, "parameter")
+
+    changes: list[tuple[Any, str, Any]] = [
+        (ranks, "form_group", _form_group),
+        (replicated, "DistributedDataParallel", _Replica),
+        (fully, "fully_shard", _fully_shard),
+        (_fsdp_param, "alloc_storage", alloc_storage),
+        (_fsdp_param, "free_storage", free_storage),
+        (_fsdp_param_group, "alloc_storage", alloc_storage),
+    ]
+    with replaced(changes), ExitStack() as ending:
+        ending.callback(ranks.end_group)
+        yield
+
+
+def _form_group(device: torch.device, size: int) -> Ranks:
+    backend = "fake" if device.type == "cpu" else f"cpu:fake,{device.type}:fake"
+    dist.init_process_group(backend, store=FakeStore(), rank=0, world_size=size)
+    return Ranks(0, size)
+
+
+class _Replica(DistributedDataParallel):  # type: ignore[misc]  # mypy does not follow torch
+    """DDP without what looks into tensors: comparing ranks, searching unused parameters, laying buckets out anew."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        divide = dist._compute_bucket_assignment_by_size
+
+        def in_buckets(tensors: Any, limits: Any, *rest: Any) -> Any:  # noqa: ARG001 - one bucket, else
+            return divide(tensors, [dist._DEFAULT_FIRST_BUCKET_BYTES, BUCKET_BYTES], *rest)
+
+        options |= {"find_unused_parameters": False, "init_sync": False}
+        with replaced([(dist, "_compute_bucket_assignment_by_size", in_buckets)]):
+            super().__init__(module, **options)
+        # The fake backend's work returns nothing; a hook's signature is checked by its annotations, had it any.
+        self.register_comm_hook(None, lambda _, bucket: _arrived(bucket))
+        self.reducer: Any = _Reducer(self.reducer)
+
+
+def _arrived(bucket: Any) -> Any:
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+class _Reducer:
+    """DDP's reducer, which keeps its buckets as they are."""
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+
+def _fully_shard(module: nn.Module, *, mesh: Any, **options: Any) -> Any:
+    """Move the module to the mesh's device first, as new tensors: a fake tensor's data cannot move."""
+    device = torch.device("cpu") if mesh.device_type == "cpu" else torch.device(mesh.device_type, 0)
+    moved: dict[int, Tensor] = {}
+
+    def on_device(tensor: Tensor) -> Tensor:
+        copy = tensor.detach().to(device)
+        if isinstance(tensor, nn.Parameter):
+            copy = nn.Parameter(copy, requires_grad=tensor.requires_grad)
+        return moved.setdefault(id(tensor), copy)
+
+    kept: list[Tensor] = []  # so that no number is used twice
+    for part in module.modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None or hasattr(tensor, "to_local") or tensor.device == device:
+                    continue
+                kept.append(tensor)
+                tensors[name] = moved.get(id(tensor)) if id(tensor) in moved else on_device(tensor)
+    kept.clear()
+    return fully_shard(module, mesh=mesh, **options)

@@ -1,0 +1,96 @@
+"""Parameters in shards: FSDP2 over several ranks, or with the shards on the host (full offload, also on one rank)."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from autotune.candidate import Precision
+from autotune.train.blocks import Blocks
+from autotune.train.refusal import CannotRun
+from autotune.train.training import StepOptimizer
+
+
+def shard(
+    model: nn.Module,
+    blocks: Blocks | None,
+    precision: Precision,
+    device: torch.device,
+    *,
+    keep_gathered: bool = False,
+    on_host: bool = False,
+) -> None:
+    """Shard parameters, gradients and optimizer state of `model` (built on the CPU) over the ranks of the group.
+
+    `keep_gathered` keeps a block's parameters whole from its forward to its backward pass (ZeRO-2); otherwise they
+    are gathered for each (ZeRO-3). Those outside the blocks (embeddings, head) are gathered once a pass either way.
+    `on_host` keeps the shards in host memory. `device` is the current one.
+
+    With bf16 the gathered parameters are bf16 and the shards fp32; gradients are summed and kept in fp32. Inputs of
+    a block are cast too, so that all types within it agree: the residual stream is then bf16 where plain autocast
+    may keep it in fp32, and losses agree to bf16's rounding, not bit for bit. On one rank what is outside the
+    blocks stays fp32 and is left to autocast. Raises CannotRun where no block was found: the whole model would be
+    gathered at once.
+    """
+    if blocks is None:
+        raise CannotRun(
+            "no repeated transformer block was found to shard or offload one by one; name its class with --block-class"
+        )
+    ranks = dist.get_world_size()
+    mesh = init_device_mesh(device.type, (ranks,))
+    offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_host else OffloadPolicy()
+    low = torch.bfloat16 if precision == "bf16" else None
+    inside = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
+    outside = MixedPrecisionPolicy(
+        param_dtype=low if ranks > 1 else None,
+        reduce_dtype=torch.float32 if ranks > 1 else None,
+        cast_forward_inputs=False,
+    )
+    for block in blocks.modules:
+        fully_shard(
+            block,
+            mesh=mesh,
+            mp_policy=inside,
+            offload_policy=offload,
+            reshard_after_forward=not keep_gathered,
+        )
+    fully_shard(model, mesh=mesh, mp_policy=outside, offload_policy=offload)
+    gc.collect()  # cycles would hold the whole parameters that the shards were cut from
+
+
+class ShardOptimizer:
+    """An optimizer over this rank's shards, each a plain tensor that shares the distributed one's memory."""
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], over: Callable[[list[nn.Parameter]], StepOptimizer]
+    ) -> None:
+        """Take what makes an optimizer of shards. A rank may hold nothing of a small parameter."""
+        pairs = [(p, nn.Parameter(_local(p))) for p in parameters if p.requires_grad]
+        self._pairs = [(parameter, part) for parameter, part in pairs if part.numel()]
+        self._optimizer = over([part for _, part in self._pairs])
+        self._all = [parameter for parameter, _ in pairs]
+
+    def step(self) -> None:
+        for parameter, part in self._pairs:
+            part.grad = None if parameter.grad is None else _local(parameter.grad)
+        self._optimizer.step()
+
+    def zero_grad(self) -> None:
+        self._optimizer.zero_grad()
+        for parameter in self._all:
+            parameter.grad = None
+
+    def state_tensors(self) -> Iterator[Tensor]:
+        return self._optimizer.state_tensors()
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return the shard that shares its memory with a distributed tensor."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()

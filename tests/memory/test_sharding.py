@@ -1,0 +1,151 @@
+"""The trace of one rank among many: against real tensors, byte by byte, and against the formulas of ZeRO."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from autotune.candidate import Candidate
+from autotune.constraints import illegal, misplaced
+from autotune.memory.formula import states
+from autotune.memory.timeline import CATEGORIES, PLACES
+from autotune.train.replacing import replaced
+from autotune.train.scratch import ON_CPU
+from autotune.train.sharding import fake, ranks, replicated
+from autotune.train.trace import trace
+from tests.memory.test_trace import measured
+from tests.memory.test_trace import request as plain
+
+HERE = Path(__file__).parent
+SHARDINGS = ("ddp", "zero1", "zero2", "fsdp2")
+GLOO = (torch.ops.c10d._allgather_base_.default, torch.ops.c10d._reduce_scatter_base_.default)
+
+
+def request(world_size, model="tiny-llama", **fields):
+    return plain(model, **fields).model_copy(update={"world_size": world_size})
+
+
+def held(timeline, phase, micro_batch=2):
+    """Return the bytes on the device by category when the second step enters a phase."""
+    program = timeline.program(micro_batch)
+    start = next(start for start, name, step in program.marks if (name, step) == (phase, 2))
+    sizes = timeline.sizes(micro_batch)
+    alive = dict.fromkeys(CATEGORIES, 0)
+    for event in program.events[:start]:
+        slot = event if event >= 0 else ~event
+        if PLACES[timeline.slots.place[slot]] == "device":
+            alive[CATEGORIES[timeline.slots.category[slot]]] += sizes[slot] * (1 if event >= 0 else -1)
+    return alive
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_a_trace_counts_the_bytes_of_real_tensors(sharding, precision, monkeypatch, tmp_path):
+    """Real tensors, real code, and ranks that do not exist: a peak that no other process's timing disturbs."""
+    for operator in GLOO:  # gloo's own buffers, which the fake backend does not make
+        monkeypatch.delitem(ON_CPU, operator)
+    fields = {"sharding": sharding, "precision": precision}
+    timeline = trace(request(2, **fields))
+    without_ranks = [
+        (ranks, "form_group", fake._form_group),
+        (replicated, "DistributedDataParallel", fake._Replica),
+    ]
+    for micro_batch, micro_steps in ((3, 1), (5, 2)):
+        probe = request(2, micro_batch=micro_batch, **fields).model_copy(update={"folder": str(tmp_path)})
+        with replaced(without_ranks):
+            real = measured(probe, micro_steps)
+        assert timeline.allocated(micro_batch, accumulating=micro_steps > 1) == pytest.approx(real, rel=2e-4)
+
+
+def check_states(device):
+    """Compare with the formulas at the points where they hold: between backward and update, or at the loss."""
+    for world_size in (2, 8):
+        for sharding in SHARDINGS:
+            timeline = trace(request(world_size, device=device, sharding=sharding, precision="bf16"))
+            assert (timeline.facts["world_size"], timeline.facts["sharding"]) == (world_size, sharding)
+            assert timeline.exact is None
+            parameters = timeline.facts["parameters"]
+            expected = states(parameters, "fp32", "adamw", sharding, world_size)
+            before_update = held(timeline, "optimizer")
+            # FSDP2 keeps parameters in shards between steps under ZeRO-2 too; DDP's buckets last.
+            kept = states(
+                parameters, "fp32", "adamw", "fsdp2" if sharding == "zero2" else sharding, world_size
+            )
+            assert before_update["parameter"] == pytest.approx(kept.parameters, rel=0.03)
+            assert before_update["gradient"] == pytest.approx(expected.gradients, rel=0.03)
+            # ZeRO-1 gives whole parameters to ranks, the largest to rank 0.
+            assert before_update["optimizer_state"] == pytest.approx(expected.optimizer_state, rel=0.06)
+            gathered = held(timeline, "backward")["parameter"] - before_update["parameter"]
+            if sharding == "zero2":
+                assert gathered == pytest.approx(2 * parameters, rel=0.03)
+            elif sharding == "fsdp2":  # embeddings alone, which are the head too
+                outside = 2 * 512 * 64
+                assert outside <= gathered < outside + 4096
+            else:
+                assert gathered == 0
+
+
+def test_each_rank_keeps_what_zero_says_on_the_cpu():
+    check_states("cpu")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_what_is_gathered_block_by_block_goes_away_again(device):
+    """In a process of its own, because the stand-in for CUDA wants one."""
+    script = f"""
+import json
+from tests.memory.test_sharding import held, request, trace
+from tests.data.families import FAMILIES
+from autotune.specs import ModelSpec
+found = {{}}
+for sharding in ("zero2", "fsdp2"):
+    for layers in (4, 8):
+        config = {{**FAMILIES["llama"], "num_hidden_layers": layers}}
+        probe = request(8, device={device!r}, sharding=sharding, precision="bf16", checkpointing="full")
+        probe = probe.model_copy(update={{"model": ModelSpec(name="x", source="preset", config=config)}})
+        timeline = trace(probe)
+        found[sharding, layers] = held(timeline, "backward")["parameter"], timeline.facts["parameters"]
+print(json.dumps([found[key] for key in sorted(found)]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=HERE.parent.parent, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (fsdp_4, few), (fsdp_8, many), (zero_4, _), (zero_8, _) = json.loads(done.stdout.splitlines()[-1])
+    four_layers = many - few
+    assert fsdp_8 - fsdp_4 == pytest.approx(four_layers * 4 / 8, rel=0.03)  # its shards alone
+    assert zero_8 - zero_4 == pytest.approx(four_layers * (4 / 8 + 2), rel=0.03)
+
+
+def test_gloo_needs_a_copy_of_what_it_gathers_and_reduces(monkeypatch):
+    def count(category):
+        timeline = trace(request(2, sharding="fsdp2", precision="fp32"))
+        return timeline.slots.category.count(CATEGORIES.index(category))
+
+    with_gloo = count("workspace")
+    for operator in GLOO:
+        monkeypatch.delitem(ON_CPU, operator)
+    # Two blocks gathered twice and the rest once, and each reduced once; traced at micro-batches 2, 3 and 1.
+    assert with_gloo - count("workspace") >= 5 + 3
+
+
+def test_illegal_combinations_are_told_before_anything_is_launched():
+    def told(world_size=2, kind="cuda", **fields):
+        candidate = Candidate(**fields)
+        return illegal(candidate) or misplaced(candidate, world_size, kind)
+
+    assert told(world_size=1) is None
+    assert "2 ranks need a sharding" in told()
+    assert "--gpus" in told(world_size=1, sharding="ddp")
+    assert "zero1" in told(sharding="zero1", offload="optimizer")
+    assert "keep them there whole" in told(sharding="ddp", offload="full")
+    assert "keep them there whole" in told(sharding="zero2", offload="full")
+    assert "reduced" in told(sharding="ddp", optimizer_in_backward=True)
+    assert "shards" in told(sharding="fsdp2", optimizer="adafactor")
+    assert told(sharding="fsdp2", offload="full") is None
+    assert "whole parameters to files" in told(sharding="fsdp2", offload="full", kind="cpu")
+    for sharding in ("ddp", "zero2", "fsdp2"):
+        assert told(sharding=sharding, offload="optimizer", kind="cpu") is None
