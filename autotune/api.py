@@ -37,15 +37,16 @@ def tune(*, runs: Path = Path("runs"), watch: Watch | None = None, **options: An
     `options` are those of `autotune run`, by their names in a spec YAML: `tune(model="gpt2",
     target_global_batch="64K", device="cpu:4GiB")`. Raises InputError, NothingFits, NothingProven or ModelError.
     """
-    from autotune.devices.find import check_device, find
-    from autotune.executors.local import LocalExecutor
+    from autotune.devices.find import check_device
+    from autotune.executors.find import find_executor
     from autotune.options import RunOptions, to_spec
     from autotune.run import tune as loop
     from autotune.tracing import LocalTracer
 
     spec = to_spec(RunOptions.load(options, "options"), check_device, Path.cwd())
-    executor = LocalExecutor(find(spec.device))
-    return loop(spec, create_run(spec, runs), executor, watch, LocalTracer())
+    tracer = LocalTracer()
+    executor = find_executor(spec.device, tracer)
+    return loop(spec, create_run(spec, runs), executor, watch, tracer)
 
 
 def load_run(name: str | Path, runs: Path = Path("runs")) -> Run:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     help="Find the fastest way to train a model that is proven not to run out of memory.",
-    epilog="Exit codes: 0 a proven winner, 1 this machine failed, 2 bad input, 3 nothing fits, "
-    "4 the model itself fails, 130 interrupted.",
+    epilog="Exit codes: 0 a proven winner (a predicted one on a simulated device), 1 this machine failed, 2 bad "
+    "input, 3 nothing fits, 4 the model itself fails, 130 interrupted.",
 )  # fmt: skip
 spaces_app = typer.Typer(no_args_is_help=False, help="List and draw search spaces.")
 app.add_typer(spaces_app, name="spaces", invoke_without_command=True)
@@ -55,7 +55,9 @@ def run(
     target_global_batch: Annotated[
         str | None, typer.Option(help="Tokens for each optimizer step: 4M, 64Ki, or '512 samples'.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cuda, cuda:1, or cpu:3GiB.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cuda, cuda:1, cpu:3GiB, or sim:h100-80gb.")
+    ] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
     optimizer: Annotated[
         str | None, typer.Option(help="adamw, adamw-8bit, adafactor, momentum or sgd.")
@@ -166,7 +168,7 @@ def export(
 ) -> None:
     """Write the winner as files that a training library loads."""
     from autotune.best import Best
-    from autotune.emission import write_files
+    from autotune.emission import PREDICTED, write_files
     from autotune.exports import export as render
     from autotune.paths import RunPaths
     from autotune.runs import find_run
@@ -178,6 +180,8 @@ def export(
         paths = find_run(run, runs)
         file = paths.best
     best = Best.read(file)
+    if best.evidence == "predicted":
+        _console().print(PREDICTED, style="yellow")
     folder = out or paths.exports / to
     written = write_files(render(best, to), folder)
     if json:
@@ -299,20 +303,20 @@ def draw(space: Annotated[str, typer.Argument(help="A shipped name or a YAML fil
 
 def _tune(spec: RunSpec, paths: RunPaths, json: bool) -> None:
     """Run the loop under a live table, then show the result."""
-    from autotune.devices.find import find
     from autotune.errors import JournalError, ProbeError
-    from autotune.executors.local import LocalExecutor
+    from autotune.executors.find import find_executor
     from autotune.report.document import document, print_result
     from autotune.report.live import Terminal
     from autotune.run import tune
     from autotune.tracing import LocalTracer
 
     console = _console()
-    executor = LocalExecutor(find(spec.device))
+    tracer = LocalTracer()
+    executor = find_executor(spec.device, tracer)
     console.print(f"run {paths.root}", style="dim")
     try:
         with Terminal(console, spec, executor.facts.name) as watch:
-            best = tune(spec, paths, executor, watch, LocalTracer())
+            best = tune(spec, paths, executor, watch, tracer)
     except KeyboardInterrupt:
         message = f"\ninterrupted; nothing is left running. Go on with: autotune resume {paths.root}"
         console.print(message, markup=False, soft_wrap=True)

@@ -15,6 +15,12 @@ from autotune.probe.folder import write_atomically
 from autotune.selection import Score, mfu
 from autotune.specs import ModelFacts, RunSpec
 
+PREDICTED = (
+    "predicted, not measured: nothing was trained. Memory is from a trace and a simulated allocator, speed from a "
+    "roofline; `autotune verify` on such a GPU proves it"
+)
+"""What `best.yaml` says where its numbers are predictions."""
+
 
 def contender(
     spec: RunSpec, run: str, score: Score, facts: ModelFacts, device: DeviceFacts, variables: dict[str, str]
@@ -28,14 +34,15 @@ def contender(
     candidate, goal = score.trial.candidate, spec.goal
     peak = device.peak_flops.get(candidate.precision)
     share = mfu(score.tokens_per_second, facts, goal.seq_len, peak, goal.gpus) if peak else None
-    notes = []
+    notes = [PREDICTED] if device.simulated else []
     if goal.gpus > 1:
         notes.append(
             f"probes ran on one of {goal.gpus} devices: gradient synchronization and its buffers are not in the "
             "recorded time and memory"
         )
     return Best(
-        run=run, created=datetime.now(UTC).isoformat(timespec="seconds"), evidence="measured",
+        run=run, created=datetime.now(UTC).isoformat(timespec="seconds"),
+        evidence="predicted" if device.simulated else "measured",
         candidate=candidate, accumulation=score.accumulation, seq_len=goal.seq_len, gpus=goal.gpus,
         seed=spec.seed, headroom=goal.headroom, tokens_per_second=score.tokens_per_second,
         tokens_per_second_interval=score.interval, seconds_per_global_step=score.seconds, mfu=share,

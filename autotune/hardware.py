@@ -21,8 +21,10 @@ class Hardware(Frozen):
 
     id: str
     """Name for people and files: `h100-sxm-80gb`."""
+    aliases: tuple[str, ...] = ()
+    """Shorter names for people: `h100-80gb`, `h100`."""
     names: tuple[str, ...]
-    """What NVML calls it, without a leading `NVIDIA ` or `Tesla `, and people for short."""
+    """What NVML calls it, without a leading `NVIDIA ` or `Tesla `."""
     vendor: Literal["nvidia", "amd"]
     sold_gb: Positive
     """Memory as the vendor names it, in GB."""
@@ -77,7 +79,7 @@ class HardwareTable(Frozen):
     def _names_are_unique(self) -> HardwareTable:
         taken: set[str] = set()
         for row in self.hardware:
-            for name in {_plain(row.id), *map(_plain, row.names)}:
+            for name in {_plain(row.id), *map(_plain, (*row.aliases, *row.names))}:
                 if name in taken:
                     raise ValueError(f"{row.id}: the name {name!r} is used twice")
                 taken.add(name)
@@ -96,21 +98,22 @@ def table() -> HardwareTable:
 
 
 def lookup(name: str) -> Hardware | None:
-    """Return the GPU with this id or NVML name, or None. Letter case does not matter."""
+    """Return the GPU with this id, alias or NVML name, or None. Letter case does not matter."""
     wanted = _plain(name)
     for row in table().hardware:
-        if wanted == _plain(row.id) or wanted in map(_plain, row.names):
+        if wanted in map(_plain, (row.id, *row.aliases, *row.names)):
             return row
     return None
 
 
 def find_hardware(name: str) -> Hardware:
-    """Return the GPU with this id or NVML name. Raises InputError that names the nearest ids."""
+    """Return the GPU with this id, alias or NVML name. Raises InputError that names the nearest ids."""
     if (row := lookup(name)) is not None:
         return row
     ids = [row.id for row in table().hardware]
+    known = [*ids, *(alias for row in table().hardware for alias in row.aliases)]
     alike = [id for id in ids if _plain(name) in id]
-    raise InputError(f"hardware {name!r} is unknown; {nearest(name.lower(), alike or ids)}")
+    raise InputError(f"GPU {name!r} is unknown; {nearest(name.lower(), alike or known)}")
 
 
 def _plain(name: str) -> str:

@@ -30,7 +30,7 @@ class RunOptions(Frozen):
     target_global_batch: str
     """Tokens for each optimizer step over all devices: `4M`, `64Ki`; or `512 samples`."""
     device: str = "auto"
-    """`auto`, `cuda`, `cuda:1`, or `cpu:3GiB`."""
+    """`auto`, `cuda`, `cuda:1`, `cpu:3GiB`, or `sim:h100-80gb`."""
     seq_len: Annotated[int, Field(ge=1)] | None = None
     """Tokens per sequence; by default 1024, or the model's longest if that is less."""
     optimizer: Optimizer = "adamw"

@@ -61,7 +61,9 @@ def tune(
     Raises NothingFits, NothingProven, ModelError, JournalError, or InputError when another tuner has the run.
     """
     with Journal(paths.journal, paths.lock) as journal:
-        return _Run(spec, paths, executor, watch or Silent(), journal, tracer if spec.predict else None).go()
+        # A simulated device is itself the memory model.
+        foreseeing = spec.predict and not executor.facts.simulated
+        return _Run(spec, paths, executor, watch or Silent(), journal, tracer if foreseeing else None).go()
 
 
 class _Run:
@@ -280,6 +282,8 @@ class _Run:
             error = nothing_fits(self.journal.record.history, scope, done)
             self.journal.append(Decided(winner=None, why=str(error), time=_now()))
             raise error
+        if self.executor.facts.simulated:
+            return self.emit_unproven(rank(self.journal.record.history, scope)[0])
         while remaining := rank(after_proofs(self.journal.record.history, self.journal.record.proofs), scope):
             held = [proof for proof in self.journal.record.proofs if proof.passed]
             proof = held[0] if held else self.prove_one(remaining[0])
@@ -335,6 +339,14 @@ class _Run:
         self.write(self.paths.best, best)
         self.paths.contender.unlink(missing_ok=True)
         self.journal.append(Decided(winner=score.trial.number, why=proved.why, time=_now()))
+        return best
+
+    def emit_unproven(self, score: Score) -> Best:
+        """Write `best.yaml` without a proof, where there is no device to prove it on."""
+        best = self.contender(score)
+        self.write(self.paths.best, best)
+        why = "predicted to be the fastest that fits; a simulated device proves nothing"
+        self.journal.append(Decided(winner=score.trial.number, why=why, time=_now()))
         return best
 
     def contender(self, score: Score) -> Best:

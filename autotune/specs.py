@@ -50,38 +50,50 @@ class ModelFacts(Frozen):
     transformers_version: str
 
 
-_DEVICE = re.compile(r"^(?P<kind>auto|cuda|cpu)(?::(?P<argument>.+))?$")
+_DEVICE = re.compile(r"^(?P<kind>auto|cuda|cpu|sim)(?::(?P<argument>.+))?$")
 
 
 class DeviceSpec(Frozen):
-    """Which device to tune for: `cuda`, `cuda:1`, or `cpu:3GiB` (a CPU with an enforced memory budget)."""
+    """Which device to tune for.
 
-    kind: Literal["auto", "cuda", "cpu"]
+    `cuda`, `cuda:1`; `cpu:3GiB`, a processor with an enforced memory budget; `sim:h100-80gb`, a GPU that is not there.
+    """
+
+    kind: Literal["auto", "cuda", "cpu", "sim"]
     index: int = 0
     """Number of the GPU, for `cuda`."""
     budget: int | None = None
     """Bytes granted: required for `cpu`, all of the device's usable memory otherwise."""
+    hardware: str | None = None
+    """Which GPU to simulate, for `sim`: a name of hardware.yaml."""
 
     @classmethod
     def parse(cls, text: str) -> DeviceSpec:
-        """Parse `auto`, `cuda`, `cuda:1` or `cpu:3GiB`. Raises ValueError."""
+        """Parse `auto`, `cuda`, `cuda:1`, `cpu:3GiB` or `sim:h100-80gb`. Raises ValueError."""
         match = _DEVICE.match(text.strip())
+        unknown = f"device {text!r} is unknown; write auto, cuda, cuda:1, cpu:3GiB or sim:h100-80gb"
         if match is None:
-            raise ValueError(f"device {text!r} is unknown; write auto, cuda, cuda:1 or cpu:3GiB")
+            raise ValueError(unknown)
         kind, argument = match["kind"], match["argument"]
         if kind == "cpu":
             if argument is None:
                 raise ValueError("the cpu device needs a memory budget; write it like cpu:3GiB")
             return cls(kind="cpu", budget=parse_bytes(argument))
+        if kind == "sim":
+            if argument is None:
+                raise ValueError("a simulated device needs the name of a GPU; write it like sim:h100-80gb")
+            return cls(kind="sim", hardware=argument)
         if argument is None:
             return cls(kind="cuda" if kind == "cuda" else "auto")
         if kind == "auto" or not argument.isdigit():
-            raise ValueError(f"device {text!r} is unknown; write auto, cuda, cuda:1 or cpu:3GiB")
+            raise ValueError(unknown)
         return cls(kind="cuda", index=int(argument))
 
     def __str__(self) -> str:
         if self.kind == "cpu":
             return f"cpu:{format_size(self.budget or 0)}"
+        if self.kind == "sim":
+            return f"sim:{self.hardware}"
         return f"cuda:{self.index}" if self.kind == "cuda" and self.index else self.kind
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.best import Best, Proof
-from autotune.devices.find import find
+from autotune.devices.find import find, resolve_device
+from autotune.errors import InputError
 from autotune.executors.local import LocalExecutor
 from autotune.probe.protocol import Inspection
 from autotune.proof import judge, proof_request
@@ -24,7 +25,12 @@ def verify(
     never promised there. Raises InputError for an unreadable file or a missing device.
     """
     best = Best.read(file)
-    executor = LocalExecutor(find(device or recorded_device(best)))
+    chosen = device or recorded_device(best)
+    if resolve_device(chosen).kind == "sim":
+        raise InputError(
+            "a proof needs a real device, and there is none of this kind here; a simulated one proves nothing"
+        )
+    executor = LocalExecutor(find(chosen))
     facts = executor.facts
     say(f"proving {file} on {facts.name} with {format_bytes(facts.budget)}")
     request = proof_request(best, limits.proof_seconds, facts.torch_name, facts.budget)
@@ -38,7 +44,7 @@ def verify(
 
 
 def recorded_device(best: Best) -> DeviceSpec:
-    """Return the device that a file's numbers are of."""
+    """Return the device that a file's numbers are of; for predictions, the first GPU there is."""
     if best.device.kind == "cpu":
         return DeviceSpec(kind="cpu", budget=best.memory.budget)
     return DeviceSpec(kind="cuda", index=int(best.device.torch_name.partition(":")[2] or 0))

@@ -61,7 +61,7 @@ class CudaDevice:
 
     def environment(self, candidate: Candidate) -> dict[str, str]:
         """Return the variables that show the worker this GPU alone, as `cuda:0`, and set up its allocator."""
-        allocator = _allocator_options(os.environ, candidate.expandable_segments)
+        allocator = allocator_options(os.environ, candidate.expandable_segments)
         return {
             "CUDA_VISIBLE_DEVICES": self._gpu.uuid,
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -169,7 +169,7 @@ def visible_gpus(gpus: tuple[Gpu, ...], variables: Mapping[str, str]) -> tuple[G
     return tuple(found)
 
 
-def _allocator_options(variables: Mapping[str, str], expandable: bool) -> str:
+def allocator_options(variables: Mapping[str, str], expandable: bool) -> str:
     """Join the user's own allocator options with the candidate's."""
     own = variables.get("PYTORCH_ALLOC_CONF") or variables.get("PYTORCH_CUDA_ALLOC_CONF") or ""
     kept = [option for option in own.split(",") if option and not option.startswith("expandable_segments")]

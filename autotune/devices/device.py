@@ -26,6 +26,9 @@ class DeviceFacts(Frozen):
     """What a device is. Memory in bytes."""
 
     kind: Literal["cpu", "cuda"]
+    """Whose kernels and rules hold."""
+    simulated: bool = False
+    """Nothing runs on it: what is said of it is predicted."""
     name: str
     """As the vendor calls it."""
     torch_name: str

@@ -10,7 +10,9 @@ from autotune.devices.cuda import CudaDevice, visible_gpus
 from autotune.devices.device import Device
 from autotune.devices.host import available_memory
 from autotune.devices.nvml import Gpu, Nvml, NvmlError, NvmlLibrary
+from autotune.devices.simulated import DEFAULT, SimulatedDevice
 from autotune.errors import InputError
+from autotune.hardware import find_hardware
 from autotune.specs import DeviceSpec
 from autotune.units import GIB
 
@@ -18,13 +20,19 @@ _Open = Callable[[], Nvml]
 
 
 def resolve_device(spec: DeviceSpec, open_nvml: _Open = NvmlLibrary) -> DeviceSpec:
-    """Replace `auto` by the GPU there is. Raises InputError that names the next command where there is none."""
+    """Replace `auto` by the GPU there is, else by a simulated one; and a simulated one's name by its id.
+
+    Raises InputError, naming the nearest, for a GPU that the table does not know.
+    """
+    if spec.kind == "sim":
+        assert spec.hardware is not None, "a simulated device is parsed with its name"
+        return DeviceSpec(kind="sim", hardware=find_hardware(spec.hardware).id)
     if spec.kind != "auto":
         return spec
     try:
         _gpus(open_nvml)
-    except NvmlError as error:
-        raise InputError(f"--device auto found no GPU ({error}); {_instead()}") from None
+    except NvmlError:
+        return DeviceSpec(kind="sim", hardware=DEFAULT)
     return DeviceSpec(kind="cuda", index=spec.index)
 
 
@@ -48,6 +56,9 @@ def find(spec: DeviceSpec, open_nvml: _Open = NvmlLibrary) -> Device:
     if spec.kind == "cpu":
         assert spec.budget is not None, "a cpu device is parsed with its budget"
         return CpuDevice(spec.budget)
+    if spec.kind == "sim":
+        assert spec.hardware is not None, "a simulated device is parsed with its name"
+        return SimulatedDevice(find_hardware(spec.hardware))
     if spec.budget is not None:
         raise InputError("a GPU cannot be given a smaller budget than it has; leave the budget away")
     try:
@@ -76,4 +87,4 @@ def _gpus(open_nvml: _Open) -> tuple[Nvml, tuple[Gpu, ...]]:
 def _instead() -> str:
     """Name a command that works here: the processor, with a budget that this machine has free."""
     budget = max(1, min(8, int(0.75 * available_memory() / GIB)))
-    return f"to tune for this machine's processor, type --device cpu:{budget}GiB"
+    return f"to tune for this machine's processor, type --device cpu:{budget}GiB; to simulate a GPU, --device auto"

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
+from autotune.outcome import Phase
 from autotune.units import GIB, MIB
 
 MIN_BLOCK = 512
@@ -53,6 +54,8 @@ class OutOfDeviceMemory(Exception):
         self.allocated = allocated
         self.reserved = reserved
         self.capacity = capacity
+        self.phase: Phase | None = None
+        """Where in a training that was, once whoever composed the requests has said so."""
         super().__init__(
             f"request of {requested} B refused: {reserved} of {capacity} B reserved, {allocated} B allocated"
         )

@@ -120,7 +120,7 @@ class Predictor:
             peak=round(corrected.mean),
             low=max(0, round(corrected.low)),
             high=round(corrected.high),
-            breakdown=_breakdown(
+            breakdown=breakdown(
                 timeline.peak(candidate.micro_batch, self._accumulating(candidate.micro_batch))
             ),
         )
@@ -210,7 +210,8 @@ def _rung(candidate: Candidate) -> str:
     return candidate.rung().key()
 
 
-def _breakdown(peak: Peak) -> Breakdown:
+def breakdown(peak: Peak) -> Breakdown:
+    """Return what holds a peak, in the parts that a probe reports."""
     parts = peak.breakdown
     named = ("parameter", "gradient", "optimizer_state", "activation")
     return Breakdown(

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 from autotune.errors import InputError
-from autotune.memory.allocator import MIN_BLOCK, Usage, simulate
+from autotune.memory.allocator import MIN_BLOCK, OutOfDeviceMemory, Usage, simulate
 from autotune.outcome import Phase
 from autotune.timing.work import Work
 
@@ -161,13 +161,22 @@ class Timeline:
 
         `blas_workspace` (bytes) is allocated twice and kept, as cuBLAS does: for the thread of the forward pass at
         its first matrix product, and for autograd's thread at the first of the backward pass. Raises
-        OutOfDeviceMemory beyond `capacity`.
+        OutOfDeviceMemory, with the phase, beyond `capacity`.
         """
         program = self.program(micro_batch, accumulating)
         sizes = self._sizes_in("device", micro_batch, rounding=1)
-        return simulate(
-            _requests(program, sizes, blas_workspace), capacity, expandable_segments=expandable_segments
-        )
+        position = 0
+
+        def requests() -> Iterator[tuple[int, int]]:
+            nonlocal position
+            for position, name, size in _requests(program, sizes, blas_workspace):  # noqa: B007
+                yield name, size
+
+        try:
+            return simulate(requests(), capacity, expandable_segments=expandable_segments)
+        except OutOfDeviceMemory as refused:
+            refused.phase = program.phase_at(position)[0]
+            raise
 
     def curve(self, micro_batch: int, accumulating: bool = False) -> list[tuple[Phase, int, int]]:
         """Return (phase, optimizer step, bytes on the device) after every event, for drawing."""
@@ -347,8 +356,8 @@ def _levels(events: Sequence[int], sizes: Sequence[int]) -> list[int]:
     return list(accumulate([deltas[event] for event in events]))
 
 
-def _requests(program: Program, sizes: Sequence[int], blas_workspace: int) -> Iterator[tuple[int, int]]:
-    """Yield the allocator's requests; the last instance of a slot is released first."""
+def _requests(program: Program, sizes: Sequence[int], blas_workspace: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (index of the event, name, size) of the allocator's requests; the last instance of a slot goes first."""
     kept = {}
     if blas_workspace:
         for phase in ("forward", "backward"):
@@ -358,11 +367,11 @@ def _requests(program: Program, sizes: Sequence[int], blas_workspace: int) -> It
     for position, event in enumerate(program.events):
         if position in kept:
             counter += 1
-            yield counter, blas_workspace
+            yield position, counter, blas_workspace
         if event >= 0:
             if sizes[event] > 0:
                 counter += 1
                 names[event].append(counter)
-                yield counter, sizes[event]
+                yield position, counter, sizes[event]
         elif sizes[~event] > 0:
-            yield names[~event].pop(), 0
+            yield position, names[~event].pop(), 0

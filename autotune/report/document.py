@@ -12,7 +12,15 @@ from autotune.journal import read_record
 from autotune.paths import RunPaths
 from autotune.proof import after_proofs
 from autotune.record import Record
-from autotune.report.tables import failures, path_lines, rejected_lines, section, trial_table, winner_panel
+from autotune.report.tables import (
+    failures,
+    not_measured,
+    path_lines,
+    rejected_lines,
+    section,
+    trial_table,
+    winner_panel,
+)
 from autotune.report.wording import skipped, verdict
 from autotune.runs import load_spec
 from autotune.selection import score
@@ -26,14 +34,16 @@ def document(paths: RunPaths) -> dict[str, Any]:
     """Return everything about a run as plain data: spec, model, trials, path, winner with its proof."""
     spec, record = load_spec(paths), read_record(paths.journal)
     scope, best = _scope(spec, record), _winner(paths, record)
+    simulated = spec.device.kind == "sim"
     return {
         "run": str(paths.root),
+        "evidence": "predicted" if simulated else "measured",
         "spec": spec.model_dump(mode="json", exclude={"space"}),
         "model": record.inspection.facts.model_dump(mode="json") if record.inspection else None,
         "trials": [_trial(trial, scope) for trial in record.history] if scope else [],
         "skipped": [entry.model_dump(mode="json", exclude={"type"}) for entry in record.skipped],
         "traced": [entry.model_dump(mode="json", exclude={"type"}) for entry in record.traced],
-        "path": [[step.node, step.edge, step.evidence] for step in record.path],
+        "path": [[step.node, step.edge, "predicted" if simulated else step.evidence] for step in record.path],
         "proofs": [proof.model_dump(mode="json", exclude={"outcome"}) for proof in record.proofs],
         "decided": record.decided.model_dump(mode="json") if record.decided else None,
         "best": best.model_dump(mode="json") if best else None,
@@ -54,13 +64,21 @@ def print_report(paths: RunPaths, console: Console) -> None:
     console.print(
         Text(f"{paths.root}: {spec.model.name} on {spec.device}, {spec.goal.target} a step\n", style="bold")
     )
+    if spec.device.kind == "sim":
+        console.print(not_measured())
     if scope and record.history:
         console.print(trial_table(record.history, scope, Space.load(spec.space, "space")))
-    print_result(paths, _winner(paths, record), console)
+    _print_result(paths, _winner(paths, record), console)
 
 
 def print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
-    """Print path, winner, what was rejected and why, and the commands to go on with."""
+    """Print path, winner, what was rejected and why, and the commands to go on with; first, if it is predicted."""
+    if best is not None and best.evidence == "predicted":
+        console.print(not_measured())
+    _print_result(paths, best, console)
+
+
+def _print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
     spec, record = load_spec(paths), read_record(paths.journal)
     space = Space.load(spec.space, "space")
     scope = _scope(spec, record)
@@ -69,6 +87,7 @@ def print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
         return
     console.print(section("Path through the graph", path_lines(record.path, space)))
     console.print(section("Winner", [winner_panel(best)]))
+    proves = "  on a machine with such a GPU, which proves it" if best.evidence == "predicted" else ""
     trials = after_proofs(record.history, record.proofs)
     winner = next(trial for trial in trials if trial.candidate == best.candidate)
     if lines := rejected_lines(trials, scope, winner):
@@ -83,7 +102,7 @@ def print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
             [
                 Text(f"{paths.best}  is what training starts from"),
                 Text(f"autotune export {paths.root} --to native|transformers|accelerate"),
-                Text(f"autotune verify {paths.best}"),
+                Text(f"autotune verify {paths.best}" + proves),
                 Text(f"autotune report {paths.root}"),
             ],
         )

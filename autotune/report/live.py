@@ -13,7 +13,7 @@ from rich.text import Text
 from autotune.candidate import Candidate
 from autotune.probe.protocol import Progress
 from autotune.record import ProofFinished, Traced
-from autotune.report.tables import trial_row, trial_table
+from autotune.report.tables import not_measured, trial_row, trial_table
 from autotune.report.wording import PHASES, skipped
 from autotune.selection import Score
 from autotune.space import Space
@@ -62,6 +62,8 @@ class Terminal:
         self._trials = history
         goal = self._spec.goal
         blocks = f"{facts.blocks} x {facts.block_class}" if facts.block_class else "no repeated block found"
+        if self._spec.device.kind == "sim":
+            self._console.print(not_measured())
         self._console.print(
             Text.assemble(
                 (self._spec.model.name, "bold"),

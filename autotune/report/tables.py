@@ -87,6 +87,13 @@ def path_lines(path: Iterable[Step], space: Space) -> list[str]:
     return lines
 
 
+def not_measured() -> RenderableType:
+    """Return what stands above every result of a simulated device."""
+    return Text(
+        "\npredicted, not measured: nothing was trained, the device is simulated", style="bold yellow"
+    )
+
+
 def winner_panel(best: Best) -> RenderableType:
     """Return the winner: configuration, accumulation written out, memory and speed with their evidence."""
     grid = Table.grid(padding=(0, 2))

@@ -18,9 +18,11 @@ from autotune.devices import host
 from autotune.devices.cpu import CpuDevice
 from autotune.devices.cuda import CONTEXT, CudaDevice, visible_gpus
 from autotune.devices.device import Device, DeviceBusy
-from autotune.devices.find import find, resolve_device
+from autotune.devices.find import check_device, find, resolve_device
 from autotune.devices.nvml import Gpu, MemoryUse, NvmlError, NvmlLibrary
+from autotune.devices.simulated import SimulatedDevice
 from autotune.errors import InputError
+from autotune.hardware import find_hardware
 from autotune.specs import DeviceSpec
 from autotune.units import GIB, MIB
 
@@ -71,9 +73,15 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture(params=["cpu", "cuda"])
+@pytest.fixture(params=["cpu", "cuda", "simulated"])
 def device(request: pytest.FixtureRequest) -> Device:
-    return CpuDevice(2 * GIB) if request.param == "cpu" else CudaDevice(H100, FakeNvml())
+    match request.param:
+        case "cpu":
+            return CpuDevice(2 * GIB)
+        case "cuda":
+            return CudaDevice(H100, FakeNvml())
+        case _:
+            return SimulatedDevice(find_hardware("h100-80gb"))
 
 
 # What every device promises.
@@ -89,7 +97,8 @@ def test_facts_do_not_change_and_fit_together(device: Device) -> None:
 def test_the_environment_is_text_and_shows_the_worker_one_device(device: Device) -> None:
     variables = device.environment(Candidate())
     assert all(isinstance(value, str) for value in variables.values())
-    assert variables["CUDA_VISIBLE_DEVICES"] == ("" if device.facts().kind == "cpu" else H100.uuid)
+    hidden = device.facts().kind == "cpu" or device.facts().simulated
+    assert variables["CUDA_VISIBLE_DEVICES"] == ("" if hidden else H100.uuid)
 
 
 def test_a_free_device_is_ready_at_once_and_again(device: Device) -> None:
@@ -267,10 +276,47 @@ def test_auto_is_the_gpu_where_there_is_one() -> None:
 
 
 @pytest.mark.parametrize("open_nvml", [no_nvml, lambda: FakeNvml(listed=())])
-@pytest.mark.parametrize("text", ["auto", "cuda"])
-def test_without_a_gpu_the_next_command_is_named(text: str, open_nvml: Callable[[], FakeNvml]) -> None:
-    with pytest.raises(InputError, match=rf"--device {text} found no GPU .* type --device cpu:\dGiB"):
-        find(DeviceSpec.parse(text), open_nvml)
+def test_without_a_gpu_the_next_command_is_named(open_nvml: Callable[[], FakeNvml]) -> None:
+    with pytest.raises(InputError, match=r"--device cuda found no GPU .* type --device cpu:\dGiB"):
+        find(DeviceSpec.parse("cuda"), open_nvml)
+
+
+@pytest.mark.parametrize("open_nvml", [no_nvml, lambda: FakeNvml(listed=())])
+def test_without_a_gpu_auto_simulates_one(open_nvml: Callable[[], FakeNvml]) -> None:
+    resolved = resolve_device(DeviceSpec.parse("auto"), open_nvml)
+    assert resolved == DeviceSpec(kind="sim", hardware="h100-sxm-80gb")
+    assert find(DeviceSpec.parse("auto"), open_nvml).facts().simulated
+
+
+@pytest.mark.parametrize(
+    ("text", "id"),
+    [
+        ("sim:h100-80gb", "h100-sxm-80gb"),
+        ("sim:A100", "a100-sxm-80gb"),
+        ("sim:rtx-4090-24gb", "rtx-4090-24gb"),
+    ],
+)
+def test_a_simulated_gpu_goes_by_id_or_alias(text: str, id: str) -> None:
+    spec = resolve_device(DeviceSpec.parse(text))
+    assert str(spec) == f"sim:{id}"
+    facts = find(spec).facts()
+    assert facts.hardware == id
+    assert facts.simulated
+    assert facts.name.endswith("(simulated)")
+    assert facts.budget == find_hardware(id).usable_bytes()
+
+
+def test_a_gpu_that_cannot_be_simulated_gets_the_nearest_name() -> None:
+    with pytest.raises(InputError, match=r"GPU 'h100-8gb' is unknown; did you mean .*h100-80gb"):
+        check_device(DeviceSpec.parse("sim:h100-8gb"))
+    with pytest.raises(ValueError, match="write it like sim:h100-80gb"):
+        DeviceSpec.parse("sim")
+
+
+def test_a_simulated_gpu_has_the_types_of_its_hardware() -> None:
+    facts = find(DeviceSpec.parse("sim:t4")).facts()
+    assert not facts.supports_bf16
+    assert "bf16" not in facts.peak_flops
 
 
 def test_a_gpu_that_is_not_there_is_answered_with_those_that_are() -> None:

@@ -25,7 +25,8 @@ RUN = ("run", "--model", "tiny-gpt2", "--target-global-batch", "16K", "--device"
         ((*RUN, "--time-budget", "soon"), "not a duration"),
         ((*RUN[:5], "--device", "cpu:64MiB"), "smaller than what torch"),
         ((*RUN[:5], "--device", "cpu:4000GiB"), "more than this machine's memory"),
-        ((*RUN[:5], "--device", "tpu"), "write auto, cuda, cuda:1 or cpu:3GiB"),
+        ((*RUN[:5], "--device", "tpu"), "write auto, cuda, cuda:1, cpu:3GiB or sim:"),
+        ((*RUN[:5], "--device", "sim:h10-80gb"), "did you mean"),
         ((*RUN[:5], "--device", "cpu"), "needs a memory budget"),
         (("resume", "nothing"), "there is no run 'nothing'"),
         (("report", "."), "is not a run of autotune"),
@@ -73,7 +74,8 @@ def test_a_spec_file_is_checked_key_by_key(tmp_path):
 
 
 def test_no_gpu_is_said_with_the_next_command_to_type(tmp_path):
-    done = autotune("run", "--model", "tiny-gpt2", "--target-global-batch", "16K", cwd=tmp_path)
+    run = ("run", "--model", "tiny-gpt2", "--target-global-batch", "16K", "--max-probes", "1")
+    done = autotune(*run, "--device", "cuda", cwd=tmp_path)
     if done.code == 0:
         pytest.skip("this machine has a GPU")
     assert done.code == 2

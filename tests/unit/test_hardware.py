@@ -27,6 +27,8 @@ ROWS = table().hardware
         ("Tesla V100-SXM2-32GB", "v100-sxm-32gb"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090-24gb"),
         ("rtx-4090-24GB", "rtx-4090-24gb"),
+        ("H100", "h100-sxm-80gb"),
+        ("v100-32gb", "v100-sxm-32gb"),
     ],
 )
 def test_a_gpu_is_found_by_what_nvml_calls_it(reported: str, id: str) -> None:
@@ -42,7 +44,7 @@ def test_a_gpu_that_only_looks_alike_is_not_taken_for_one_that_is_known(name: st
 
 def test_an_unknown_name_gets_the_nearest() -> None:
     with pytest.raises(InputError, match="h100-sxm-80gb"):
-        find_hardware("h100")
+        find_hardware("h100-sxm")
     with pytest.raises(InputError, match="did you mean mi300x-192gb"):
         find_hardware("mi300-192gb")
 

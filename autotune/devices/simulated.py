@@ -1,0 +1,74 @@
+"""A GPU that is not there: its row of hardware.yaml as a device. Nothing runs on it; predictions stand for probes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from autotune.candidate import Candidate
+from autotune.devices.cuda import CONTEXT, allocator_options
+from autotune.devices.device import PREPARE_TIMEOUT, DeviceFacts
+from autotune.hardware import Hardware
+from autotune.units import GIB
+
+DEFAULT = "h100-sxm-80gb"
+"""What `auto` simulates where there is no GPU: the one that published training runs use most."""
+HOST_MEMORY = 128 * GIB
+"""Host memory that one GPU's offload may use, in bytes: assumed. Servers have 144 GiB for each GPU (AWS p4d: 1152 GiB
+for 8 A100) and more."""
+
+
+class _Unwatched:
+    """Sees nothing, because nothing is there."""
+
+    peak: int | None = None
+
+
+class SimulatedDevice:
+    """One whole GPU of the table, with nobody else on it."""
+
+    def __init__(self, row: Hardware) -> None:
+        self.hardware = row
+        self._facts = DeviceFacts(
+            kind="cuda", simulated=True, name=f"{_name(row)} (simulated)", torch_name="cuda:0",
+            budget=row.usable_bytes(), total=row.usable_bytes(), hardware=row.id,
+            supports_bf16=row.bf16_tflops is not None, peak_flops=row.peak_flops(),
+        )  # fmt: skip
+
+    def facts(self) -> DeviceFacts:
+        """Return what the GPU would be; all of its memory is free."""
+        return self._facts
+
+    def minimum(self) -> int:
+        """Return what a CUDA context takes."""
+        return CONTEXT
+
+    def environment(self, candidate: Candidate) -> dict[str, str]:
+        """Return the allocator's options as on a real GPU; a GPU of this machine stays hidden."""
+        allocator = allocator_options(os.environ, candidate.expandable_segments)
+        return {
+            "CUDA_VISIBLE_DEVICES": "", "PYTORCH_ALLOC_CONF": allocator, "PYTORCH_CUDA_ALLOC_CONF": allocator,
+        }  # fmt: skip
+
+    def data_limit(self) -> int | None:
+        """Return None: there is nothing to enforce."""
+        return None
+
+    def prepare(self, timeout: float = PREPARE_TIMEOUT) -> None:
+        """Return at once: nobody uses it."""
+
+    @contextmanager
+    def watch(self) -> Iterator[_Unwatched]:
+        """See nothing."""
+        yield _Unwatched()
+
+    def offload_room(self, folder: Path) -> int:  # noqa: ARG002  host memory has no folder
+        """Return the host memory that is assumed beside the GPU."""
+        return HOST_MEMORY
+
+
+def _name(row: Hardware) -> str:
+    name = row.names[0]
+    return name if row.vendor != "nvidia" else f"NVIDIA {name}"

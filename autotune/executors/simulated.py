@@ -1,0 +1,167 @@
+"""Probes of a GPU that is not there: answered from traces, the simulated caching allocator and the roofline.
+
+Every answer is a prediction. It carries the verdicts of a probe, so that the whole loop runs on it, and the facts of
+the device say `simulated`, so that nothing that follows is called measured. What a probe would find beside memory and
+time (a loss that is not finite, a crash of a kernel) is not predicted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from autotune.candidate import Candidate
+from autotune.devices.device import DeviceFacts
+from autotune.devices.simulated import SimulatedDevice
+from autotune.executors.executor import Finding
+from autotune.memory.allocator import OutOfDeviceMemory
+from autotune.memory.predictor import CUDA_CONTEXT, breakdown
+from autotune.memory.timeline import Timeline
+from autotune.outcome import Memory, Ok, Oom, Outcome, Phase, PhaseReport, Unsupported
+from autotune.probe.classify import classify
+from autotune.probe.folder import ProbeFolder
+from autotune.probe.launch import Launcher, launch
+from autotune.probe.protocol import Inspection, ProbeRequest, Progress
+from autotune.timing.pace import Pace
+from autotune.timing.roofline import Machine, StepTime, step_time
+from autotune.tracing import Tracer
+
+
+class SimulatedExecutor:
+    """Answers requests of kind `train` by prediction; the model is inspected for real, on the processor."""
+
+    def __init__(self, device: SimulatedDevice, tracer: Tracer, launcher: Launcher = launch) -> None:
+        self._device = device
+        self._tracer = tracer
+        self._launch = launcher
+        self._machine = Machine.of(device.hardware)
+        self._timelines: dict[Candidate, Timeline | str] = {}
+        self.facts: DeviceFacts = device.facts()
+
+    def environment(self, candidate: Candidate) -> dict[str, str]:
+        """Return the environment variables that a probe of this candidate would run under."""
+        return self._device.environment(candidate)
+
+    def offload_room(self, folder: Path) -> int:
+        """Return the bytes of host memory that offloading is assumed to have."""
+        return self._device.offload_room(folder)
+
+    def run(
+        self,
+        request: ProbeRequest,
+        folder: Path,
+        *,
+        timeout: float,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Finding:
+        """Inspect in a worker; trace in one, where that was not done before, and price."""
+        began = time.monotonic()
+        if request.kind == "inspect":
+            return self._inspect(request, ProbeFolder(folder), timeout, on_progress)
+        if request.kind == "prove":
+            reason = (
+                f"{self.facts.name} proves nothing; run `autotune verify` on a machine that has such a GPU"
+            )
+            return Finding(Unsupported(reason=reason), None, 0.0)
+        timeline = self._timeline(request, folder, timeout, on_progress)
+        outcome: Outcome = (
+            Unsupported(reason=timeline) if isinstance(timeline, str) else self._price(request, timeline)
+        )
+        return Finding(outcome, CUDA_CONTEXT, time.monotonic() - began)
+
+    def _inspect(
+        self,
+        request: ProbeRequest,
+        place: ProbeFolder,
+        timeout: float,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> Finding:
+        request = request.model_copy(update={"device": "cpu", "folder": str(place.scratch)})
+        try:
+            report = self._launch(
+                request, place, environment=self.environment(request.candidate), data_limit=None,
+                timeout=timeout, on_progress=on_progress,
+            )  # fmt: skip
+        finally:
+            place.clear_scratch()
+        answer = report.answer
+        if not isinstance(answer, Inspection):
+            return Finding(classify(request, report, kind="cpu"), None, report.seconds)
+        return Finding(answer, 0, report.seconds)  # nothing was taken of the GPU
+
+    def _timeline(
+        self,
+        request: ProbeRequest,
+        folder: Path,
+        timeout: float,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> Timeline | str:
+        """Return the timeline of the request's rung, or why there is none."""
+        candidate = request.candidate
+        for known in (candidate, candidate.rung()):
+            if known in self._timelines:
+                return self._timelines[known]
+        trace = self._tracer.trace(request, folder, timeout=timeout, on_progress=on_progress)[candidate]
+        if trace.timeline is None:
+            found: Timeline | str = f"{trace.reason} (a simulated GPU has nothing but traces)"
+        elif trace.timeline.work is None:
+            found = "its trace holds no work to time"
+        else:
+            found = trace.timeline
+        exact = isinstance(found, Timeline) and found.exact is not None
+        self._timelines[candidate if exact else candidate.rung()] = found
+        return found
+
+    def _price(self, request: ProbeRequest, timeline: Timeline) -> Outcome:
+        candidate = request.candidate
+        accumulating = request.accumulation_steps > 1
+        blas = self._device.hardware.cublas_bytes()
+        try:
+            usage = timeline.usage(
+                candidate.micro_batch, accumulating, candidate.expandable_segments,
+                capacity=request.budget - CUDA_CONTEXT, blas_workspace=blas,
+            )  # fmt: skip
+        except OutOfDeviceMemory as refused:
+            return _refused(refused)
+        peak = timeline.peak(candidate.micro_batch, accumulating)
+        step = step_time(timeline, candidate.micro_batch, self._machine, accumulating)
+        assert step is not None, "a timeline with work, at a micro-batch that it covers"
+        return Ok(
+            memory=Memory(
+                allocated=usage.allocated_peak, reserved=usage.reserved_peak,
+                device_peak=usage.reserved_peak + CUDA_CONTEXT, budget=request.budget, baseline=CUDA_CONTEXT,
+                breakdown=breakdown(peak),
+            ),
+            timing=Pace().correct(candidate.rung().key(), step.timing()),
+            phases=_phases(timeline, candidate.micro_batch, accumulating, step),
+            losses=(),
+            accumulation_steps=min(2, request.accumulation_steps),
+            attention=str(timeline.facts.get("attention") or "") or None,
+        )  # fmt: skip
+
+
+def _refused(error: OutOfDeviceMemory) -> Oom:
+    assert error.phase is not None, "a timeline says where it was"
+    return Oom(
+        phase=error.phase, requested=error.requested, free=error.capacity - error.reserved,
+        message=f"predicted: {error} (CUDA's context of {CUDA_CONTEXT} B aside)",
+    )  # fmt: skip
+
+
+def _phases(
+    timeline: Timeline, micro_batch: int, accumulating: bool, step: StepTime
+) -> tuple[PhaseReport, ...]:
+    """Return time and memory of the last step's phases."""
+    levels: dict[Phase, list[int]] = {}
+    for phase, number, bytes_ in timeline.curve(micro_batch, accumulating):
+        if number == 2:
+            levels.setdefault(phase, []).append(bytes_)
+    seconds = {
+        "forward": step.last_forward.seconds, "backward": step.last_backward.seconds,
+        "optimizer": step.optimizer.seconds,
+    }  # fmt: skip
+    return tuple(
+        PhaseReport(phase=phase, seconds=seconds[phase], peak=max(taken), end=taken[-1])
+        for phase, taken in levels.items()
+    )
