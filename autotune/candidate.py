@@ -9,7 +9,8 @@ from pydantic import Field
 from autotune.validation import Frozen
 
 Precision = Literal["fp32", "bf16"]
-Checkpointing = Literal["none", "full"]
+Checkpointing = Literal["none", "selective", "every-4", "every-2", "full"]
+Loss = Literal["full", "chunked"]
 Offload = Literal["none", "optimizer", "full"]
 Optimizer = Literal["adamw", "adamw-8bit", "adafactor", "momentum", "sgd"]
 Sharding = Literal["none", "ddp", "zero1", "zero2", "fsdp2"]
@@ -21,7 +22,12 @@ class Candidate(Frozen):
     precision: Precision = "bf16"
     """`fp32`, or `bf16`: parameters, gradients and optimizer state in fp32, matrix products in bf16."""
     checkpointing: Checkpointing = "none"
-    """`full` keeps only the input of every repeated transformer block and recomputes the rest in backward."""
+    """`full` keeps only the input of every repeated transformer block and recomputes the rest in backward; `every-4`
+    and `every-2` do so in every fourth and second block; `selective` keeps what linear layers and attention gave."""
+    loss: Loss = "full"
+    """`chunked` makes a causal language model's logits and their gradients a sixteenth of the sequence at a time."""
+    activation_offload: bool = False
+    """Activations rest off the device from forward to backward: in pinned host memory, on `cpu` in files on disk."""
     offload: Offload = "none"
     """What leaves the device: nothing, the optimizer state, or parameters and gradients with it (`full`)."""
     optimizer: Optimizer = "adamw"
@@ -55,7 +61,13 @@ class Candidate(Frozen):
         """Return a short name of the rung for people: `bf16 + checkpointing + optimizer offload`."""
         parts: list[str] = [self.precision]
         if self.checkpointing != "none":
-            parts.append("checkpointing")
+            parts.append(
+                "checkpointing" if self.checkpointing == "full" else f"{self.checkpointing} checkpointing"
+            )
+        if self.loss != "full":
+            parts.append(f"{self.loss} loss")
+        if self.activation_offload:
+            parts.append("activation offload")
         if self.offload != "none":
             parts.append(f"{self.offload} offload")
         if self.optimizer != "adamw":

@@ -14,8 +14,10 @@ from autotune.exports.shared import (
     launch_script,
     model_files,
     pretty,
-    refuse_block_class,
+    refuse_activation_offload,
+    refuse_checkpointing,
     refuse_in_backward,
+    refuse_loss,
     refuse_model,
     refuse_offload,
     refuse_sharding,
@@ -24,7 +26,9 @@ from autotune.exports.shared import (
 
 FIELDS = {
     "precision": Expressed("accelerate_config.yaml: mixed_precision"),
-    "checkpointing": Expressed("training.json: checkpointing", refuse_block_class),
+    "checkpointing": Expressed("training.json: checkpointing", refuse_checkpointing),
+    "loss": Expressed("nowhere: only `full` is exported", refuse_loss),
+    "activation_offload": Expressed("nowhere: only `off` is exported", refuse_activation_offload),
     "offload": Expressed("nowhere: only `none` is exported", refuse_offload),
     "optimizer": Expressed("training.json: optimizer"),
     "optimizer_in_backward": Expressed("nowhere: only `off` is exported", refuse_in_backward),

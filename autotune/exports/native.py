@@ -10,6 +10,8 @@ _FILE = Expressed("best.yaml: candidate")
 FIELDS = {
     "precision": _FILE,
     "checkpointing": _FILE,
+    "loss": _FILE,
+    "activation_offload": _FILE,
     "offload": _FILE,
     "optimizer": _FILE,
     "optimizer_in_backward": _FILE,

@@ -67,6 +67,20 @@ def refuse_offload(best: Best) -> str | None:
     )
 
 
+def refuse_activation_offload(best: Best) -> str | None:
+    """Return why activation offload cannot be expressed, or None."""
+    if not best.candidate.activation_offload:
+        return None
+    return "it is autotune's own technique: this library keeps activations on the device. Use --to native"
+
+
+def refuse_loss(best: Best) -> str | None:
+    """Return why the way the loss is computed cannot be expressed, or None."""
+    if best.candidate.loss == "full":
+        return None
+    return "chunked loss is autotune's own technique: this library makes all logits at once. Use --to native"
+
+
 def refuse_in_backward(best: Best) -> str | None:
     """Return why an optimizer step inside backward cannot be expressed, or None."""
     if not best.candidate.optimizer_in_backward:
@@ -87,9 +101,16 @@ def refuse_sharding(best: Best) -> str | None:
     )
 
 
-def refuse_block_class(best: Best) -> str | None:
-    """Return why checkpointing of blocks that the user named cannot be expressed, or None."""
-    if best.candidate.checkpointing == "none" or best.model.block_class is None:
+def refuse_checkpointing(best: Best) -> str | None:
+    """Return why checkpointing cannot be expressed as it was measured, or None."""
+    if best.candidate.checkpointing == "none":
+        return None
+    if best.candidate.checkpointing != "full":
+        return (
+            f"{best.candidate.checkpointing!r} is autotune's own choice of what to keep; transformers checkpoints "
+            "every layer whole. Use --to native"
+        )
+    if best.model.block_class is None:
         return None
     return (
         f"it was measured on blocks of the class that you named ({best.model.block_class}); transformers "

@@ -10,8 +10,10 @@ from autotune.exports.shared import (
     launch_script,
     model_files,
     pretty,
-    refuse_block_class,
+    refuse_activation_offload,
+    refuse_checkpointing,
     refuse_in_backward,
+    refuse_loss,
     refuse_model,
     refuse_offload,
     refuse_sharding,
@@ -20,7 +22,9 @@ from autotune.exports.shared import (
 
 FIELDS = {
     "precision": Expressed("training_arguments.json: bf16"),
-    "checkpointing": Expressed("training_arguments.json: gradient_checkpointing", refuse_block_class),
+    "checkpointing": Expressed("training_arguments.json: gradient_checkpointing", refuse_checkpointing),
+    "loss": Expressed("nowhere: only `full` is exported", refuse_loss),
+    "activation_offload": Expressed("nowhere: only `off` is exported", refuse_activation_offload),
     "offload": Expressed("nowhere: only `none` is exported", refuse_offload),
     "optimizer": Expressed("training_arguments.json: optim"),
     "optimizer_in_backward": Expressed("nowhere: only `off` is exported", refuse_in_backward),

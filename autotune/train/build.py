@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from autotune.constraints import Kind, illegal, misplaced
 from autotune.probe.protocol import ProbeRequest
+from autotune.train.activation_offload import ActivationOffload
 from autotune.train.blocks import Blocks, find_blocks
 from autotune.train.checkpointing import checkpoint_blocks
+from autotune.train.chunked_loss import chunk_loss
 from autotune.train.in_backward import BackwardOptimizer
 from autotune.train.mapped import MappedFiles, MappedOptimizer, map_gradients, map_parameters, parameters_in
 from autotune.train.model import BuiltModel, build_model, loss_of
@@ -48,7 +50,7 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
         raise
 
     def loss(batch: Batch) -> Tensor:
-        with draft.precision():
+        with draft.saving(batch), draft.precision():
             value = loss_of(draft.forward(**batch))
         return value.float()
 
@@ -82,6 +84,8 @@ class _Draft:
     closing: ExitStack = field(default_factory=ExitStack)
     precision: Callable[[], AbstractContextManager[object]] = nullcontext
     ranks: Ranks = field(default_factory=Ranks)
+    saving: Callable[[Batch], AbstractContextManager[object]] = nullcontext
+    """Opened around every forward pass: decides how activations are kept."""
     built: BuiltModel = field(init=False)
     forward: Callable[..., object] = field(init=False)
     """What a step calls: the model, or its wrapper."""
@@ -130,9 +134,20 @@ def _build(draft: _Draft) -> None:
     torch.manual_seed(request.seed + draft.ranks.rank)
 
 
+def _chunk_loss(draft: _Draft) -> None:
+    if draft.request.candidate.loss == "chunked":
+        chunk_loss(draft.built)
+
+
 def _checkpoint(draft: _Draft) -> None:
-    if draft.request.candidate.checkpointing == "full":
-        checkpoint_blocks(draft.blocks)
+    how = draft.request.candidate.checkpointing
+    if how != "none":
+        checkpoint_blocks(draft.blocks, how)
+
+
+def _offload_activations(draft: _Draft) -> None:
+    if draft.request.candidate.activation_offload:
+        draft.saving = ActivationOffload(draft.device, draft.files)
 
 
 def _place_parameters(draft: _Draft) -> None:
@@ -190,7 +205,9 @@ TECHNIQUES: tuple[Callable[[_Draft], None], ...] = (
     _set_precision,  # likewise
     _form_group,  # before anything depends on the rank
     _build,  # under full offload the parameters are born where they will live
+    _chunk_loss,
     _checkpoint,  # before sharding, whose hooks must run outside the checkpoint, not again in it
+    _offload_activations,
     _place_parameters,  # before the optimizer, which keeps references to them
     _replicate,  # around the whole model, with its parameters where they stay
     _add_optimizer,

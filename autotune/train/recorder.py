@@ -30,6 +30,8 @@ _ELSEWHERE = -1
 """The slot of a storage that is not recorded."""
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _GROUPED_MM = getattr(torch.ops.aten._grouped_mm, "default", None)
+_ONLY_WRITES = {torch.ops.aten._fused_sgd_.default, torch.ops.aten._fused_sgd_.tensor_lr}
+"""Operators that make nothing, and for which torch has no shape rule: it would run the real kernel instead."""
 _ADD = torch.ops.aten.add.Tensor
 _DEVICE_OF = torch.ops.prim.device.default
 _HOST, _DEVICE = PLACES.index("host"), PLACES.index("device")
@@ -114,6 +116,8 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
             else:
                 if func is _GROUPED_MM and args[0].dtype != torch.bfloat16:
                     result = self._grouped_mm(types, args, kwargs)
+                elif func in _ONLY_WRITES:
+                    result = None
                 else:
                     result = super().__torch_dispatch__(func, types, args, kwargs)
                 work = self.log.number(func, args, kwargs or {}, result)

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from autotune.candidate import choices
+from autotune.train import activation_offload
 from autotune.train.fake_cuda import fake_cuda
 from autotune.train.recorder import Recorder
 from autotune.train.trace import trace
@@ -52,6 +54,28 @@ def test_full_offload_leaves_blocks_on_the_device_and_the_rest_on_the_host(world
     assert before_update["parameter"] == before_update["gradient"] == before_update["optimizer_state"] == 0
     states = 16 * timeline.facts["parameters"] / world_size
     assert timeline.peak(2, place="host").bytes >= states
+
+
+@pytest.mark.parametrize("optimizer", choices("optimizer"))
+def test_every_optimizer_is_traced_on_cuda(optimizer):
+    timeline = trace(traced(device="cuda:0", optimizer=optimizer))
+    state, parameters = (timeline.peak(8).breakdown[part] for part in ("optimizer_state", "parameter"))
+    low, high = {
+        "adamw": (2, 2.1), "adamw-8bit": (0.5, 0.7), "adafactor": (0, 0.2), "momentum": (1, 1), "sgd": (0, 0)
+    }[optimizer]  # fmt: skip
+    assert low * parameters <= state <= high * parameters
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_activations_go_to_the_host_and_come_back(checkpointing, monkeypatch):
+    monkeypatch.setattr(activation_offload, "SMALL", 1 << 10)
+    fields = {"device": "cuda:0", "checkpointing": checkpointing}
+    kept, moved = (trace(traced(activation_offload=on, **fields)) for on in (False, True))
+    assert moved.exact is None
+    on_device = [timeline.peak(32).breakdown["activation"] for timeline in (kept, moved)]
+    assert on_device[1] < 0.5 * on_device[0]
+    assert on_device[0] - on_device[1] <= 1.01 * moved.allocated(32, place="host")
+    assert kept.allocated(32, place="host") < 0.1 * moved.allocated(32, place="host")
 
 
 @pytest.fixture(scope="module")

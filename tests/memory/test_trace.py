@@ -10,7 +10,9 @@ import torch
 from autotune.candidate import Candidate
 from autotune.models.resolve import resolve
 from autotune.probe.protocol import ProbeRequest
+from autotune.train import activation_offload, build
 from autotune.train.build import assemble
+from autotune.train.mapped import MappedFiles
 from autotune.train.recorder import Recorder
 from autotune.train.steps import gradient_norm
 from autotune.train.trace import CannotTrace, trace
@@ -57,6 +59,49 @@ def test_a_trace_counts_the_bytes_of_real_steps_at_any_micro_batch(model):
     for micro_batch, micro_steps in ((1, 1), (2, 1), (7, 1), (1, 2), (5, 2)):
         real = measured(request(model, micro_batch=micro_batch), micro_steps)
         assert timeline.allocated(micro_batch, accumulating=micro_steps > 1) == pytest.approx(real, rel=1e-4)
+
+
+@pytest.mark.parametrize("checkpointing", ["selective", "every-2"])
+@pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-llama"])
+def test_partial_checkpointing_is_traced_as_it_runs(model, checkpointing):
+    timeline = trace(request(model, checkpointing=checkpointing))
+    for micro_batch in (1, 6):
+        real = measured(request(model, checkpointing=checkpointing, micro_batch=micro_batch))
+        # As below; selective checkpointing keeps the state of two more generators' contexts a block.
+        assert timeline.allocated(micro_batch) == pytest.approx(real, abs=2 * 3 * 5056 + 512)
+    assert timeline.allocated(16) < 0.95 * trace(request(model)).allocated(16)
+
+
+class InMemory(MappedFiles):
+    """Files that torch's profiler does not count, as it does mapped ones."""
+
+    def zeros_like(self, tensor):
+        size = tensor.numel() * tensor.element_size()
+        return torch.frombuffer(bytearray(size), dtype=tensor.dtype).view(tensor.shape)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-llama"])
+def test_activation_offload_is_traced_as_it_runs(model, checkpointing, monkeypatch):
+    monkeypatch.setattr(activation_offload, "SMALL", 1 << 10)
+    fields = {"checkpointing": checkpointing, "activation_offload": True}
+    timeline = trace(request(model, **fields))
+    assert timeline.exact is None, "the same tensors are moved at every micro-batch"
+    monkeypatch.setattr(build, "MappedFiles", InMemory)
+    for micro_batch in (1, 7):
+        real = measured(request(model, micro_batch=micro_batch, **fields))
+        assert timeline.allocated(micro_batch) == pytest.approx(real, abs=2 * 5056 + 1024)
+    assert timeline.allocated(16) < trace(request(model, checkpointing=checkpointing)).allocated(16)
+
+
+@pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-llama"])
+def test_chunked_loss_is_traced_as_it_runs(model):
+    timeline = trace(request(model, loss="chunked"))
+    assert timeline.exact is None
+    for micro_batch, micro_steps in ((1, 1), (7, 1), (5, 2)):
+        real = measured(request(model, micro_batch=micro_batch, loss="chunked"), micro_steps)
+        assert timeline.allocated(micro_batch, accumulating=micro_steps > 1) == pytest.approx(real, rel=1e-3)
+    assert timeline.allocated(16) < 0.95 * trace(request(model)).allocated(16)
 
 
 def test_checkpointing_and_plain_sgd_are_traced_as_they_run():

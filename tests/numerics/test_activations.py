@@ -1,0 +1,125 @@
+"""Activations that rest elsewhere, or are made again, are the same activations."""
+
+from contextlib import closing
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autotune.train import activation_offload
+from autotune.train.blocks import find_blocks
+from autotune.train.build import assemble
+from autotune.train.checkpointing import checkpoint_blocks
+from autotune.train.mapped import MappedFiles, is_mapped
+from autotune.train.refusal import CannotRun
+from tests.data.requests import family, request
+from tests.numerics.runs import COPIED, MAPPED, MODELS, plain, train
+
+
+@pytest.fixture
+def all_sizes(monkeypatch):
+    """Let the tiny models' activations count as large."""
+    monkeypatch.setattr(activation_offload, "SMALL", 1 << 10)
+
+
+@pytest.mark.parametrize("files", [MAPPED, COPIED])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "every-2", "full"])
+@pytest.mark.parametrize("model", MODELS)
+def test_activation_offload_changes_no_bit(model, checkpointing, precision, files, all_sizes):
+    run = train(model, files=files, activation_offload=True, checkpointing=checkpointing, precision=precision)
+    assert run == plain(model, precision)
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "full"])
+@pytest.mark.parametrize("files", [MAPPED, COPIED])
+def test_activation_offload_goes_with_the_other_offloads(files, offload, all_sizes):
+    assert train("gpt2", files=files, activation_offload=True, offload=offload, precision="fp32") == plain(
+        "gpt2", "fp32"
+    )
+
+
+def test_what_forward_saves_lives_in_files_and_parameters_do_not(tmp_path, monkeypatch, all_sizes):
+    made = []
+    copy_of = MappedFiles.copy_of
+
+    def noticed(files, tensor):
+        made.append(copy_of(files, tensor))
+        return made[-1]
+
+    monkeypatch.setattr(MappedFiles, "copy_of", noticed)
+    with closing(assemble(request(family("llama"), tmp_path, activation_offload=True))) as training:
+        parameters = list(training.model.parameters())
+        loss = training.loss(training.batch(0, 4))
+        kept = [value for node in nodes(loss) for value in saved(node) if value.dim() > 1]
+        large = [value for value in kept if value.nbytes >= 4 << 10 and value.shape[0] % 4 == 0]
+        own = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+        others = [value for value in large if value.untyped_storage().data_ptr() not in own]
+        casts = {parameter.shape for parameter in parameters} | {
+            p.T.shape for p in parameters if p.dim() == 2
+        }
+        assert any(is_mapped(value) for value in others)
+        assert all(is_mapped(value) or value.shape in casts for value in others)
+        assert not any(is_mapped(parameter) for parameter in parameters)
+        loss.backward()
+    # Queries, keys and values are views of one tensor each: a storage is moved once.
+    assert len({tensor.data_ptr() for tensor in made}) == len(made)
+    assert not list(tmp_path.iterdir())
+
+
+def nodes(loss):
+    seen, pending = set(), [loss.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            pending += [source for source, _ in node.next_functions]
+    return seen
+
+
+def saved(node):
+    """Return what a node of autograd's graph holds, unpacked."""
+    names = [name for name in dir(node) if name.startswith("_saved_")]
+    return [value for name in names if isinstance(value := getattr(node, name), torch.Tensor)]
+
+
+class Ran(TorchDispatchMode):
+    """The names of the operators that really ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func._schema.name.removeprefix("aten::"))
+        return func(*args, **(kwargs or {}))
+
+
+def test_selective_checkpointing_multiplies_no_matrices_again(tmp_path):
+    def products(checkpointing):
+        training = assemble(request(family("gpt2"), tmp_path, checkpointing=checkpointing, precision="fp32"))
+        loss = training.loss(training.batch(0, 2))
+        with Ran() as ran:
+            loss.backward()
+        return (
+            sum(name in {"mm", "addmm"} for name in ran.names),
+            sum(name.startswith("_scaled_dot_product") and "backward" not in name for name in ran.names),
+            sum(name == "native_layer_norm" for name in ran.names),
+        )
+
+    plainly, selective, full = (products(how) for how in ("none", "selective", "full"))
+    assert selective[:2] == plainly[:2]
+    assert selective[2] == full[2] > plainly[2]
+    assert full[0] > selective[0]
+
+
+def test_every_other_block_is_every_other_block():
+    model = torch.nn.Sequential(
+        *(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()) for _ in range(6))
+    )
+    blocks = find_blocks(model)
+    assert len(blocks.modules) == 6
+    checkpoint_blocks(blocks, "every-2")
+    assert [hasattr(block.forward, "func") for block in blocks.modules] == [False, True] * 3
+    with pytest.raises(CannotRun, match="2 blocks, fewer than every-4"):
+        checkpoint_blocks(type(blocks)(blocks.class_name, blocks.modules[:2]), "every-4")
