@@ -14,6 +14,7 @@ from autotune.devices.find import find, resolve_device
 from autotune.devices.host import available_memory, total_memory
 from autotune.environment import installed, processor
 from autotune.errors import AutotuneError
+from autotune.hardware import table
 from autotune.specs import DeviceSpec
 from autotune.units import GIB, format_bytes
 from autotune.validation import Frozen
@@ -30,7 +31,7 @@ class Finding(Frozen):
 
 def diagnose() -> list[Finding]:
     """Look at Python, libraries, GPU, processor, memory and disk. Imports no torch, launches nothing."""
-    return [*_software(), *_gpu(), *_cpu(), _disk(Path.cwd())]
+    return [*_software(), *_gpu(), _simulated(), *_cpu(), _disk(Path.cwd())]
 
 
 def _software() -> Iterator[Finding]:
@@ -69,6 +70,11 @@ def _gpu() -> Iterator[Finding]:
         yield Finding(
             subject="bf16 on the GPU", state="warning", text="not supported: candidates fall back to fp32"
         )
+
+
+def _simulated() -> Finding:
+    names = ", ".join(row.aliases[0] if row.aliases else row.id for row in table().hardware)
+    return Finding(subject="simulated GPUs", state="ok", text=f"--device sim:NAME with {names}")
 
 
 def _cpu() -> Iterator[Finding]:

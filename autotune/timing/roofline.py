@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 from autotune.hardware import Hardware
 from autotune.memory.timeline import Timeline
 from autotune.outcome import Phase, Sample, StepTiming
-from autotune.timing.communication import ACHIEVED, NETWORK, SERVER, Links
+from autotune.timing.communication import ACHIEVED, NETWORK, SERVER, Links, collectives
 from autotune.timing.work import COLLECTIVES, MathType, Operator, Work
+from autotune.units import MIB
 
 SHAPE = 0.85
 """Matrix products of any large shape reach 80 to 90% of what the best shape does (source as below)."""
@@ -202,12 +203,13 @@ def step_time(
 ) -> StepTime | None:
     """Price a step; None where the timeline knows no work or does not cover the micro-batch.
 
+    Without `extra`, what its sharding adds that no trace shows follows from what the timeline says of itself.
     Where several micro-steps accumulate, adding a gradient to the one that is there reads both and writes one.
     """
     work = timeline.work
     if work is None or not timeline.covers(micro_batch):
         return None
-    extra = extra or Extra()
+    extra = extra or untraced(timeline)
     adding = _accumulation(timeline) if accumulating else []
     forward = work.of("forward", micro_batch)
     backward = work.of("backward", micro_batch) + adding
@@ -219,6 +221,24 @@ def step_time(
         last_backward=busy(backward + extra.last_micro_step.get("backward", []), machine),
         optimizer=busy(optimizer, machine),
     )
+
+
+BUCKET = 25 * MIB
+"""Bytes that DDP reduces at a time (torch's `bucket_cap_mb`)."""
+
+
+def untraced(timeline: Timeline) -> Extra:
+    """Return the collectives of a sharded timeline that are no operators: DDP reduces gradients in C++.
+
+    It does so in the last micro-step alone, under `zero1` too, in float32. FSDP2's and the optimizer's own are traced.
+    """
+    ranks = int(timeline.facts.get("world_size", 1))
+    if ranks < 2 or timeline.facts.get("sharding") not in ("ddp", "zero1"):
+        return Extra()
+    parameters = int(timeline.facts["parameters"])
+    units = max(1, 4 * parameters // BUCKET)
+    found = collectives("ddp", parameters, units, ranks, compute=4, reduce=4, synchronized=True)
+    return Extra(last_micro_step={"backward": found})
 
 
 def _accumulation(timeline: Timeline) -> list[tuple[Operator, int]]:

@@ -84,6 +84,17 @@ def test_sharding_adds_collectives_and_takes_optimizer_work_away():
     assert parts.optimizer_step.mean == pytest.approx(0.025)
 
 
+def test_the_reduction_that_ddp_makes_outside_of_operators_is_added_to_the_last_micro_step():
+    alone = step_time(timeline(), 2, MACHINE).timing()
+    facts = {"world_size": 8, "sharding": "ddp", "parameters": 10**9}
+    spread = step_time(Timeline(**{**vars(timeline()), "facts": facts}), 2, MACHINE).timing()
+    assert spread.micro_step == alone.micro_step
+    reduced = 2 * 7 / 8 * 4 * 10**9 / 2e10
+    assert spread.last_micro_step.mean == pytest.approx(0.02 + reduced, rel=0.02)
+    traced = Timeline(**{**vars(timeline()), "facts": {**facts, "sharding": "fsdp2"}})
+    assert step_time(traced, 2, MACHINE).timing() == alone
+
+
 def test_a_timeline_without_work_or_that_does_not_cover_has_no_time():
     assert step_time(timeline(), 2, MACHINE) is not None
     assert step_time(timeline(), 1, MACHINE) is None  # micro-batch 1 was not traced
