@@ -1,0 +1,244 @@
+"""The largest model that trains on each GPU, by rung: the closed form of `autotune.memory.formula` over hardware.yaml.
+
+    python -m benchmarks.largest_model [--write docs/largest_model.md] [--check] [--out FOLDER]
+
+The family is Llama's shape with one number free: n layers of width 128 n with n heads, gated feed-forward
+layers of 3.5 times the width, a vocabulary of 32,000. Micro-batch 1, sequences of 2,048 tokens, gradients
+accumulated, AdamW, 5% of the memory kept free. Memory follows from the formulas alone, so the table needs no GPU;
+`--check` traces the models that one device holds and prints how far formula and trace are apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.candidate import Candidate
+from autotune.hardware import Hardware, find_hardware, table
+from autotune.memory.formula import Architecture, Setup, estimate
+from autotune.memory.predictor import CUDA_CONTEXT, Ground, Predictor
+from autotune.probe.protocol import ProbeRequest
+from autotune.specs import Goal, ModelSpec
+from autotune.tracing import LocalTracer
+from autotune.units import GIB
+from benchmarks.recording import RESULTS, record
+
+SEQ_LEN = 2048
+HEADROOM = Goal.model_fields["headroom"].default
+HOST = 256 * GIB
+"""Host memory for each GPU: 2 TB in a server of eight, as the data sheets of DGX A100 (640 GB) and DGX H100 have it."""
+DEEPEST = 400
+"""Layers beyond which no model is looked for."""
+CHECKED = ("a10g-24gb", "a100-sxm-40gb", "h100-sxm-80gb")
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One way to train, on so many devices."""
+
+    title: str
+    setup: dict[str, Any]
+    candidate: Candidate | None = None
+    """The same as a candidate of autotune, where one device runs it."""
+
+
+RUNGS = (
+    Rung("1 GPU", {}, Candidate()),
+    Rung("checkpointing", {"checkpointing": "full"}, Candidate(checkpointing="full")),
+    Rung("+ optimizer offload", {"checkpointing": "full", "offload": "optimizer"},
+         Candidate(checkpointing="full", offload="optimizer")),
+    Rung("+ full offload", {"checkpointing": "full", "offload": "full"}),
+    Rung("8 GPUs, ZeRO-2", {"checkpointing": "full", "sharding": "zero2", "world": 8}),
+    Rung("8 GPUs, FSDP2", {"checkpointing": "full", "sharding": "zero3", "world": 8}),
+    Rung("8 GPUs, FSDP2 + full offload",
+         {"checkpointing": "full", "sharding": "zero3", "world": 8, "offload": "full"}),
+    Rung("64 GPUs, FSDP2", {"checkpointing": "full", "sharding": "zero3", "world": 64}),
+)  # fmt: skip
+"""Weights, gradients and AdamW's moments in fp32 under bf16 autocast: what autotune's `bf16` is. Where there is no bf16
+the numbers are those of fp32 masters under fp16 autocast, which take the same."""
+
+RULES = (
+    ("one A100-80GB, mixed precision and checkpointing: about 7B", "a100-sxm-80gb", RUNGS[1], 7e9),
+    ("8 x A100-40GB, ZeRO-2: about 20B", "a100-sxm-40gb", RUNGS[4], 20e9),
+    ("8 x H100-80GB, ZeRO-3 and CPU offload: about 70B", "h100-sxm-80gb", RUNGS[6], 70e9),
+    ("FSDP on a cluster (64 x H100-80GB): 100B class", "h100-sxm-80gb", RUNGS[7], 100e9),
+)
+"""The field's rules of thumb: (rule, GPU, rung, parameters)."""
+
+
+def family(n: int) -> Architecture:
+    """Return the member of the family with n layers."""
+    return Architecture(
+        layers=n, hidden=128 * n, heads=n, kv_heads=n, head_dim=128, intermediate=448 * n, vocab=32000
+    )
+
+
+def usable(hardware: Hardware) -> int:
+    """Return the bytes that tensors may take: the memory less headroom, context and two cuBLAS workspaces."""
+    return int(hardware.usable_bytes() * (1 - HEADROOM)) - CUDA_CONTEXT - 2 * hardware.cublas_bytes()
+
+
+def needs(n: int, rung: Rung, **changes: Any) -> tuple[float, float]:
+    """Return the bytes on each device and on the host for each device."""
+    found = estimate(
+        family(n), Setup(**{"seq_len": SEQ_LEN, "precision": "autocast", **rung.setup, **changes})
+    )
+    return found.device, found.host
+
+
+def largest(hardware: Hardware, rung: Rung, **changes: Any) -> int:
+    """Return the layers of the largest member that fits; 0 where none does."""
+
+    def fits(n: int) -> bool:
+        device, host = needs(n, rung, **changes)
+        return device <= usable(hardware) and host <= HOST
+
+    return max(filter(fits, range(1, DEEPEST + 1)), default=0)
+
+
+def shown(n: int) -> str:
+    """Return the parameters in billions."""
+    return f"{family(n).parameters() / 1e9:.1f}B" if n else "-"
+
+
+BEFORE = """\
+# The largest model that trains
+
+Parameters of the largest Llama-like model that fits, by GPU and rung: micro-batch 1, sequences of 2,048 tokens,
+accumulated gradients, AdamW, fp32 weights under bf16 autocast, 5% of the memory kept free. Predicted by the formulas of
+`autotune/memory/formula.py`, not measured; `python -m benchmarks.largest_model` makes this page, and `--check` compares
+the formulas with traces. Checkpointing is on from the second column on.
+"""
+
+BETWEEN = """
+Offload is bounded by host memory, 256 GiB for each GPU here (2 TB in a server of eight): full offload needs 16 bytes
+of it for each parameter, so that on most cards the host decides, not the card.
+
+## The field's rules of thumb
+"""
+
+AFTER = """
+- **7B on one 80 GB card is wrong for AdamW with fp32 masters.** Weights, gradients, masters and two moments are 16
+  bytes a parameter (18 under autocast, which keeps cast copies): 7B are 112 GB before any activation. It holds where
+  everything is kept in 16 bits (8 bytes a parameter), or with 8-bit moments and 16-bit weights and gradients.
+- **20B on 8 x 40 GB is wrong for ZeRO-2.** It shards gradients and moments but keeps whole weights: 2 + 14/8 bytes a
+  parameter with 16-bit weights. 20B would need 75 GB on each card. It holds for ZeRO-3 (16/8 bytes a parameter) at
+  40 GB a card only with nothing left for activations, or with the optimizer offloaded.
+- **70B on 8 x 80 GB with ZeRO-3 and CPU offload holds**, where the server has the memory: 16 bytes a parameter are over
+  a terabyte. The cards themselves would hold many times as much.
+- **100B on a cluster holds**, with room: 64 cards share 16 bytes a parameter, 25 GB each.
+"""
+
+
+def page() -> str:
+    """Return the page for the docs."""
+    lines = [
+        BEFORE,
+        "| GPU | " + " | ".join(rung.title for rung in RUNGS) + " |",
+        "|---|" + "---|" * len(RUNGS),
+    ]
+    for row in table().hardware:
+        cells = [shown(largest(row, rung)) for rung in RUNGS]
+        lines.append(f"| {row.id} | " + " | ".join(cells) + " |")
+    lines += [
+        BETWEEN,
+        "| rule | fp32 weights, autocast | 16-bit weights, fp32 masters | all in 16 bits | host memory it needs |",
+        "|---|---|---|---|---|",
+    ]
+    for rule, gpu, rung, claimed in RULES:
+        hardware = find_hardware(gpu)
+        size = min(range(1, DEEPEST), key=lambda n: abs(family(n).parameters() - claimed))
+        host = needs(size, rung)[1] * rung.setup.get("world", 1) / GIB
+        cells = [
+            shown(largest(hardware, rung)),
+            shown(largest(hardware, rung, precision="bf16")),
+            shown(pure(hardware, rung)),
+            f"{host:,.0f} GiB" if host else "-",
+        ]
+        lines.append(f"| {rule} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, AFTER])
+
+
+def pure(hardware: Hardware, rung: Rung) -> int:
+    """Return the largest where weights, gradients and both moments are 16 bits: half of fp32's states."""
+
+    def fits(n: int) -> bool:
+        found = estimate(family(n), Setup(seq_len=SEQ_LEN, precision="autocast", **rung.setup))
+        states = found.parameters + found.gradients + found.optimizer_state
+        # No cast copies are made where weights are 16 bits already; what is gathered is half as large.
+        gathered = found.temporary / 2 if rung.setup.get("sharding") == "zero3" else 0.0
+        device = states / 2 + found.activations + found.logits + gathered
+        return device <= usable(hardware) and found.host / 2 <= HOST
+
+    return max(filter(fits, range(1, DEEPEST + 1)), default=0)
+
+
+def check() -> list[dict[str, Any]]:
+    """Trace what the formula says is largest on some GPUs, and return how far the two are apart."""
+    rows = []
+    for gpu in CHECKED:
+        hardware = find_hardware(gpu)
+        for rung in RUNGS:
+            if rung.candidate is None or not (n := largest(hardware, rung)):
+                continue
+            candidate = (
+                rung.candidate
+                if hardware.bf16_tflops
+                else rung.candidate.model_copy(update={"precision": "fp32"})
+            )
+            config = {
+                "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": n,
+                "hidden_size": 128 * n, "num_attention_heads": n, "num_key_value_heads": n, "head_dim": 128,
+                "intermediate_size": 448 * n, "vocab_size": 32000, "max_position_embeddings": SEQ_LEN,
+            }  # fmt: skip
+            request = ProbeRequest(
+                kind="trace", model=ModelSpec(name=f"llama-{n}", source="config", config=config), candidate=candidate,
+                seq_len=SEQ_LEN, accumulation_steps=1, device="cuda:0", budget=0, seed=0, sample_seconds=1.0,
+                sample_steps=2, folder="",
+            )  # fmt: skip
+            with tempfile.TemporaryDirectory() as folder:
+                trace = LocalTracer().trace(request, Path(folder), timeout=600)[candidate]
+            assert trace.timeline is not None, trace.reason
+            ground = Ground.measured("cuda", 0, hardware.cublas_bytes())
+            found = (
+                Predictor({}, ground, lambda _: True)
+                .with_timeline(candidate, trace.timeline)
+                .predict(candidate)
+            )
+            assert found is not None
+            formula = needs(n, rung)[0]
+            rows.append({
+                "gpu": gpu, "rung": rung.title, "layers": n, "parameters": trace.timeline.facts["parameters"],
+                "formula": round(formula), "traced": found.allocated, "difference": formula / found.allocated - 1,
+            })  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    """Print the page; write and check it where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", type=Path, help="Write the page to this file.")
+    parser.add_argument("--check", action="store_true", help="Compare with traces.")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    text = page()
+    print(text)
+    if options.write:
+        options.write.write_text(text, encoding="utf-8")
+    if options.check:
+        rows = check()
+        for row in rows:
+            sizes = f"formula {row['formula'] / GIB:6.2f} GiB, traced {row['traced'] / GIB:6.2f} GiB"
+            print(
+                f"{row['gpu']:16} {row['rung']:20} {row['parameters'] / 1e9:6.2f}B  {sizes}: {row['difference']:+.1%}"
+            )
+        worst = max((abs(row["difference"]) for row in rows), default=0.0)
+        print(f"the formula is within {worst:.1%} of the trace")
+        print(record("largest_model", rows, options.out, worst=worst))
+
+
+if __name__ == "__main__":
+    main()
