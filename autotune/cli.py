@@ -203,7 +203,10 @@ def estimate(
     precision: Annotated[str | None, typer.Option(help="bf16 or fp32.")] = None,
     checkpointing: Annotated[str | None, typer.Option(help="none or full.")] = None,
     offload: Annotated[str | None, typer.Option(help="none, optimizer or full.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="adamw or sgd.")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="adamw, adamw-8bit, adafactor, momentum or sgd.")
+    ] = None,
+    sharding: Annotated[str | None, typer.Option(help="ddp, zero1, zero2 or fsdp2, with --gpus.")] = None,
     axis: Annotated[
         list[str] | None, typer.Option(help="Any other axis of a candidate, as NAME=VALUE; may be repeated.")
     ] = None,

@@ -12,7 +12,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from autotune.candidate import AXES, Candidate
+from autotune.candidate import AXES, Candidate, choices
+from autotune.constraints import illegal, misplaced
+from autotune.devices.simulated import DEFAULT
 from autotune.errors import InputError
 from autotune.estimate import Estimate, Unpriced, price
 from autotune.hardware import Hardware, find_hardware
@@ -37,7 +39,7 @@ class Question(Frozen):
 
     model: str
     """A preset, a path to a config.json, a hub name, or `module:function`."""
-    gpu: str = "h100-80gb"
+    gpu: str = DEFAULT
     """A GPU of hardware.yaml, by its id or the vendor's name."""
     gpus: Annotated[int, Field(ge=1)] = 1
     """GPUs that train together."""
@@ -136,21 +138,39 @@ def _candidates(
 ) -> tuple[Candidate, ...]:
     """Return the one candidate that was asked for, or every rung. Raises InputError for an illegal one."""
     has_bf16 = hardware.bf16_tflops is not None
+    ranks = question.gpus
+
+    def refusals(candidate: Candidate) -> list[str]:
+        reasons = [
+            space.refusal(candidate),
+            illegal(candidate, question.accumulation_steps),
+            misplaced(candidate, ranks, "cuda"),
+        ]
+        if candidate.precision == "bf16" and not has_bf16:
+            reasons.append(f"{hardware.id} has no bf16; choose --precision fp32")
+        return list(dict.fromkeys(reason for reason in reasons if reason))
+
     if question.candidate:
-        problems = [reason] if (reason := space.refusal(chosen)) else []
-        if chosen.precision == "bf16" and not has_bf16:
-            problems.append(f"{hardware.id} has no bf16; choose --precision fp32")
-        if problems:
+        if ranks > 1 and "sharding" not in question.candidate:
+            chosen = chosen.model_copy(update={"sharding": "ddp"})
+        if problems := refusals(chosen):
             raise InputError(problems)
         return (chosen.at(question.micro_batch),)
-    rungs = space.rungs(chosen.model_copy(update={"precision": "bf16" if has_bf16 else "fp32"}))
-    return tuple(rung.at(question.micro_batch) for rung in rungs if has_bf16 or rung.precision != "bf16")
+    base = chosen.model_copy(update={"precision": "bf16" if has_bf16 else "fp32"})
+    shardings = [name for name in choices("sharding") if (name == "none") == (ranks == 1)]
+    rungs = dict.fromkeys(
+        rung.model_copy(update={"sharding": sharding, "micro_batch": question.micro_batch})
+        for sharding in shardings
+        for rung in space.rungs(base)
+    )
+    return tuple(rung for rung in rungs if not refusals(rung))
 
 
 def _request(question: Question, model: ModelSpec, seq_len: int, candidate: Candidate) -> ProbeRequest:
     return ProbeRequest(
         kind="trace", model=model, candidate=candidate, seq_len=seq_len,
-        accumulation_steps=question.accumulation_steps, device="cuda:0", budget=0, seed=0, sample_seconds=1.0,
+        accumulation_steps=question.accumulation_steps, device="cuda:0",
+        world_size=question.gpus, budget=0, seed=0, sample_seconds=1.0,
         sample_steps=2, folder="",
     )  # fmt: skip
 

@@ -21,6 +21,9 @@ VARIABLE = "AUTOTUNE_CACHE"
 KEPT = 256
 """Traces kept, the newest: a model's whole ladder is some ten of 20 to 200 KiB each."""
 
+RECORDS = ("memory/timeline.py", "timing/work.py")
+"""What a trace is written as; the rest of its code is all of `train/`."""
+
 _IRRELEVANT = {
     "protocol", "kind", "also", "accumulation_steps", "budget", "seed", "sample_seconds", "sample_steps", "folder",
 }  # fmt: skip
@@ -101,6 +104,6 @@ def _code() -> str:
     """Return a digest of the code that makes traces: another version of it makes others."""
     package = Path(autotune.__file__).parent
     digest = hashlib.sha256()
-    for path in (*sorted((package / "train").rglob("*.py")), *sorted((package / "memory").glob("*.py"))):
+    for path in (*sorted((package / "train").rglob("*.py")), *(package / name for name in RECORDS)):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -52,10 +52,10 @@ RUNGS = (
          Candidate(checkpointing="full", offload="optimizer")),
     Rung("+ full offload", {"checkpointing": "full", "offload": "full"}),
     Rung("8 GPUs, ZeRO-2", {"checkpointing": "full", "sharding": "zero2", "world": 8}),
-    Rung("8 GPUs, FSDP2", {"checkpointing": "full", "sharding": "zero3", "world": 8}),
+    Rung("8 GPUs, FSDP2", {"checkpointing": "full", "sharding": "fsdp2", "world": 8}),
     Rung("8 GPUs, FSDP2 + full offload",
-         {"checkpointing": "full", "sharding": "zero3", "world": 8, "offload": "full"}),
-    Rung("64 GPUs, FSDP2", {"checkpointing": "full", "sharding": "zero3", "world": 64}),
+         {"checkpointing": "full", "sharding": "fsdp2", "world": 8, "offload": "full"}),
+    Rung("64 GPUs, FSDP2", {"checkpointing": "full", "sharding": "fsdp2", "world": 64}),
 )  # fmt: skip
 """Weights, gradients and AdamW's moments in fp32 under bf16 autocast: what autotune's `bf16` is. Where there is no bf16
 the numbers are those of fp32 masters under fp16 autocast, which take the same."""
@@ -169,7 +169,7 @@ def pure(hardware: Hardware, rung: Rung) -> int:
         found = estimate(family(n), Setup(seq_len=SEQ_LEN, precision="autocast", **rung.setup))
         states = found.parameters + found.gradients + found.optimizer_state
         # No cast copies are made where weights are 16 bits already; what is gathered is half as large.
-        gathered = found.temporary / 2 if rung.setup.get("sharding") == "zero3" else 0.0
+        gathered = found.temporary / 2 if rung.setup.get("sharding") == "fsdp2" else 0.0
         device = states / 2 + found.activations + found.logits + gathered
         return device <= usable(hardware) and found.host / 2 <= HOST
 

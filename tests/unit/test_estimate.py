@@ -162,3 +162,34 @@ def test_the_command_prints_where_its_numbers_come_from(tmp_path, monkeypatch):
 
 def test_short_names_of_gpus():
     assert find_hardware("h100-80gb").id == "h100-sxm-80gb"
+
+
+def test_several_gpus_are_estimated_by_sharding():
+    answer = ask(gpus=8)
+    shardings = {rung.estimate.candidate.sharding for rung in answer.priced}
+    assert shardings == {"ddp", "zero1", "zero2", "fsdp2"}
+    full = [rung.estimate.candidate for rung in answer.priced if rung.estimate.candidate.offload == "full"]
+    assert {candidate.sharding for candidate in full} == {"fsdp2"}
+    assert ask(gpus=8, checkpointing="full").priced[0].estimate.candidate.sharding == "ddp"
+    with pytest.raises(InputError, match="there is one"):
+        ask(sharding="fsdp2")
+
+
+def test_the_largest_micro_batch_is_found_with_few_simulations(monkeypatch):
+    from autotune.memory.predictor import Ground, Predictor
+    from autotune.memory.timeline import Timeline
+
+    simulated = []
+    usage = Timeline.usage
+    monkeypatch.setattr(
+        Timeline, "usage", lambda *rest, **named: simulated.append(rest[1]) or usage(*rest, **named)
+    )
+    made = timeline(Arithmetic(0, 100 * MIB, 200 * MIB, 40 * MIB), Candidate())
+    predictor = Predictor({}, Ground.measured("cuda", 0, 8 * MIB)).with_timeline(Candidate(), made)
+    for usable in range(1024 * MIB, 9000 * MIB, 500 * MIB):
+        simulated.clear()
+        largest = predictor.largest(Candidate(), usable, 4096)
+        assert len(simulated) <= 16
+        fresh = Predictor({}, predictor.ground).with_timeline(Candidate(), made)
+        fitting = [size for size in range(1, 250) if fresh.bounds(Candidate().at(size)).mean <= usable]
+        assert largest == max(fitting, default=0)
