@@ -9,10 +9,13 @@ from autotune.candidate import Candidate
 from autotune.devices.device import DeviceFacts
 from autotune.hardware import lookup
 from autotune.memory.predictor import Ground, Predictor
+from autotune.outcome import Ok, StepTiming
 from autotune.prediction import Prediction
 from autotune.probe.protocol import ProbeRequest, Progress
 from autotune.record import Inspected, Traced
 from autotune.strategies.decision import Scope
+from autotune.timing.pace import Pace, Paced
+from autotune.timing.roofline import Machine, step_time
 from autotune.tracing import Tracer
 from autotune.trial import History
 
@@ -25,8 +28,10 @@ class Foresight:
     ) -> None:
         """`folder` is where workers that trace may write."""
         row = lookup(facts.hardware) if facts.hardware else None
+        self._machine = Machine.of(row) if row else None
         ground = Ground.measured(facts.kind, inspected.baseline, row.cublas_bytes() if row else 0)
-        self.predictor = Predictor({}, ground, lambda size: scope.accumulation(size).steps > 1)
+        self._accumulating: Callable[[int], bool] = lambda size: scope.accumulation(size).steps > 1
+        self.predictor = Predictor({}, ground, self._accumulating)
         self._tracer = tracer
         self._budget = inspected.budget
         self._folder = folder
@@ -63,4 +68,22 @@ class Foresight:
 
     def predict(self, candidate: Candidate, history: History) -> Prediction | None:
         """Return what a probe of the candidate should measure, corrected by a history."""
-        return self.predictor.learned(history, self._budget).predict(candidate)
+        prediction = self.predictor.learned(history, self._budget).predict(candidate)
+        timing = self._timing(candidate)
+        if prediction is None or timing is None:
+            return prediction
+        seen = [
+            Paced(trial.candidate.rung().key(), raw, trial.outcome.timing)
+            for trial in history
+            if isinstance(trial.outcome, Ok) and (raw := self._timing(trial.candidate)) is not None
+        ]
+        return prediction.model_copy(update={"timing": Pace(seen).correct(candidate.rung().key(), timing)})
+
+    def _timing(self, candidate: Candidate) -> StepTiming | None:
+        """Return the roofline's times, uncorrected; None for hardware that the table does not know."""
+        timeline = self.predictor.timeline(candidate)
+        if self._machine is None or timeline is None:
+            return None
+        size = candidate.micro_batch
+        step = step_time(timeline, size, self._machine, self._accumulating(size))
+        return None if step is None else step.timing()

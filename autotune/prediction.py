@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from autotune.outcome import Breakdown
+from autotune.outcome import Breakdown, StepTiming
 from autotune.validation import Frozen
 
 
@@ -22,6 +22,8 @@ class Prediction(Frozen):
     """The 95% interval of `peak`."""
     breakdown: Breakdown
     """Of `allocated`, by what it holds."""
+    timing: StepTiming | None = None
+    """Parts of a global step, by the roofline corrected by the probes so far; None where the hardware is unknown."""
 
     def verdict(self, usable: int) -> Literal["fits", "over", "unsure"]:
         """Compare the whole interval with the bytes that may be used."""

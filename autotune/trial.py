@@ -28,5 +28,11 @@ class Trial(Frozen):
             return None
         return self.prediction.error(self.outcome.memory.peak())
 
+    def time_error(self) -> float | None:
+        """Return by what share of the measured last micro-step its prediction was off; None without one of both."""
+        if self.prediction is None or self.prediction.timing is None or not isinstance(self.outcome, Ok):
+            return None
+        return self.prediction.timing.last_micro_step.mean / self.outcome.timing.last_micro_step.mean - 1
+
 
 History = tuple[Trial, ...]

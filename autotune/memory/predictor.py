@@ -105,12 +105,12 @@ class Predictor:
 
     def covers(self, candidate: Candidate) -> bool:
         """Tell whether there is a timeline that can price the candidate."""
-        timeline = self._timeline(candidate)
+        timeline = self.timeline(candidate)
         return timeline is not None and timeline.covers(candidate.micro_batch)
 
     def predict(self, candidate: Candidate) -> Prediction | None:
         """Return what a probe of the candidate should measure; None where its trace does not cover it."""
-        raw, total, timeline = self._usage(candidate), self._total(candidate), self._timeline(candidate)
+        raw, total, timeline = self._usage(candidate), self._total(candidate), self.timeline(candidate)
         if raw is None or total is None or timeline is None:
             return None
         corrected = self.calibration.correct(_rung(candidate), total)
@@ -132,7 +132,7 @@ class Predictor:
 
     def phase_above(self, candidate: Candidate, usable: int) -> Phase:
         """Return the phase in which a candidate whose peak is over `usable` bytes first goes beyond them."""
-        usage, bounds, timeline = self._usage(candidate), self.bounds(candidate), self._timeline(candidate)
+        usage, bounds, timeline = self._usage(candidate), self.bounds(candidate), self.timeline(candidate)
         assert usage is not None, "only what is predicted is over"
         assert bounds is not None
         assert timeline is not None
@@ -151,7 +151,7 @@ class Predictor:
         0 where not even 1 fits, None where no timeline covers the rung. Found by bisection: memory grows with the
         micro-batch, but for the micro-step that accumulation adds, which only a smaller micro-batch needs.
         """
-        timeline = self._timeline(rung)
+        timeline = self.timeline(rung)
         if timeline is None or timeline.exact is not None:
             return None
 
@@ -173,7 +173,8 @@ class Predictor:
             most, low, step = low, max(0, low - step), 2 * step
         return _bisect(fits, low, most - 1)
 
-    def _timeline(self, candidate: Candidate) -> Timeline | None:
+    def timeline(self, candidate: Candidate) -> Timeline | None:
+        """Return the timeline that prices a candidate; None where none covers it."""
         other = candidate.model_copy(update={"expandable_segments": not candidate.expandable_segments})
         for key in (candidate.key(), candidate.rung().key(), other.key(), other.rung().key()):
             if key in self.timelines and self.timelines[key].covers(candidate.micro_batch):
@@ -182,7 +183,7 @@ class Predictor:
 
     def _usage(self, candidate: Candidate) -> tuple[int, int] | None:
         """Return (allocated, reserved), uncorrected."""
-        timeline = self._timeline(candidate)
+        timeline = self.timeline(candidate)
         if timeline is None:
             return None
         if candidate not in self._raw:

@@ -112,7 +112,7 @@ def _print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
 def _trial(trial: Trial, scope: Scope) -> dict[str, Any]:
     entry = {
         **trial.model_dump(mode="json"), "verdict": verdict(trial.outcome, scope),
-        "prediction_error": trial.error(),
+        "prediction_error": trial.error(), "time_prediction_error": trial.time_error(),
     }  # fmt: skip
     if trial.outcome.kind == "ok" and scope.allows(trial.candidate.micro_batch):
         entry["tokens_per_second"] = score(trial, scope).tokens_per_second
