@@ -1,92 +1,170 @@
 """Which of transformers' causal language models can be traced, each with a small configuration.
 
-    python benchmarks/coverage.py [--jobs 2] [--only llama] [--json FILE]
+    python -m benchmarks.coverage [--device cpu] [--only llama]
 
 Every class in transformers' mapping for causal language modelling is built from its own default configuration, made
-small, and traced for a GPU in a process of its own. The reason is printed for each that does not trace.
+small, and traced in a process of its own. The reason is printed for each that does not trace.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
+import os
+import select
+import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from benchmarks.recording import RESULTS, record  # noqa: E402
 
 LIMIT = 0.9
 LAYERS = 2
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers")
 """Only the depth is cut: widths cost nothing under fake tensors, and depend on each other in ways of their own."""
 SEQ_LEN = 64
+PATIENCE = 240.0
+"""Seconds for one class."""
+MISSING: dict[str, dict[str, Any]] = {
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                                                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "deepseek_v2": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
+    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
+    "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "reformer": {"is_decoder": True, "axial_pos_shape": [8, 8]},
+    "xmod": {"default_language": "en_XX"},
+}  # fmt: skip
+"""What a default configuration leaves out and its class cannot do without, or what depends on the depth."""
 
 
-def one(model_type: str) -> str:
-    """Trace one model type; return an empty text, or why it cannot be."""
+class Result(NamedTuple):
+    """What became of one class."""
+
+    model_type: str
+    model_class: str
+    reason: str
+    """Why it was not traced; empty where it was."""
+    seconds: float
+
+
+def small(model_type: str, shallow: bool) -> dict[str, Any]:
+    """Return a configuration of the type's causal language model, of `LAYERS` layers or as deep as its default."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    name = class_of(model_type)
+    wanted = getattr(transformers, name).config_class
+    default = CONFIG_MAPPING[model_type]()
+    parts = [
+        part for part, kind in default.sub_configs.items() if kind is wanted and type(default) is not wanted
+    ]
+    part = parts[0] if parts else "text_config" if "text_config" in default.sub_configs else None
+    values = (default if part is None else getattr(default, part)).to_dict()
+    changed = MISSING.get(model_type, {})
+    if shallow:
+        changed = {**cut(values), **changed}
+    whole = {"model_type": model_type, "architectures": [name]}
+    return {**whole, **changed} if part is None else {**whole, part: {**values, **changed}}
+
+
+def cut(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a configuration that make it `LAYERS` deep."""
+    depths = {key: values[key] for key in DEPTHS if isinstance(values.get(key), int)}
+    changed: dict[str, Any] = dict.fromkeys(depths, LAYERS)
+    for key, value in values.items():  # one entry a layer, such as the types of the layers
+        if isinstance(value, list) and len(value) in depths.values() and len(value) > LAYERS:
+            changed[key] = value[:LAYERS]
+    return changed
+
+
+def class_of(model_type: str) -> str:
+    """Return the name of a type's causal language model."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    return name if isinstance(name, str) else name[0]
+
+
+def one(model_type: str, device: str) -> str:
+    """Trace one model type; return an empty text, or why it cannot be."""
+    import transformers
 
     from autotune.candidate import Candidate
     from autotune.specs import ModelSpec
-    from autotune.train.trace import trace
+    from autotune.train.trace import CannotTrace, trace
     from benchmarks.memory_accuracy import request
 
     transformers.logging.set_verbosity_error()
-    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
-    default = CONFIG_MAPPING[model_type]()
-    text = default.get_text_config()
-    values = text.to_dict()
-    depths = {key: values[key] for key in DEPTHS if isinstance(values.get(key), int)}
-    small: dict[str, Any] = dict.fromkeys(depths, LAYERS)
-    for key, value in values.items():  # one entry a layer, such as the types of the layers
-        if isinstance(value, list) and len(value) in depths.values() and len(value) > LAYERS:
-            small[key] = value[:LAYERS]
-    config = {"model_type": model_type, "architectures": [name if isinstance(name, str) else name[0]]}
-    config |= small if text is default else {"text_config": {**values, **small}}
-    spec = ModelSpec(name=model_type, source="config", config=config)
-    timeline = trace(request(spec, SEQ_LEN, Candidate(precision="bf16"), "cuda:0"))
-    return "" if timeline.allocated(2) > 0 else "no memory was counted"
+    candidate = Candidate(precision="bf16" if device != "cpu" else "fp32", micro_batch=2)
 
+    def attempt(shallow: bool) -> str:
+        spec = ModelSpec(name=model_type, source="config", config=small(model_type, shallow))
+        timeline = trace(request(spec, SEQ_LEN, candidate, device))
+        return "" if timeline.allocated(2) > 0 else "no memory was counted"
 
-def alone(model_type: str) -> tuple[str, str]:
-    """Run `one` in a process of its own."""
-    code = f"import sys, runpy; print('REASON', runpy.run_path({__file__!r})['one']({model_type!r}))"
     try:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
-    except subprocess.TimeoutExpired:
-        return model_type, "took more than 240 s"
-    if done.returncode == 0:
-        return model_type, done.stdout.split("REASON", 1)[1].strip()
-    lines = done.stderr.strip().splitlines()
-    return model_type, lines[-1][:160] if lines else f"ended with {done.returncode}"
+        return attempt(shallow=True)
+    except CannotTrace as error:
+        return f"cannot be traced: {error}"
+    except Exception:  # noqa: BLE001 - whatever it is: parts of a configuration may depend on its depth
+        try:
+            return attempt(shallow=False)
+        except Exception as error:  # noqa: BLE001 - whatever a model raises is its reason
+            return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def alone(model_type: str, device: str) -> Result:
+    """Run `one` in a child of this process, which has imported all and run nothing."""
+    began = time.monotonic()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(writing, one(model_type, device).encode()[:4000])
+        finally:
+            os._exit(0)
+    os.close(writing)
+    ready = select.select([reading], [], [], PATIENCE)[0]
+    reason = os.read(reading, 4000).decode(errors="replace") if ready else f"took more than {PATIENCE:.0f} s"
+    os.close(reading)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return Result(model_type, class_of(model_type), reason[:300], round(time.monotonic() - began, 1))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--device", default="cuda:0", choices=("cuda:0", "cpu"), help="what is traced for")
     parser.add_argument("--only", help="part of a model type's name")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record")
     options = parser.parse_args()
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    names = [name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if not options.only or options.only in name]
-    reasons: dict[str, str] = {}
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for name, reason in pool.map(alone, names):
-            reasons[name] = reason
-            print(f"{name:32} {reason or 'traced'}", flush=True)
-    traced = sum(not reason for reason in reasons.values())
-    print(f"{traced} of {len(reasons)} traced: {traced / len(reasons):.1%}")
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(reasons, indent=1) + "\n", encoding="utf-8")
-    return 0 if traced >= LIMIT * len(reasons) else 1
+    import autotune.train.trace  # noqa: F401 - the children find all imported
+
+    results = []
+    for model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        if options.only is None or options.only in model_type:
+            results.append(alone(model_type, options.device))
+            print(f"{results[-1].model_type:32} {results[-1].reason or 'traced'}", flush=True)
+    traced = sum(not result.reason for result in results)
+    share = traced / len(results)
+    print(f"{traced} of {len(results)} traced: {share:.1%}")
+    if options.only is None:
+        rows = [result._asdict() for result in results]
+        name = "coverage" + ("-cpu" if options.device == "cpu" else "")
+        record(name, rows, options.out, traced=traced, share=share, seq_len=SEQ_LEN)
+    return 0 if share >= LIMIT else 1
 
 
 if __name__ == "__main__":

@@ -278,7 +278,11 @@ def _compose(timeline: Timeline, micro: Segment, accumulating: bool, updates: in
     events: list[int] = []
     marks: list[tuple[int, Phase, int]] = []
     renamed = _renamed(timeline.micro, micro)
-    again = into_existing(micro) if accumulating else None
+    released = {renamed.get(~event, ~event) for event in timeline.first_update.events if event < 0}
+    # What a first micro-step leaves for good, such as a batch that is made once, the later ones do not make again.
+    kept = set(survivors(micro)) - released
+    later = _without(micro, kept)
+    again = _without(into_existing(micro), kept) if accumulating else None
     leftovers = survivors(again) if again is not None else []
 
     def append(segment: Segment, step: int) -> None:
@@ -288,7 +292,7 @@ def _compose(timeline: Timeline, micro: Segment, accumulating: bool, updates: in
 
     append(timeline.build, 0)
     for step in range(1, updates + 1):
-        append(micro, step)
+        append(micro if step == 1 else later, step)
         if again is not None:
             append(again, step)
         update = timeline.first_update if step == 1 else timeline.update
@@ -325,6 +329,15 @@ def into_existing(micro: Segment) -> Segment:
         events.append(~taken[len(micro.events)])
     moved.append(len(events))
     return Segment(events, [(moved[position], phase) for position, phase in micro.marks])
+
+
+def _without(segment: Segment, slots: set[int]) -> Segment:
+    """Return a segment whose allocations of some slots are left out, for composing; it follows no gradients."""
+    if not slots:
+        return segment
+    moved = [0, *accumulate(event not in slots for event in segment.events)]
+    events = [event for event in segment.events if event not in slots]
+    return Segment(events, [(moved[position], phase) for position, phase in segment.marks])
 
 
 def survivors(segment: Segment) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from autotune.errors import InputError, nearest
 from autotune.specs import ModelSpec, Task
@@ -52,17 +53,32 @@ def build_model(spec: ModelSpec, seq_len: int, device: torch.device) -> BuiltMod
     built = (
         _from_function(spec, seq_len) if spec.source == "function" else _from_config(spec, seq_len, device)
     )
-    if spec.source == "function" and device.type != "meta":
-        _move(built.model, device)
+    if device.type != "meta":
+        _gather(built.model, device)
     _check_positions(spec, built, seq_len)
     built.model.train()
     return built
 
 
-def _move(model: nn.Module, device: torch.device) -> None:
-    # Only if need be: torch refuses to move fake parameters, as a trace has them, even to where they are.
-    if any(tensor.device != device for tensor in (*model.parameters(), *model.buffers())):
+def _gather(model: nn.Module, device: torch.device) -> None:
+    """Bring parameters and buffers to the device that are not there: a user's, or made by `torch.FloatTensor`."""
+    away = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.device != device]
+    if not away:
+        return
+    if not isinstance(away[0], FakeTensor):
         model.to(device)
+        return
+    moved: dict[int, nn.Parameter] = {}  # torch refuses to move the fake parameters of a trace
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter.device != device:
+                if id(parameter) not in moved:  # tied ones stay tied
+                    there = parameter.detach().to(device)
+                    moved[id(parameter)] = nn.Parameter(there, requires_grad=parameter.requires_grad)
+                setattr(module, name, moved[id(parameter)])
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            if buffer.device != device:
+                setattr(module, name, buffer.to(device))
 
 
 def _from_config(spec: ModelSpec, seq_len: int, device: torch.device) -> BuiltModel:
@@ -100,7 +116,15 @@ def _resolve(spec: ModelSpec) -> tuple[Any, Callable[[Any], nn.Module], Task]:
         raise _refused(spec, error) from error
     name, task = _choose_class(spec, model_type, config)
     model_class = getattr(importlib.import_module("transformers"), name)
-    return config, model_class, task
+    return _part_for(model_class, config), model_class, task
+
+
+def _part_for(model_class: Any, config: Any) -> Any:
+    """Return what a model class takes of a configuration: of one for text and images, a language model its own part."""
+    for name, kind in getattr(config, "sub_configs", {}).items():
+        if kind is model_class.config_class and not isinstance(config, kind):
+            return getattr(config, name)
+    return config
 
 
 def _refused(spec: ModelSpec, error: Exception) -> InputError:
@@ -196,6 +220,8 @@ def _check_positions(spec: ModelSpec, built: BuiltModel, seq_len: int) -> None:
     if built.task in {"image-classification", "custom"}:
         return
     limit = getattr(built.config.get_text_config(), "max_position_embeddings", None) or math.inf
+    if limit < 0:  # XLNet's way to say that there is none
+        limit = math.inf
     for name, module in built.model.named_modules():
         # RoBERTa's kind counts positions from behind the padding index: fewer than its table has rows.
         if "position" in name and isinstance(module, nn.Embedding) and module.padding_idx is not None:

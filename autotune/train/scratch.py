@@ -2,7 +2,8 @@
 
 Fake tensors have no kernels, so what is in here is all that a trace knows of it. Not covered: cuDNN's attention and
 convolutions, whose scratch is not documented, split-KV buffers of flash attention without dropout on small batches,
-reductions' semaphores, and on the CPU oneDNN's reordered copies for bf16.
+reductions' semaphores, and on the CPU oneDNN's reordered copies for bf16 and for matrices of channels that
+are no multiple of 16.
 """
 
 from __future__ import annotations
@@ -48,18 +49,16 @@ def _efficient_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ite
         yield batch * heads * _rounded(length, 64) * _rounded(head, 64) * 4
 
 
-SMALL_LOOKUP = 3072
-"""Up to this many indices an embedding's gradient needs no sorting (`Embedding.cu`)."""
-
-
 def _embedding_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
-    """Sorted indices with their origins, twice while sorting, and partial sums of ten rows each (`Embedding.cu`)."""
+    """Sorted indices with their origins, twice while sorting, and partial sums of ten rows each (`Embedding.cu`).
+
+    Up to 3072 indices the kernel sorts nothing; these bytes are counted there too, so that sizes stay affine in the
+    micro-batch: some 5 MB too many for a width of 4096.
+    """
     gradient, indices = args[:2]
     count = indices.numel()
-    if count <= SMALL_LOOKUP:
-        return
     yield from [count * indices.element_size()] * 4
-    yield -(-count // 10) * gradient.shape[-1] * 4
+    yield count * gradient.shape[-1] * 4 // 10
 
 
 ON_CUDA: dict[Any, Scratch] = {
@@ -69,14 +68,80 @@ ON_CUDA: dict[Any, Scratch] = {
 }
 
 
-def _patch_embedding_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+BLOCK = 16
+"""Channels that oneDNN keeps together in its own layout (AVX-512)."""
+
+
+def _convolution(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+    """Input, weight and output in oneDNN's layout, the input made contiguous before.
+
+    Measured, as the backward pass below: 1- and 2-dimensional, dense, grouped and depthwise, kernels of 3 to 5, 48 to
+    256 channels, 1 and 3 samples, to the byte (torch 2.13, AVX-512).
+    """
+    images, weight, _, stride, padding, dilation, _, _, groups = args
+    if not _in_blocks(images, weight, stride, dilation, groups):
+        return
+    taken, kept = _bytes(images), _bytes(weight)
+    yield max(taken + kept, _output_bytes(images, weight, stride, padding, dilation))
+    if not images.is_contiguous():
+        yield taken
+
+
+def _convolution_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+    """Gradient and input in oneDNN's layout, while the weight's gradient is made; and both made contiguous before.
+
+    Depthwise, the weight's gradient needs no copies, and what counts is the input's gradient before it is copied.
+    """
+    gradient, images, weight = args[:3]
+    stride, padding, dilation, groups = args[4], args[5], args[6], args[9]
+    if not _in_blocks(images, weight, stride, dilation, groups):
+        yield from _patch_embedding_backward(gradient, images, weight, stride, padding, groups)
+        return
+    yield _bytes(gradient)
+    if groups != images.shape[1]:
+        yield _bytes(images)
+    for tensor in (gradient, images):
+        if not tensor.is_contiguous():
+            yield _bytes(tensor)
+
+
+def _in_blocks(images: Any, weight: Any, stride: Any, dilation: Any, groups: int) -> bool:
+    """Tell whether oneDNN computes a convolution in its own layout (`use_mkldnn` in ATen/native/Convolution.cpp)."""
+    if images.dtype != torch.float32 or images.dim() not in (3, 4):
+        return False
+    size = weight.shape[2:]
+    plain = all(step == 1 for step in (*stride, *dilation))
+    if plain and images.shape[0] < 16 and all(side == 1 for side in size) and torch.get_num_threads() == 1:
+        return False
+    wide = len(size) == 2 and min(size) > 3
+    if groups == 1 and not wide and images.shape[0] == 1 and images.numel() <= 20480:
+        return False
+    depthwise = groups == images.shape[1] == weight.shape[0]
+    channels = (groups,) if depthwise else (images.shape[1] // groups, weight.shape[0] // groups)
+    return all(count % BLOCK == 0 for count in channels)
+
+
+def _bytes(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _output_bytes(images: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> int:
+    count = images.shape[0] * weight.shape[0]
+    for side, kernel, step, edge, gap in zip(
+        images.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
+    ):
+        count *= (side + 2 * edge - gap * (kernel - 1) - 1) // step + 1
+    return int(count * images.element_size())
+
+
+def _patch_embedding_backward(
+    gradient: Any, images: Any, weight: Any, stride: Any, padding: Any, groups: int
+) -> Iterable[int]:
     """A thread's unfolded image and four copies of the weight's gradient, and the gradient made contiguous.
 
     Measured: oneDNN's matrix-product convolution takes threads x (4 x weight + image) + 256 B, for kernels of
     3x16x16 and 3x32x32, 256 and 768 channels, 1 to 6 images and 1 and 2 threads, to the byte (torch 2.13, AVX-512).
     """
-    gradient, images, weight = args[:3]
-    stride, padding, groups = args[4], args[5], args[9]
     patches = list(stride) == list(weight.shape[2:]) and not any(padding) and groups == 1
     if not patches or weight.dim() != 4 or weight.dtype != torch.float32:
         return
@@ -106,7 +171,8 @@ def _gloo_reduce_scatter(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> It
 
 
 ON_CPU: dict[Any, Scratch] = {
-    aten.convolution_backward.default: _patch_embedding_backward,
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
     torch.ops.c10d._allgather_base_.default: _gloo_all_gather,
     torch.ops.c10d._reduce_scatter_base_.default: _gloo_reduce_scatter,
 }

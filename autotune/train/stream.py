@@ -78,7 +78,9 @@ def _symbols(config: Any, seed: int) -> list[int]:
     Drawn without torch: a traced training has no data to draw.
     """
     vocabulary = config.get_text_config().vocab_size
-    special = {value for name, value in vars(config).items() if name.endswith("_token_id")}
+    named = [value for name, value in vars(config).items() if name.endswith("_token_id")]
+    # Some models have several tokens of a kind, such as the end of a text and that of a turn.
+    special = {token for value in named for token in (value if isinstance(value, list) else [value])}
     wanted = min(SYMBOLS, vocabulary // 2) + 1
     drawn = random.Random(seed).sample(range(vocabulary), min(vocabulary, wanted + len(special)))
     return [token for token in drawn if token not in special][:wanted]

@@ -4,6 +4,11 @@ The real code runs: the model's own, the candidate's techniques as `build` compo
 optimizer. Only tensors have no data. Two micro-batches are traced, 2 and 3, whose sizes give those of every larger
 one, because shapes are affine in the micro-batch; and micro-batch 1 by itself, because operators skip copies of
 dimensions of size 1.
+
+That does not hold where the code takes another path at another size. If it does so between 2 and 3, their events
+differ, and the candidate's own micro-batch is traced alone; if it does so only beyond 3, the trace cannot know.
+Experts chosen for each token are no such case as long as they are computed by grouped matrix products, whose sizes do
+not depend on the choice; a loop over the experts that were chosen needs values, and is refused.
 """
 
 from __future__ import annotations
@@ -52,10 +57,12 @@ def trace(request: ProbeRequest) -> Timeline:
     """
     began = time.perf_counter()
     try:
-        try:
-            return _affine(request, began)
-        except _Unlike:
-            return _exact(request, began)
+        for settled in (False, True):
+            try:
+                return _affine(request, began, settled)
+            except _Unlike:
+                continue
+        return _exact(request, began)
     except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
         raise CannotTrace(
             f"the operator {error.func} needs the values of its arguments, which a trace does not have; "
@@ -67,11 +74,13 @@ class _Unlike(Exception):
     """Two micro-steps that should be alike are not."""
 
 
-def _affine(request: ProbeRequest, began: float) -> Timeline:
+def _affine(request: ProbeRequest, began: float, settled: bool) -> Timeline:
     with _recording(request) as (recorder, training, building):
         tracer = _Tracer(recorder, training)
         if request.candidate.optimizer_in_backward:
             tracer.make_state(building)
+        if settled:
+            _Tracer(recorder, training).settle(building, NEXT + 1)  # its batch is none of those below
         small = tracer.micro_step(LEAST)
         first = tracer.update()
         large = tracer.micro_step(NEXT)
@@ -108,6 +117,7 @@ def _exact(request: ProbeRequest, began: float) -> Timeline:
         tracer = _Tracer(recorder, training)
         if request.candidate.optimizer_in_backward:
             tracer.make_state(building)
+        _Tracer(recorder, training).settle(building, micro_batch)
         micro = tracer.micro_step(micro_batch)
         first = tracer.update()
         again = tracer.micro_step(micro_batch)
@@ -266,13 +276,13 @@ class _Tracer:
         self.calls.append(recorder.log.calls)
         return segment
 
-    def settle(self, building: Segment) -> None:
+    def settle(self, building: Segment, micro_batch: int = LEAST) -> None:
         """Run one micro-step and keep of it what it leaves for good, as part of the build.
 
         The first pass of sharded training prepares: FSDP2 makes the tensors that it gathers into, and DDP's buckets
-        become the gradients.
+        become the gradients. Some models set themselves up in theirs.
         """
-        first = self.micro_step(LEAST)
+        first = self.micro_step(micro_batch)
         with self._recorder.segment() as cleared:
             self.drop()
         lasting: dict[int, None] = {}

@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from autotune.candidate import choices
+from autotune.specs import ModelSpec
 from autotune.train import activation_offload
 from autotune.train.fake_cuda import fake_cuda
 from autotune.train.recorder import Recorder
 from autotune.train.trace import trace
+from benchmarks import coverage
 from tests.memory.test_sharding import check_states, held
 from tests.memory.test_trace import request as traced
 
@@ -139,3 +141,10 @@ class TestCudaRules:
         assert "Efficient" in kernel(mask=mask)
         assert "Efficient" in kernel(dtype=torch.float32)
         assert "Attention" not in kernel(dtype=torch.float32, kv_heads=2, enable_gqa=True)
+
+
+def test_a_parameter_that_its_class_makes_on_the_cpu_is_brought_to_the_device():
+    """XLNet makes some by `torch.FloatTensor`; autocast casts what is on the device alone."""
+    spec = ModelSpec(name="xlnet", source="config", config=coverage.small("xlnet", shallow=True))
+    probe = traced(device="cuda:0", precision="bf16").model_copy(update={"model": spec})
+    assert trace(probe).allocated(2) > 0

@@ -62,6 +62,20 @@ def test_the_peak_of_a_composed_probe():
     assert one.allocated(3, accumulating=True) == (100 + 200 + 100 + 120 + 100) * MIB
 
 
+def test_what_the_first_micro_step_leaves_for_good_is_counted_once():
+    one = timeline()
+    one.slots.base.append(7 * MIB)
+    for part in (one.slots.slope, one.slots.category, one.slots.place, one.slots.module):
+        part.append(0)
+    plain = one.allocated(3), one.allocated(3, accumulating=True)
+    for micro in (one.micro, one.single):
+        micro.events.insert(0, 4)  # a batch that is made once
+        micro.marks[1] = (2, "backward")
+        micro.accumulated[0] = Accumulated(3, 0, 2, False)
+    assert (one.allocated(3), one.allocated(3, accumulating=True)) == tuple(size + 7 * MIB for size in plain)
+    assert one.peak(3).phase == "backward"
+
+
 def test_a_gradient_that_autograd_copied_is_not_copied_again():
     micro = Segment([5, 6, 7, ~6, ~5], [(0, "forward"), (1, "backward")], [Accumulated(3, 0, 7, True)])
     assert into_existing(micro).events == [5, 6, ~6, ~5]

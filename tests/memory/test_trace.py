@@ -104,6 +104,71 @@ def test_chunked_loss_is_traced_as_it_runs(model):
     assert timeline.allocated(16) < 0.95 * trace(request(model)).allocated(16)
 
 
+@pytest.mark.parametrize(("name", "seq_len"), [("benchmarks/own_model.py:build", 128), ("mixtral", 64)])
+def test_convolutions_and_experts_are_counted_too(name, seq_len):
+    if name == "mixtral":
+        spec = resolve("mixtral-8x7b", base=Path.cwd())
+        small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+                 "num_key_value_heads": 2, "num_local_experts": 4, "vocab_size": 500}  # fmt: skip
+        spec = spec.model_copy(
+            update={"config": {**spec.config, **small, "bos_token_id": 1, "eos_token_id": 2}}
+        )
+    else:
+        spec = resolve(name, base=Path(__file__).parents[2])
+
+    def probe(micro_batch):
+        return request(seq_len=seq_len, micro_batch=micro_batch).model_copy(update={"model": spec})
+
+    timeline = trace(probe(1))
+    for micro_batch in (1, 7):
+        # oneDNN's copies are those of AVX-512; elsewhere its blocks, and so the copies, may differ.
+        assert timeline.allocated(micro_batch) == pytest.approx(measured(probe(micro_batch)), rel=1e-3)
+
+
+def user_module(tmp_path, forward):
+    """Return a model whose forward pass has the given lines between `x`, of width 4, and the returned `y`."""
+    source = f"""
+import torch
+
+class Moody(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.table = None
+
+    def forward(self, x):
+        y = self.linear(x)
+        {forward}
+        return y.sum()
+
+def build():
+    return Moody(), lambda micro_batch, seq_len: {{"x": torch.ones(micro_batch, 4)}}
+"""
+    (tmp_path / f"{tmp_path.name}.py").write_text(source)
+    return resolve(f"{tmp_path.name}.py:build", base=tmp_path)
+
+
+def test_a_path_that_switches_with_the_size_is_traced_at_its_own_micro_batch(tmp_path):
+    spec = user_module(tmp_path, "y = y.exp().sin() if len(x) > 2 else y")
+    for micro_batch in (1, 5):
+        timeline = trace(request(micro_batch=micro_batch).model_copy(update={"model": spec}))
+        assert timeline.exact == micro_batch
+        assert not timeline.covers(3)
+    assert timeline.facts["model"] == "Moody"
+
+
+def test_a_model_that_sets_itself_up_at_its_first_step_is_traced_from_its_second(tmp_path):
+    spec = user_module(
+        tmp_path,
+        "self.table = torch.ones(9999) if self.table is None else self.table; y = y + self.table.sum()",
+    )
+    timeline = trace(request().model_copy(update={"model": spec}))
+    assert timeline.exact is None
+    sizes = timeline.sizes(4)
+    assert 9999 * 4 in [sizes[event] for event in timeline.build.events if event >= 0]
+    assert 9999 * 4 not in [sizes[event] for event in timeline.micro.events if event >= 0]
+
+
 def test_checkpointing_and_plain_sgd_are_traced_as_they_run():
     fields = {"checkpointing": "full", "optimizer": "sgd"}
     timeline = trace(request("tiny-llama", **fields))
@@ -136,23 +201,7 @@ def test_what_lives_in_files_is_not_counted(offload, tmp_path):
 
 
 def test_a_model_that_looks_at_its_values_is_refused_by_the_name_of_the_operator(tmp_path):
-    source = """
-import torch
-
-class Moody(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 4)
-
-    def forward(self, x):
-        y = self.linear(x)
-        return y.sum() if y.mean() > 0 else y.abs().sum()
-
-def build():
-    return Moody(), lambda micro_batch, seq_len: {"x": torch.ones(micro_batch, 4)}
-"""
-    (tmp_path / "moody.py").write_text(source)
-    spec = resolve("moody.py:build", base=tmp_path)
+    spec = user_module(tmp_path, "y = y if y.mean() > 0 else y.abs()")
     with pytest.raises(CannotTrace, match=r"_local_scalar_dense.*probe"):
         trace(request().model_copy(update={"model": spec}))
 
