@@ -43,7 +43,7 @@ def compare(path: Path, pool: Any) -> tuple[list[dict[str, Any]], dict[str, str]
     ladder = json.loads(path.read_text(encoding="utf-8"))
     model = path.stem.removeprefix("gpu_ladder-")
     device = ladder["device"]
-    hardware = lookup(device.get("name", ""))
+    hardware = lookup(device["name"])
     by_title = {rung.title(): rung for rung in rungs()}
     timelines: dict[str, Timeline | None] = {}
     reasons: dict[str, str] = {}
@@ -52,7 +52,10 @@ def compare(path: Path, pool: Any) -> tuple[list[dict[str, Any]], dict[str, str]
         if row["verdict"] != "ok":
             continue
         title = row["rung"]
-        rung = by_title[title]
+        rung = by_title.get(title)
+        if rung is None:
+            reasons[title] = "this version has no such rung"
+            continue
         if title not in timelines:
             text = pool.apply(trace_alone, (request(model, ladder["seq_len"], rung),))
             timelines[title] = None if text.startswith("!") else Timeline.parse(text)
