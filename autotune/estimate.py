@@ -31,7 +31,7 @@ class Estimate(Frozen):
     reserved_peak_bytes: int
     """Peak of what the caching allocator holds: segments, and what is fragmented in them, included."""
     device_peak_bytes: int
-    """Peak of the whole process on the device: CUDA context and libraries included."""
+    """Peak of the whole process on the device: CUDA context, libraries and NCCL's buffers included."""
     interval: tuple[int, int]
     """The 95% interval of `device_peak_bytes`."""
     host_peak_bytes: int
@@ -71,6 +71,7 @@ def price(
     hardware: Hardware,
     *,
     usable: int,
+    gpus: int,
     accumulation_steps: int,
     speed: Callable[[int], StepTiming | None],
     tokens_per_micro_batch: Callable[[int], int],
@@ -82,7 +83,7 @@ def price(
     """
     began = time.perf_counter()
     accumulating = accumulation_steps > 1
-    ground = Ground.measured("cuda", 0, hardware.cublas_bytes())
+    ground = Ground.measured("cuda", 0, hardware.cublas_bytes(), gpus)
     predictor = Predictor({}, ground, lambda _: accumulating).with_timeline(candidate, timeline)
     prediction = predictor.predict(candidate)
     assert prediction is not None, "a candidate's own trace covers it"

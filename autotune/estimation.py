@@ -207,7 +207,7 @@ def _price(candidate: Candidate, trace: Trace, question: Question, hardware: Har
 
     made = price(
         candidate, timeline, hardware, usable=int(hardware.usable_bytes() * (1 - question.headroom)),
-        accumulation_steps=question.accumulation_steps, speed=speed,
+        gpus=question.gpus, accumulation_steps=question.accumulation_steps, speed=speed,
         tokens_per_micro_batch=lambda micro_batch: micro_batch * tokens * question.gpus,
     )  # fmt: skip
     return Priced(made, timeline)

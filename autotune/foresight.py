@@ -29,7 +29,8 @@ class Foresight:
         """`folder` is where workers that trace may write."""
         row = lookup(facts.hardware) if facts.hardware else None
         self._machine = Machine.of(row) if row else None
-        ground = Ground.measured(facts.kind, inspected.baseline, row.cublas_bytes() if row else 0)
+        blas = row.cublas_bytes() if row else 0
+        ground = Ground.measured(facts.kind, inspected.baseline, blas, scope.goal.gpus)
         self._accumulating: Callable[[int], bool] = lambda size: scope.accumulation(size).steps > 1
         self.predictor = Predictor({}, ground, self._accumulating)
         self._tracer = tracer

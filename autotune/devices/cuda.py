@@ -17,10 +17,9 @@ from autotune.devices.host import available_memory
 from autotune.devices.nvml import Gpu, Nvml, NvmlError
 from autotune.errors import InputError
 from autotune.hardware import lookup
-from autotune.units import GIB, MIB, format_bytes
+from autotune.memory.predictor import CUDA_CONTEXT
+from autotune.units import MIB, format_bytes
 
-CONTEXT = GIB // 2
-"""A CUDA context with torch's kernels and the libraries' handles takes about half a GiB of the device."""
 SLACK = 64 * MIB
 """How far above the starting level the device counts as free: drivers round and cache."""
 FIRST_BF16 = (8, 0)
@@ -57,7 +56,7 @@ class CudaDevice:
 
     def minimum(self) -> int:
         """Return what a CUDA context takes."""
-        return CONTEXT
+        return CUDA_CONTEXT
 
     def environment(self, candidate: Candidate) -> dict[str, str]:
         """Return the variables that show the worker this GPU alone, as `cuda:0`, and set up its allocator."""

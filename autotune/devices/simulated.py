@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autotune.candidate import Candidate
-from autotune.devices.cuda import CONTEXT, allocator_options
+from autotune.devices.cuda import allocator_options
 from autotune.devices.device import PREPARE_TIMEOUT, DeviceFacts
 from autotune.hardware import Hardware
+from autotune.memory.predictor import CUDA_CONTEXT
 from autotune.units import GIB
 
 DEFAULT = "h100-sxm-80gb"
@@ -43,7 +44,7 @@ class SimulatedDevice:
 
     def minimum(self) -> int:
         """Return what a CUDA context takes."""
-        return CONTEXT
+        return CUDA_CONTEXT
 
     def environment(self, candidate: Candidate) -> dict[str, str]:
         """Return the allocator's options as on a real GPU; a GPU of this machine stays hidden."""

@@ -6,6 +6,7 @@ only a probe proves that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -23,6 +24,12 @@ CUDA_CONTEXT = 480 * MIB
 
 They differ by GPU and driver by some 150 MiB, which is the spread that is assumed with it."""
 CUDA_CONTEXT_SPREAD = 150 * MIB
+NCCL_BUFFERS = 512 * MIB
+"""Bytes that NCCL takes on each GPU for one communicator, where no probe has measured them. Users of 8 H100 see 1.06 GB
+of context and NCCL together before any all-to-all (NVIDIA/nccl issue 1685); it grows with channels and algorithms, not
+with ranks beyond two nodes (NVIDIA's answer in issue 864)."""
+NCCL_SPREAD = 256 * MIB
+"""Spread that is assumed with it."""
 CPU_UNTOUCHED = 108 * MIB
 """Private memory of a CPU process beyond baseline and tensors, which counts against its limit although it is never
 touched: threads' stacks, the worker's reserve. 108 to 111 MiB in all of ten probes of GPT-2 on 2 cores (torch 2.13)."""
@@ -43,13 +50,21 @@ class Ground:
     """Of one cuBLAS handle."""
 
     @classmethod
-    def measured(cls, kind: Literal["cpu", "cuda"], baseline: int, blas_workspace: int = 0) -> Ground:
-        """Return the ground of a device whose baseline a worker measured; 0 on CUDA means that it could not."""
+    def measured(
+        cls, kind: Literal["cpu", "cuda"], baseline: int, blas_workspace: int = 0, ranks: int = 1
+    ) -> Ground:
+        """Return the ground of a device whose baseline a worker measured; 0 on CUDA means that it could not.
+
+        A baseline is measured before any communicator exists, so over several ranks NCCL's buffers come on top.
+        """
         if kind == "cpu":
             return cls("cpu", baseline + CPU_UNTOUCHED, CPU_SPREAD)
-        if not baseline:
-            return cls("cuda", CUDA_CONTEXT, CUDA_CONTEXT_SPREAD, blas_workspace)
-        return cls("cuda", baseline, CUDA_CONTEXT_SPREAD // 3, blas_workspace)
+        held, spread = (
+            (baseline, CUDA_CONTEXT_SPREAD // 3) if baseline else (CUDA_CONTEXT, CUDA_CONTEXT_SPREAD)
+        )
+        if ranks > 1:
+            held, spread = held + NCCL_BUFFERS, math.isqrt(spread**2 + NCCL_SPREAD**2)
+        return cls("cuda", held, spread, blas_workspace)
 
 
 class Predictor:

@@ -16,13 +16,14 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.devices import host
 from autotune.devices.cpu import CpuDevice
-from autotune.devices.cuda import CONTEXT, CudaDevice, visible_gpus
+from autotune.devices.cuda import CudaDevice, visible_gpus
 from autotune.devices.device import Device, DeviceBusy
 from autotune.devices.find import check_device, find, resolve_device
 from autotune.devices.nvml import Gpu, MemoryUse, NvmlError, NvmlLibrary
 from autotune.devices.simulated import SimulatedDevice
 from autotune.errors import InputError
 from autotune.hardware import find_hardware
+from autotune.memory.predictor import CUDA_CONTEXT
 from autotune.specs import DeviceSpec
 from autotune.units import GIB, MIB
 
@@ -375,4 +376,4 @@ def test_the_real_nvml_either_answers_or_says_what_is_missing() -> None:
 
 
 def test_a_gpu_needs_room_for_its_context() -> None:
-    assert CudaDevice(H100, FakeNvml()).minimum() == CONTEXT
+    assert CudaDevice(H100, FakeNvml()).minimum() == CUDA_CONTEXT

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.memory.predictor import Ground, Predictor
+from autotune.memory.predictor import NCCL_BUFFERS, Ground, Predictor
 from autotune.memory.timeline import CATEGORIES, Accumulated, Segment, Slots, Timeline, into_existing
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Sample, StepTiming
 from autotune.trial import Trial
@@ -165,3 +165,10 @@ def test_a_timeline_of_one_micro_batch_prices_that_one_alone():
     assert both.covers(RUNG.at(3))
     assert both.covers(RUNG.at(4))
     assert not both.covers(RUNG)
+
+
+def test_several_ranks_add_the_buffers_of_nccl():
+    one, several = (Ground.measured("cuda", 500 * MIB, 0, ranks) for ranks in (1, 8))
+    assert several.baseline - one.baseline == NCCL_BUFFERS
+    assert several.spread > one.spread
+    assert Ground.measured("cpu", 500 * MIB, 0, 8) == Ground.measured("cpu", 500 * MIB)
