@@ -3,16 +3,21 @@
     python benchmarks/estimate_speed.py [--model gpt2-xl] [--seq-len 1024]
 
 Traced: model built, forward and backward at micro-batches 2, 3 and 1, two optimizer steps. MemTracker: one training
-step under fake tensors. Both after imports, in fresh processes.
+step under fake tensors. Both after imports, in fresh processes. The table is the whole of `autotune estimate` for
+Llama-3.1-8B on 8 GPUs, imports and start of its workers included, with an empty cache.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
+import os
 import resource
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +28,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.recording import RESULTS, record  # noqa: E402
 
 LIMITS = {"trace_seconds": 3.0, "allocated_seconds": 0.010, "reserved_seconds": 0.3, "peak_gib": 2.0}
+TABLE_LIMIT = 30.0
+"""Seconds for the whole table, on 2 cores."""
 
 
 def traced(model: str, seq_len: int, device: str) -> dict[str, Any]:
@@ -89,29 +96,48 @@ def mem_tracker(model: str, seq_len: int, device: str) -> dict[str, Any]:  # noq
     return {"mem_tracker_seconds": time.perf_counter() - began}
 
 
+def whole_table() -> dict[str, Any]:
+    """Run `autotune estimate` as a user does, and return its seconds and what its largest process took."""
+    program = [sys.executable, "-c", "from autotune.cli import main; main()"]
+    command = ["estimate", "--model", "llama-3.1-8b", "--gpus", "8", "--seq-len", "2048", "--json"]
+    with tempfile.TemporaryDirectory() as cache:
+        began = time.perf_counter()
+        done = subprocess.run(
+            [*program, *command], cwd=ROOT, capture_output=True, text=True, check=True,
+            env={**os.environ, "AUTOTUNE_CACHE": cache},
+        )  # fmt: skip
+        seconds = time.perf_counter() - began
+    rungs = json.loads(done.stdout)["rungs"]
+    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    return {
+        "table_seconds": seconds,
+        "rungs": len(rungs),
+        "traced": sum("device_peak_bytes" in rung for rung in rungs),
+        "peak_gib": largest,
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="gpt2-xl")
     parser.add_argument("--seq-len", type=int, default=1024)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record")
     options = parser.parse_args()
-    results: dict[str, Any] = {}
+    results: dict[str, Any] = {"table": whole_table()}  # first: the largest child so far is one of its own
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         for device in ("cuda:0", "cpu"):
             results[device] = pool.apply(traced, (options.model, options.seq_len, device))
         results["MemTracker"] = pool.apply(mem_tracker, (options.model, options.seq_len, "cpu"))
     for name, numbers in results.items():
         for key, value in numbers.items():
-            limit = f"   at most {LIMITS[key]:g}" if key in LIMITS else ""
-            print(
-                f"{name:11} {key:20} {value:10.4f}{limit}"
-                if key != "events"
-                else f"{name:11} {key:20} {value}"
-            )
+            most = TABLE_LIMIT if key == "table_seconds" else LIMITS.get(key)
+            limit = "" if most is None else f"   at most {most:g}"
+            shown = f"{value:10.4f}" if isinstance(value, float) else f"{value:10}"
+            print(f"{name:11} {key:20} {shown}{limit}")
     rows = [{"of": name, **numbers} for name, numbers in results.items()]
     record("estimate_speed", rows, options.out, model=options.model, seq_len=options.seq_len)
     fine = all(results["cuda:0"][key] <= limit for key, limit in LIMITS.items())
-    return 0 if fine else 1
+    return 0 if fine and results["table"]["table_seconds"] <= TABLE_LIMIT else 1
 
 
 if __name__ == "__main__":
