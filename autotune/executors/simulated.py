@@ -16,7 +16,7 @@ from autotune.devices.device import DeviceFacts
 from autotune.devices.simulated import SimulatedDevice
 from autotune.executors.executor import Finding
 from autotune.memory.allocator import OutOfDeviceMemory
-from autotune.memory.predictor import CUDA_CONTEXT, breakdown
+from autotune.memory.predictor import CUDA_CONTEXT, Ground, breakdown
 from autotune.memory.timeline import Timeline
 from autotune.outcome import Memory, Ok, Oom, Outcome, Phase, PhaseReport, Unsupported
 from autotune.probe.classify import classify
@@ -116,21 +116,22 @@ class SimulatedExecutor:
     def _price(self, request: ProbeRequest, timeline: Timeline) -> Outcome:
         candidate = request.candidate
         accumulating = request.accumulation_steps > 1
-        blas = self._device.hardware.cublas_bytes()
+        ground = Ground.measured("cuda", 0, self._device.hardware.cublas_bytes(), request.world_size)
         try:
             usage = timeline.usage(
                 candidate.micro_batch, accumulating, candidate.expandable_segments,
-                capacity=request.budget - CUDA_CONTEXT, blas_workspace=blas,
+                capacity=request.budget - ground.baseline, blas_workspace=ground.blas_workspace,
             )  # fmt: skip
         except OutOfDeviceMemory as refused:
-            return _refused(refused)
+            return _refused(refused, ground.baseline)
         peak = timeline.peak(candidate.micro_batch, accumulating)
         step = step_time(timeline, candidate.micro_batch, self._machine, accumulating)
         assert step is not None, "a timeline with work, at a micro-batch that it covers"
         return Ok(
             memory=Memory(
                 allocated=usage.allocated_peak, reserved=usage.reserved_peak,
-                device_peak=usage.reserved_peak + CUDA_CONTEXT, budget=request.budget, baseline=CUDA_CONTEXT,
+                device_peak=usage.reserved_peak + ground.baseline, budget=request.budget,
+                baseline=ground.baseline,
                 breakdown=breakdown(peak),
             ),
             timing=Pace().correct(candidate.rung().key(), step.timing()),
@@ -141,11 +142,11 @@ class SimulatedExecutor:
         )  # fmt: skip
 
 
-def _refused(error: OutOfDeviceMemory) -> Oom:
+def _refused(error: OutOfDeviceMemory, baseline: int) -> Oom:
     assert error.phase is not None, "a timeline says where it was"
     return Oom(
         phase=error.phase, requested=error.requested, free=error.capacity - error.reserved,
-        message=f"predicted: {error} (CUDA's context of {CUDA_CONTEXT} B aside)",
+        message=f"predicted: {error} ({baseline} B of CUDA's context and NCCL's buffers aside)",
     )  # fmt: skip
 
 

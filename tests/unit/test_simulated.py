@@ -1,5 +1,6 @@
 """Probes of a simulated GPU: verdicts from a timeline made by hand, and what the loop makes of them."""
 
+import dataclasses
 import io
 
 import pytest
@@ -9,7 +10,7 @@ from autotune.best import Best
 from autotune.devices.find import find
 from autotune.emission import PREDICTED
 from autotune.executors.simulated import SimulatedExecutor
-from autotune.memory.predictor import CUDA_CONTEXT
+from autotune.memory.predictor import CUDA_CONTEXT, NCCL_BUFFERS
 from autotune.memory.timeline import CATEGORIES, Accumulated, Segment, Slots, Timeline
 from autotune.options import load_space
 from autotune.outcome import Crash, Ok, Oom, Unsupported
@@ -73,9 +74,9 @@ def executor(tracer, gpu="a100-80gb", launcher=inspecting):
     return SimulatedExecutor(find(DeviceSpec(kind="sim", hardware=gpu)), tracer, launcher)
 
 
-def answer(gpu="a100-80gb", tracer=None, steps=1, kind="train", **candidate):
+def answer(gpu="a100-80gb", tracer=None, steps=1, kind="train", world=1, **candidate):
     chosen = executor(tracer or Traces(timeline()), gpu)
-    changes = {"kind": kind, "accumulation_steps": steps, "budget": chosen.facts.budget}
+    changes = {"kind": kind, "accumulation_steps": steps, "world_size": world, "budget": chosen.facts.budget}
     probe = request(family("gpt2"), "/nowhere", **candidate).model_copy(update=changes)
     return chosen.run(probe, None, timeout=60).answer
 
@@ -107,6 +108,20 @@ def test_what_does_not_fit_is_oom_in_the_phase_that_asked():
     large = Traces(timeline(parameters=20 * GIB, activation=GIB))
     assert answer(tracer=large, micro_batch=1).phase == "optimizer"
     assert answer(tracer=Traces(timeline(parameters=90 * GIB)), micro_batch=1).phase == "build"
+
+
+def test_several_ranks_hold_buffers_of_their_own_and_reduce_gradients():
+    def ranks(count, sharding):
+        facts = {"attention": "sdpa", "world_size": count, "sharding": sharding, "parameters": 64 * GIB}
+        made = dataclasses.replace(timeline(), facts=facts)
+        return answer(tracer=Traces(made), world=count, micro_batch=2, sharding=sharding)
+
+    alone, spread = ranks(1, "none"), ranks(8, "ddp")
+    assert spread.memory.baseline == alone.memory.baseline + NCCL_BUFFERS
+    assert spread.memory.device_peak == alone.memory.device_peak + NCCL_BUFFERS
+    assert spread.timing.micro_step == alone.timing.micro_step
+    # So many that backward does not hide them.
+    assert spread.timing.last_micro_step.mean > alone.timing.last_micro_step.mean
 
 
 def test_accumulation_takes_memory_and_time():
