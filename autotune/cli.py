@@ -315,7 +315,7 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool) -> None:
 
     console = _console()
     tracer = LocalTracer()
-    executor = find_executor(spec.device, tracer)
+    executor = find_executor(spec.device, tracer, spec.goal.gpus)
     console.print(f"run {paths.root}", style="dim")
     try:
         with Terminal(console, spec, executor.facts.name) as watch:

@@ -35,7 +35,9 @@ def contender(
     peak = device.peak_flops.get(candidate.precision)
     share = mfu(score.tokens_per_second, facts, goal.seq_len, peak, goal.gpus) if peak else None
     notes = [PREDICTED] if device.simulated else []
-    if goal.gpus > 1:
+    if goal.gpus > 1 and device.simulated:
+        notes.append(f"the time that {goal.gpus} devices take to communicate is not in the predicted one")
+    elif goal.gpus > 1 and candidate.sharding == "none":
         notes.append(
             f"probes ran on one of {goal.gpus} devices: gradient synchronization and its buffers are not in the "
             "recorded time and memory"

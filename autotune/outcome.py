@@ -132,6 +132,8 @@ class Oom(Frozen):
     free: int | None = None
     """Bytes that were free at that moment."""
     message: str = ""
+    rank: int | None = None
+    """Which of several ranks it was."""
 
 
 class NonFinite(Frozen):

@@ -100,7 +100,7 @@ class _Run:
 
     def clear_scratch(self) -> None:
         """Remove what probes of a tuner that was killed left on the disk: mapped files can be many GiB."""
-        for folder in self.paths.probes.glob("*"):
+        for folder in (*self.paths.probes.glob("*"), *self.paths.probes.glob("*/rank*")):
             ProbeFolder(folder).clear_scratch()
 
     def inspect(self) -> Inspected:
@@ -213,7 +213,7 @@ class _Run:
         return (
             self.space.refusal(candidate)
             or illegal(candidate, request.accumulation_steps)
-            or misplaced(candidate, request.world_size, kind)
+            or misplaced(candidate, self.spec.goal.gpus, kind)
             or self.lacks_bf16(candidate)
             or self.lacks_room(candidate)
         )
@@ -245,6 +245,7 @@ class _Run:
             {
                 "kind": kind, "model": spec.model, "candidate": candidate, "seq_len": spec.goal.seq_len,
                 "accumulation_steps": steps, "device": self.executor.facts.torch_name,
+                "world_size": spec.goal.gpus if candidate.sharding != "none" else 1,
                 "budget": self.executor.facts.budget, "seed": spec.seed,
                 "sample_seconds": spec.limits.sample_seconds, "sample_steps": spec.limits.sample_steps,
                 "folder": "",

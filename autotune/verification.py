@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.best import Best, Proof
-from autotune.devices.find import find, resolve_device
+from autotune.devices.find import resolve_device
 from autotune.errors import InputError
-from autotune.executors.local import LocalExecutor
+from autotune.executors.find import find_executor
 from autotune.probe.protocol import Inspection
 from autotune.proof import judge, proof_request
 from autotune.specs import DeviceSpec, Limits
+from autotune.tracing import LocalTracer
 from autotune.units import format_bytes
 
 
@@ -30,7 +31,7 @@ def verify(
         raise InputError(
             "a proof needs a real device, and there is none of this kind here; a simulated one proves nothing"
         )
-    executor = LocalExecutor(find(chosen))
+    executor = find_executor(chosen, LocalTracer(), best.gpus)
     facts = executor.facts
     say(f"proving {file} on {facts.name} with {format_bytes(facts.budget)}")
     request = proof_request(best, limits.proof_seconds, facts.torch_name, facts.budget)

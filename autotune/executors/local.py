@@ -18,6 +18,14 @@ KEPT = ("memory_summary.txt", "snapshot.pickle")
 """What a worker leaves in its scratch folder for people to read after an OOM."""
 
 
+def clear(place: ProbeFolder) -> None:
+    """Clear a probe's scratch folder, but for what people will want to read."""
+    for name in KEPT:
+        if (place.scratch / name).exists():
+            (place.scratch / name).replace(place.root / name)
+    place.clear_scratch()
+
+
 class LocalExecutor:
     """Runs each request in a fresh process tree on one device of this machine."""
 
@@ -63,9 +71,6 @@ class LocalExecutor:
                 else classify(request, report, kind=self.facts.kind, data_limit=limit, device_peak=watch.peak)
             )
         finally:
-            for name in KEPT:
-                if (place.scratch / name).exists():
-                    (place.scratch / name).replace(place.root / name)
-            place.clear_scratch()
+            clear(place)
         leftovers = report.ending.leftovers if report.ending else 0
         return Finding(answer, report.baseline, report.seconds, leftovers)

@@ -24,14 +24,15 @@ FIELDS = {
 def export(best: Best) -> dict[str, str]:
     """Return the files that `sh launch.sh` trains from. Raises CannotExport."""
     refuse(best, "native", FIELDS, {"gpus": _refuse_gpus(best)})
+    several = f"-m torch.distributed.run --standalone --nproc_per_node={best.gpus} train.py"
     return {
         "best.yaml": best.to_yaml(),
-        "launch.sh": launch_script(best, "train.py"),
+        "launch.sh": launch_script(best, several if best.gpus > 1 else "train.py"),
         "train.py": script("native_train.py"),
     }
 
 
 def _refuse_gpus(best: Best) -> str | None:
-    if best.gpus == 1:
+    if best.gpus == 1 or best.candidate.sharding != "none":
         return None
-    return f"autotune's own training runs on one device, not {best.gpus}; use --to accelerate or --to transformers"
+    return f"{best.gpus} ranks need a sharding, and the candidate has none; use --to accelerate or --to transformers"

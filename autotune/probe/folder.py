@@ -43,6 +43,15 @@ class ProbeFolder:
         """Mapped files, checkpoints, allocator snapshots: the worker's to fill."""
         return self.root / "scratch"
 
+    def of_rank(self, rank: int) -> ProbeFolder:
+        """Return the folder of one of several ranks, inside this one."""
+        return ProbeFolder(self.root / f"rank{rank}")
+
+    @property
+    def rendezvous(self) -> Path:
+        """By this file the ranks of the probe find each other."""
+        return self.root / "rendezvous"
+
     def create(self) -> None:
         """Make the folder with an empty scratch folder; what an earlier attempt left is removed."""
         self.clear_scratch()

@@ -54,6 +54,7 @@ class Launcher(Protocol):
         data_limit: int | None,
         timeout: float,
         on_progress: Callable[[Progress], None] | None = None,
+        cancel: int | None = None,
     ) -> Report: ...
 
 
@@ -65,6 +66,7 @@ def launch(
     data_limit: int | None,
     timeout: float,
     on_progress: Callable[[Progress], None] | None = None,
+    cancel: int | None = None,
     worker: Sequence[str] = WORKER,
 ) -> Report:
     """Run `request` in a process tree of its own, and return what was seen of it.
@@ -72,7 +74,8 @@ def launch(
     `environment` is added to this process's own. `data_limit` (bytes, RLIMIT_DATA) is enforced by the
     kernel on each process of the tree. `timeout` (seconds) is from the worker's start; at the latest 15 s
     after it this returns. Standard output and error go to files, each held below 64 MiB by dropping its
-    older part. When this returns or raises, KeyboardInterrupt included, no process of the tree is alive
+    older part. `cancel` is the read end of a pipe: when its other end is closed, the probe is stopped. When
+    this returns or raises, KeyboardInterrupt included, no process of the tree is alive
     (other than those that the kernel cannot kill: `Ending.survivors`).
 
     Raises ProbeError when the probe cannot be started, or its files cannot be written.
@@ -86,7 +89,7 @@ def launch(
     began = time.monotonic()
     guard = _Guard(folder, worker, environment, data_limit, timeout)
     try:
-        ending = guard.attend(inbox, began + timeout)
+        ending = guard.attend(inbox, began + timeout, cancel)
     finally:
         guard.end()
     inbox.close()
@@ -149,7 +152,7 @@ class _Guard:
             for descriptor in (lifeline, report, result):
                 os.close(descriptor)
 
-    def attend(self, inbox: Inbox, deadline: float) -> Ending | None:
+    def attend(self, inbox: Inbox, deadline: float, cancel: int | None = None) -> Ending | None:
         """Read both pipes until the guard is done; return its report, or None when it was lost."""
         said = bytearray()
         give_up = deadline + GRACE
@@ -157,6 +160,8 @@ class _Guard:
         with selectors.DefaultSelector() as selector:
             selector.register(self.result, selectors.EVENT_READ, inbox.feed)
             selector.register(self.report, selectors.EVENT_READ, said.extend)
+            if cancel is not None:
+                selector.register(cancel, selectors.EVENT_READ, None)
             while self.report in selector.get_map():
                 now = time.monotonic()
                 if now >= give_up:
@@ -167,6 +172,10 @@ class _Guard:
                     self.stop()
                 next_look = give_up if settled is None or settled <= now else min(settled, give_up)
                 for key, _ in selector.select(next_look - now):
+                    if key.fd == cancel:
+                        selector.unregister(key.fd)
+                        self.stop()
+                        continue
                     data = os.read(key.fd, _CHUNK)
                     if data:
                         key.data(data)

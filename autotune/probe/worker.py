@@ -155,6 +155,9 @@ class Probe:
             # transformers imports a model's code when it is first built: some 90 MiB that are not the
             # model's.
             build_model(self._request.model, self._request.seq_len, torch.device("meta"))
+        if self._request.candidate.sharding != "none":
+            import autotune.train.sharding.fully
+            import autotune.train.sharding.replicated  # noqa: F401 - some 30 MiB that are not the model's
         meter = meter_for(device)  # before anything else touches the GPU: it takes the difference
         self._phases.measure_with(meter)
         if device.type == "cuda":

@@ -62,7 +62,8 @@ class Scope:
     def of(cls, spec: RunSpec, inspected: Inspected) -> Scope:
         """Return what bounds the search of a run, once its model is known."""
         return cls(
-            base=Candidate(optimizer=spec.optimizer), goal=spec.goal,
+            # Several ranks replicate the model unless a node of the graph shards it.
+            base=Candidate(optimizer=spec.optimizer, sharding="ddp" if spec.goal.gpus > 1 else "none"), goal=spec.goal,
             tokens_per_sample=inspected.facts.tokens_per_sample, budget=inspected.budget,
         )  # fmt: skip
 

@@ -63,11 +63,18 @@ def sample(
     """Run measured steps until their time is known well enough, there are enough, or the deadline passed."""
     phases = stepper.phases
     samples: list[Parts] = []
-    while len(samples) < minimum or not (
-        len(samples) >= request.sample_steps
-        or time.perf_counter() >= deadline
-        or narrow(samples, request.accumulation_steps)
-    ):
+
+    def enough() -> bool:
+        known = (
+            len(samples) >= request.sample_steps
+            or time.perf_counter() >= deadline
+            or narrow(samples, request.accumulation_steps)
+        )
+        return bool(
+            stepper.training.ranks.largest(known)
+        )  # a rank that stops alone leaves the others waiting
+
+    while len(samples) < minimum or not enough():
         if not samples and phases.close_look:
             phases.on_end = observer.look
         samples.append(stepper.step(micro_steps))

@@ -39,7 +39,8 @@ def prove(request: ProbeRequest, training: Training, phases: Phases, warmed_up: 
     parts = warm_up(stepper, few, first=few, observer=observer)
     warmed_up()
     spent = time.perf_counter() - began
-    micro_steps = steps_that_fit(request.accumulation_steps, request.sample_seconds - spent, parts)
+    fitting = steps_that_fit(request.accumulation_steps, request.sample_seconds - spent, parts)
+    micro_steps = -int(training.ranks.largest(-fitting))  # as many as all ranks have time for
     samples = sample(
         stepper, request, micro_steps, minimum=WHOLE_STEPS,
         deadline=began + request.sample_seconds, observer=observer,

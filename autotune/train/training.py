@@ -33,6 +33,14 @@ class Ranks:
     rank: int = 0
     size: int = 1
 
+    def largest(self, value: float) -> float:
+        """Return the largest of the ranks' values, the same on each: what all must agree on goes through it."""
+        return value
+
+    def mean(self, value: float) -> float:
+        """Return the mean of the ranks' values."""
+        return value
+
 
 def no_reduction(last: bool) -> AbstractContextManager[object]:  # noqa: ARG001 - the field's signature
     """Return a micro-step's context where there is nothing to choose: one rank, or gradients reduced every time."""

@@ -159,3 +159,15 @@ def test_transformers_accepts_its_arguments(options, tmp_path):
     }  # fmt: skip
     assert arguments.optim.value == names[best.candidate.optimizer]
     assert str(arguments.device) == "cpu"
+
+
+def test_native_trains_on_two_ranks_as_they_were_measured(tmp_path):
+    best = configuration(gpus=2, sharding="fsdp2", precision="bf16")
+    seen, output = launch(best, "native", tmp_path)
+    assert len(seen) == 2
+    assert len(losses(output)) == STEPS, "one rank speaks for all"
+    for rank in seen:
+        assert rank["blocks"] == [[best.candidate.micro_batch, best.seq_len]] * (
+            STEPS * best.accumulation.steps * LAYERS
+        )
+        assert rank["variable"] == best.variables["FROM_THE_MEASUREMENT"]

@@ -84,9 +84,11 @@ def test_remote_code_goes_to_native_only(tmp_path):
         export(best, "accelerate")
 
 
-def test_native_refuses_several_gpus():
-    with pytest.raises(CannotExport, match="gpus: autotune's own training runs on one device, not 8"):
+def test_native_starts_as_many_ranks_as_were_measured():
+    with pytest.raises(CannotExport, match="gpus: 8 ranks need a sharding"):
         export(make_best(gpus=8), "native")
+    launch = export(make_best(gpus=8, sharding="zero2"), "native")["launch.sh"]
+    assert "torch.distributed.run --standalone --nproc_per_node=8 train.py" in launch
 
 
 def test_accelerate_on_eight_gpus():

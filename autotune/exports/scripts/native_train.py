@@ -5,6 +5,7 @@ micro-batch samples of at most the measured length. The rest of the loop is your
 """
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 
@@ -32,6 +33,9 @@ def main() -> None:
 def train(steps: int, scratch: Path) -> list[float]:
     """Take `steps` optimizer steps; print and return the loss of each."""
     best = Best.from_yaml(BEST.read_text("utf-8"), str(BEST))
+    device = best.device.torch_name
+    if best.gpus > 1 and best.device.kind == "cuda":
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
     accumulation, micro_batch = best.accumulation.steps, best.candidate.micro_batch
     training = assemble(
         ProbeRequest(
@@ -40,7 +44,8 @@ def train(steps: int, scratch: Path) -> list[float]:
             candidate=best.candidate,
             seq_len=best.seq_len,
             accumulation_steps=accumulation,
-            device=best.device.torch_name,
+            device=device,
+            world_size=best.gpus,
             budget=best.memory.budget,
             seed=best.seed,
             sample_seconds=1.0,  # not used here: only a probe samples
@@ -60,8 +65,9 @@ def train(steps: int, scratch: Path) -> list[float]:
                 total += float(loss.detach())
             training.optimizer.step()
             training.optimizer.zero_grad()
-            losses.append(total / accumulation)
-            print(f"loss {losses[-1]:.4f}", flush=True)
+            losses.append(training.ranks.mean(total / accumulation))
+            if training.ranks.rank == 0:
+                print(f"loss {losses[-1]:.4f}", flush=True)
     finally:
         training.close()
     return losses

@@ -1,0 +1,168 @@
+"""Probes of several ranks on this machine: a process tree under its own guard for each, ended together."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from autotune.candidate import Candidate
+from autotune.devices.device import Device, DeviceFacts
+from autotune.executors.executor import Executor, Finding
+from autotune.executors.local import LocalExecutor
+from autotune.outcome import Ok
+from autotune.probe.ending import Report
+from autotune.probe.folder import ProbeFolder
+from autotune.probe.launch import Launcher, launch
+from autotune.probe.protocol import Inspection, ProbeRequest, Progress
+from autotune.probe.ranks import RankOutcome, join
+
+GRACE = 3.0
+"""Seconds that the other ranks get to say what happened to them, once one has failed."""
+
+_Event = tuple[int, Progress | Finding | BaseException]
+
+
+class RanksExecutor:
+    """Runs each request as one rank on each device. The first to fail ends all, and no rank outlives the others."""
+
+    def __init__(self, devices: Sequence[Device], launcher: Launcher = launch) -> None:
+        self._devices = tuple(devices)
+        self._launch = launcher
+        self._alone = LocalExecutor(self._devices[0], launcher)
+        self.facts: DeviceFacts = self._alone.facts
+
+    def environment(self, candidate: Candidate) -> dict[str, str]:
+        """Return the environment variables that every rank runs under."""
+        shared = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
+        if self.facts.kind == "cpu":  # the ranks share the cores
+            threads = max(1, len(os.sched_getaffinity(0)) // len(self._devices))
+            shared["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(threads))
+        return {**self._alone.environment(candidate), **shared}
+
+    def offload_room(self, folder: Path) -> int:
+        """Return the bytes of host memory or disk that each rank's offload may use."""
+        return self._alone.offload_room(folder) // len(self._devices)
+
+    def run(
+        self,
+        request: ProbeRequest,
+        folder: Path,
+        *,
+        timeout: float,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Finding:
+        """Launch all ranks, watch them, and join their verdicts; an inspection needs one process alone."""
+        if request.world_size == 1:
+            return self._alone.run(request, folder, timeout=timeout, on_progress=on_progress)
+        assert request.world_size == len(self._devices), "one device a rank"
+        place = ProbeFolder(folder)
+        place.root.mkdir(parents=True, exist_ok=True)
+        place.rendezvous.unlink(missing_ok=True)
+        try:
+            return _Group(self, request, place, timeout, self._devices, self._launch).run(on_progress)
+        finally:
+            place.rendezvous.unlink(missing_ok=True)
+
+
+class _Group:
+    """The ranks of one probe, each in a thread that waits for its processes."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        request: ProbeRequest,
+        place: ProbeFolder,
+        timeout: float,
+        devices: Sequence[Device],
+        launcher: Launcher,
+    ) -> None:
+        self._request = request
+        self._events: queue.Queue[_Event] = queue.Queue()
+        self._stopped: set[int] = set()
+        self._cancel, self._held = os.pipe()
+        self._threads = []
+        for rank, device in enumerate(devices):
+            added = {
+                **executor.environment(request.candidate),
+                **device.environment(request.candidate),
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(devices)),
+                "AUTOTUNE_RENDEZVOUS": str(place.rendezvous),
+            }  # fmt: skip
+            local = LocalExecutor(device, partial(self._launched, rank, launcher, added))
+            work = partial(self._run_rank, rank, local, place.of_rank(rank).root, timeout)
+            self._threads.append(threading.Thread(target=work, name=f"rank{rank}", daemon=True))
+
+    def run(self, on_progress: Callable[[Progress], None] | None) -> Finding:
+        """Wait for all ranks. Raises what a rank's launch raised; no process is left then either."""
+        findings: dict[int, Finding] = {}
+        errors: list[BaseException] = []
+        failed = False
+        try:
+            for thread in self._threads:
+                thread.start()
+            while len(findings) + len(errors) < len(self._threads):
+                try:
+                    rank, event = self._events.get(timeout=GRACE if failed else None)
+                except queue.Empty:
+                    self._end()
+                    continue
+                match event:
+                    case Finding(answer=answer):
+                        findings[rank] = event
+                        failed = failed or not isinstance(answer, Ok)
+                    case BaseException():
+                        errors.append(event)
+                        self._end()
+                    case Progress():
+                        if rank == 0 and on_progress is not None:
+                            on_progress(event)
+        finally:
+            self._end()
+            for thread in self._threads:
+                if thread.ident is not None:
+                    thread.join()
+            os.close(self._cancel)
+        if errors:
+            raise errors[0]
+        return self._joined(findings)
+
+    def _joined(self, findings: dict[int, Finding]) -> Finding:
+        ended = []
+        for rank, finding in findings.items():
+            assert not isinstance(finding.answer, Inspection), "an inspection has one process"
+            ended.append(RankOutcome(rank, finding.answer, rank in self._stopped))
+        return Finding(
+            join(ended, self._request.accumulation_steps),
+            max((f.baseline for f in findings.values() if f.baseline is not None), default=None),
+            max(finding.seconds for finding in findings.values()),
+            sum(finding.leftovers for finding in findings.values()),
+        )
+
+    def _run_rank(self, rank: int, local: LocalExecutor, folder: Path, timeout: float) -> None:
+        def tell(progress: Progress) -> None:
+            self._events.put((rank, progress))
+
+        try:
+            finding = local.run(self._request, folder, timeout=timeout, on_progress=tell)
+            self._events.put((rank, finding))
+        except BaseException as error:  # noqa: BLE001 - it is raised again where the probe was asked for
+            self._events.put((rank, error))
+
+    def _launched(
+        self, rank: int, launcher: Launcher, added: dict[str, str], *where: Any, **options: Any
+    ) -> Report:
+        report = launcher(*where, **{**options, "environment": added, "cancel": self._cancel})
+        if report.answer is None and report.ending is not None and report.ending.stopped:
+            self._stopped.add(rank)
+        return report
+
+    def _end(self) -> None:
+        """Have every rank that still runs stopped by its guard."""
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1

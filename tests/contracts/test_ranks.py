@@ -1,0 +1,89 @@
+"""Probes of two real ranks: they train together, and when one fails all end, with its verdict and nothing left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotune.candidate import Candidate
+from autotune.devices.cpu import CpuDevice
+from autotune.executors.ranks import RanksExecutor
+from autotune.outcome import Crash, Ok, Oom, Timeout
+from autotune.probe.launch import MARK
+from autotune.probe.protocol import Inspection, ProbeRequest
+from autotune.specs import ModelSpec
+from autotune.units import GIB
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+
+
+def model(function: str) -> ModelSpec:
+    return ModelSpec(name=f"tests.data.faulty_ranks:{function}", source="function", path=str(ROOT))
+
+
+def run(folder: Path, function: str, *, timeout: float = 120, kind: str = "train", **candidate: object):
+    fields = {"sharding": "fsdp2", "precision": "fp32", **candidate}
+    ranks = 1 if kind == "inspect" else 2
+    request = ProbeRequest.model_validate(
+        {
+            "kind": kind, "model": model(function), "candidate": Candidate.model_validate(fields), "seq_len": 16,
+            "accumulation_steps": 2, "device": "cpu", "world_size": ranks, "budget": GIB, "seed": 0,
+            "sample_seconds": 0.1, "sample_steps": 3, "folder": "",
+        }
+    )  # fmt: skip
+    finding = RanksExecutor([CpuDevice(GIB)] * 2).run(request, folder, timeout=timeout)
+    alive = []
+    for process in psutil.process_iter():
+        try:
+            if MARK in process.environ() and str(folder) in process.environ().get("AUTOTUNE_RENDEZVOUS", ""):
+                alive.append(process.pid)
+        except psutil.Error:
+            continue
+    assert alive == []
+    assert not (folder / "rendezvous").exists()
+    return finding
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("kind", ["train", "prove"])
+def test_ranks_train_together_and_give_one_verdict(tmp_path, sharding, kind):
+    finding = run(tmp_path, "fine", kind=kind, sharding=sharding)
+    assert isinstance(finding.answer, Ok), finding.answer
+    assert len(finding.answer.losses) >= 4
+    assert 0 < finding.answer.memory.peak() <= GIB
+    assert {path.name for path in tmp_path.iterdir()} == {"rank0", "rank1"}
+
+
+def test_a_model_is_looked_at_by_one_process(tmp_path):
+    assert isinstance(run(tmp_path, "fine", kind="inspect").answer, Inspection)
+    assert not (tmp_path / "rank0").exists()
+
+
+def test_an_oom_of_one_rank_is_the_probes_with_its_rank(tmp_path):
+    answer = run(tmp_path, "oom").answer
+    assert isinstance(answer, Oom), answer
+    assert (answer.rank, answer.requested) == (1, 4 << 40)
+
+
+def test_a_rank_that_is_killed_ends_the_group(tmp_path):
+    answer = run(tmp_path, "killed").answer
+    assert isinstance(answer, Crash)
+    assert answer.reason == "signal"
+    assert "rank 1" in answer.message
+    assert "SIGKILL" in answer.message
+
+
+def test_a_rank_that_leaves_early_ends_the_group(tmp_path):
+    answer = run(tmp_path, "leaves").answer
+    assert isinstance(answer, Crash)
+    assert answer.reason == "exit"
+    assert answer.message.startswith("rank 1")
+
+
+def test_a_rank_that_hangs_ends_the_group_at_the_deadline(tmp_path):
+    answer = run(tmp_path, "hangs", timeout=25).answer
+    assert isinstance(answer, Timeout), answer
