@@ -8,7 +8,8 @@ from pydantic import Field
 
 from autotune.validation import Frozen
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "bf16-pure"]
+Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
 Checkpointing = Literal["none", "selective", "every-4", "every-2", "full"]
 Loss = Literal["full", "chunked"]
 Offload = Literal["none", "optimizer", "full"]
@@ -20,7 +21,11 @@ class Candidate(Frozen):
     """One way to run a training step. Equal candidates have equal keys, and the key names every field."""
 
     precision: Precision = "bf16"
-    """`fp32`, or `bf16`: parameters, gradients and optimizer state in fp32, matrix products in bf16."""
+    """`fp32`; `bf16`: parameters, gradients and optimizer state in fp32, matrix products in bf16; `bf16-pure`: all
+    of it in bf16, so updates smaller than a 256th of a weight are lost."""
+    attention: Attention = "sdpa"
+    """What transformers runs: `sdpa` (torch's kernels; eager where a model has no other), `eager` (all scores in
+    memory), `flash_attention_2` (the flash-attn package) or `flex_attention`, the last two on a GPU."""
     checkpointing: Checkpointing = "none"
     """`full` keeps only the input of every repeated transformer block and recomputes the rest in backward; `every-4`
     and `every-2` do so in every fourth and second block; `selective` keeps what linear layers and attention gave."""
@@ -49,6 +54,11 @@ class Candidate(Frozen):
         """Return the canonical text of all fields, the same for equal candidates in any process."""
         return ",".join(f"{name}={_text(value)}" for name, value in self)
 
+    @property
+    def math_type(self) -> str:
+        """The number type of matrix products, by which a device's peak FLOP/s is known."""
+        return "fp32" if self.precision == "fp32" else "bf16"
+
     def rung(self) -> Candidate:
         """Return this candidate at micro-batch 1: candidates on the same rung differ in micro-batch only."""
         return self.at(1)
@@ -60,6 +70,8 @@ class Candidate(Frozen):
     def title(self) -> str:
         """Return a short name of the rung for people: `bf16 + checkpointing + optimizer offload`."""
         parts: list[str] = [self.precision]
+        if self.attention != "sdpa":
+            parts.append(self.attention.replace("_", " "))
         if self.checkpointing != "none":
             parts.append(
                 "checkpointing" if self.checkpointing == "full" else f"{self.checkpointing} checkpointing"

@@ -81,6 +81,16 @@ RULES: tuple[Constraint, ...] = (
         because="zero1's optimizer keeps its shard of the state on the device; offload it with zero2, fsdp2 or ddp",
     ),
     Constraint(
+        when={"attention": "flash_attention_2"},
+        require={"precision": ["bf16", "bf16-pure"]},
+        because="flash-attn computes in 16 bits alone",
+    ),
+    Constraint(
+        when={"precision": "bf16-pure"},
+        require={"sharding": "none"},
+        because="the shardings keep parameters in fp32 and gather them in bf16; bf16-pure is for one device",
+    ),
+    Constraint(
         when={"optimizer": "adafactor"},
         require={"sharding": ["none", "ddp", "zero1"]},
         because="Adafactor sums over rows and columns of whole parameters, of which zero2 and fsdp2 keep shards",

@@ -9,9 +9,18 @@ from autotune.specs import ModelFacts
 _FP32 = 4
 
 
+def _weight_bytes(candidate: Candidate) -> int:
+    return 2 if candidate.precision == "bf16-pure" else _FP32
+
+
 def optimizer_state_bytes(candidate: Candidate, facts: ModelFacts) -> int:
-    """Return the bytes of optimizer state; Adafactor's as if all parameters were in square matrices."""
+    """Return the bytes of optimizer state; Adafactor's as if all parameters were in square matrices.
+
+    torch's own optimizers keep it in the parameters' type, the others in their own.
+    """
     each = state_bytes(candidate.optimizer, facts.hidden, facts.hidden)
+    if candidate.optimizer in {"adamw", "momentum"}:
+        each *= _weight_bytes(candidate) / _FP32
     return int(each * facts.trainable_parameters)
 
 
@@ -23,10 +32,10 @@ def offloaded_bytes(candidate: Candidate, facts: ModelFacts) -> int:
         case "optimizer":
             return optimizer_state_bytes(candidate, facts)
         case "full":
-            held = _FP32 * (facts.parameters + facts.trainable_parameters)
+            held = _weight_bytes(candidate) * (facts.parameters + facts.trainable_parameters)
             return held + optimizer_state_bytes(candidate, facts)
 
 
 def checkpoint_bytes(candidate: Candidate, facts: ModelFacts) -> int:
     """Return the bytes of a saved checkpoint: parameters and optimizer state."""
-    return _FP32 * facts.parameters + optimizer_state_bytes(candidate, facts)
+    return _weight_bytes(candidate) * facts.parameters + optimizer_state_bytes(candidate, facts)

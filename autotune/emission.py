@@ -32,7 +32,7 @@ def contender(
     outcome = score.trial.outcome
     assert isinstance(outcome, Ok)
     candidate, goal = score.trial.candidate, spec.goal
-    peak = device.peak_flops.get(candidate.precision)
+    peak = device.peak_flops.get(candidate.math_type)
     share = mfu(score.tokens_per_second, facts, goal.seq_len, peak, goal.gpus) if peak else None
     notes = [PREDICTED] if device.simulated else []
     if goal.gpus > 1 and device.simulated:

@@ -146,7 +146,7 @@ def _candidates(
             illegal(candidate, question.accumulation_steps),
             misplaced(candidate, ranks, "cuda"),
         ]
-        if candidate.precision == "bf16" and not has_bf16:
+        if candidate.precision != "fp32" and not has_bf16:
             reasons.append(f"{hardware.id} has no bf16; choose --precision fp32")
         return list(dict.fromkeys(reason for reason in reasons if reason))
 

@@ -89,7 +89,7 @@ class Ladder:
             return {**row, "detail": detail(outcome)}
         seconds = outcome.timing.global_step(ACCUMULATION)
         speed = ACCUMULATION * size * self.facts.tokens_per_sample / seconds
-        peak = self.executor.facts.peak_flops.get(rung.precision)
+        peak = self.executor.facts.peak_flops.get(rung.math_type)
         memory = outcome.memory
         return {
             **row, "allocated": memory.allocated, "reserved": memory.reserved, "device_peak": memory.device_peak,

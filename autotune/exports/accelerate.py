@@ -26,6 +26,7 @@ from autotune.exports.shared import (
 
 FIELDS = {
     "precision": Expressed("accelerate_config.yaml: mixed_precision"),
+    "attention": Expressed("settings.json: attention"),
     "checkpointing": Expressed("training.json: checkpointing", refuse_checkpointing),
     "loss": Expressed("nowhere: only `full` is exported", refuse_loss),
     "activation_offload": Expressed("nowhere: only `off` is exported", refuse_activation_offload),

@@ -34,7 +34,7 @@ def model_files(best: Best) -> dict[str, str]:
     settings = {
         "model_class": best.facts.model_class,
         "task": best.facts.task,
-        "attention": best.attention,
+        "attention": best.attention if best.candidate.attention == "sdpa" else best.candidate.attention,
         "seq_len": best.seq_len,
         "gpus": best.gpus,
         "precision": best.candidate.precision,

@@ -22,6 +22,7 @@ from autotune.exports.shared import (
 
 FIELDS = {
     "precision": Expressed("training_arguments.json: bf16"),
+    "attention": Expressed("settings.json: attention"),
     "checkpointing": Expressed("training_arguments.json: gradient_checkpointing", refuse_checkpointing),
     "loss": Expressed("nowhere: only `full` is exported", refuse_loss),
     "activation_offload": Expressed("nowhere: only `off` is exported", refuse_activation_offload),

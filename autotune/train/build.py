@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +21,7 @@ from autotune.train.in_backward import BackwardOptimizer
 from autotune.train.mapped import MappedFiles, MappedOptimizer, map_gradients, map_parameters, parameters_in
 from autotune.train.model import BuiltModel, build_model, loss_of
 from autotune.train.optimizers import PlainOptimizer, optimizer_maker
-from autotune.train.precision import compute_in
+from autotune.train.precision import born_in, cast_inputs, cast_parameter, compute_in
 from autotune.train.refusal import CannotRun
 from autotune.train.stream import stream
 from autotune.train.streamed import StreamedOptimizer
@@ -51,7 +53,7 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
 
     def loss(batch: Batch) -> Tensor:
         with draft.saving(batch), draft.precision():
-            value = loss_of(draft.forward(**batch))
+            value = loss_of(draft.forward(**draft.casting(batch)))
         return value.float()
 
     ranks = draft.ranks
@@ -73,6 +75,10 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
     )
 
 
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
+
+
 @dataclass
 class _Draft:
     """A training in the making; each technique reads what those before it left."""
@@ -86,6 +92,8 @@ class _Draft:
     ranks: Ranks = field(default_factory=Ranks)
     saving: Callable[[Batch], AbstractContextManager[object]] = nullcontext
     """Opened around every forward pass: decides how activations are kept."""
+    casting: Callable[[Batch], Batch] = _as_it_is
+    """Turns a batch into what the model takes."""
     built: BuiltModel = field(init=False)
     forward: Callable[..., object] = field(init=False)
     """What a step calls: the model, or its wrapper."""
@@ -102,6 +110,14 @@ def _check(draft: _Draft) -> None:
     )
     if reason:
         raise CannotRun(reason)
+
+
+def _check_attention(draft: _Draft) -> None:
+    attention = draft.request.candidate.attention
+    if attention in {"flash_attention_2", "flex_attention"} and draft.device.type == "cpu":
+        raise CannotRun(f"{attention} trains on a GPU only")
+    if attention == "flash_attention_2" and find_spec("flash_attn") is None:
+        raise CannotRun("flash_attention_2 needs the flash-attn package: pip install flash-attn")
 
 
 def _form_group(draft: _Draft) -> None:
@@ -125,9 +141,19 @@ def _build(draft: _Draft) -> None:
     # What will be sharded or offloaded is built whole off the device, and leaves for it block by block.
     away = request.candidate.offload == "full" or request.candidate.sharding in IN_SHARDS
     torch.manual_seed(request.seed)
-    with parameters_in(draft.files) if away and draft.files else nullcontext():
+    pure = request.candidate.precision == "bf16-pure"
+    # A user's own function has to give fp32, as the model's contract says; it is cast when it is there.
+    early = pure and request.model.source != "function"
+    with (
+        born_in(torch.bfloat16) if early else nullcontext(),
+        parameters_in(draft.files) if away and draft.files else nullcontext(),
+    ):
         home = torch.device("cpu") if away else draft.device
-        draft.built = build_model(request.model, request.seq_len, home)
+        draft.built = build_model(request.model, request.seq_len, home, request.candidate.attention)
+    if pure:
+        for parameter in draft.built.model.parameters():
+            cast_parameter(parameter, torch.bfloat16)
+        draft.casting = partial(cast_inputs, dtype=torch.bfloat16)
     draft.forward = draft.built.model
     draft.blocks = find_blocks(draft.built.model, request.model.block_class)
     # Dropout must not depend on how many random numbers the build drew on which device, and differs by rank.
@@ -203,6 +229,7 @@ def _add_optimizer(draft: _Draft) -> None:
 TECHNIQUES: tuple[Callable[[_Draft], None], ...] = (
     _check,  # first: it may refuse, and costs nothing
     _set_precision,  # likewise
+    _check_attention,
     _form_group,  # before anything depends on the rank
     _build,  # under full offload the parameters are born where they will live
     _chunk_loss,

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from autotune.candidate import Attention
 from autotune.errors import InputError, nearest
 from autotune.specs import ModelSpec, Task
+from autotune.train.refusal import CannotRun
 
 MakeBatch = Callable[[int, int], Mapping[str, Tensor]]
 """`make_batch(micro_batch, seq_len)` of the user's own model: the forward's arguments, on the CPU."""
@@ -43,16 +45,23 @@ class BuiltModel:
         return getattr(self.config, "_attn_implementation", None)
 
 
-def build_model(spec: ModelSpec, seq_len: int, device: torch.device) -> BuiltModel:
+def build_model(
+    spec: ModelSpec, seq_len: int, device: torch.device, attention: Attention = "sdpa"
+) -> BuiltModel:
     """Build the model in fp32, in training mode, straight on `device`; no weights are loaded.
 
     Initialization draws from torch's default generator, so equal seeds give equal weights on one kind of
     device. On the `meta` device no memory is taken and nothing is drawn; a user's function is then built on
-    the CPU. Raises InputError for a configuration, a sequence length or a function that cannot be used.
+    the CPU. Raises InputError for a configuration, a sequence length or a function that cannot be used, and CannotRun
+    for an attention that the model or this machine lacks.
     """
     built = (
-        _from_function(spec, seq_len) if spec.source == "function" else _from_config(spec, seq_len, device)
+        _from_function(spec, seq_len)
+        if spec.source == "function"
+        else _from_config(spec, seq_len, device, attention)
     )
+    if attention != "sdpa" and built.attention != attention:
+        raise CannotRun(f"{type(built.model).__name__} has no {attention}")
     if device.type != "meta":
         _gather(built.model, device)
     _check_positions(spec, built, seq_len)
@@ -81,8 +90,10 @@ def _gather(model: nn.Module, device: torch.device) -> None:
                 setattr(module, name, buffer.to(device))
 
 
-def _from_config(spec: ModelSpec, seq_len: int, device: torch.device) -> BuiltModel:
+def _from_config(spec: ModelSpec, seq_len: int, device: torch.device, attention: Attention) -> BuiltModel:
     config, model_class, task = _resolve(spec)
+    if attention != "sdpa":  # transformers' own choice where it is left to it
+        config._attn_implementation = attention
     for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))):
         if getattr(part, "use_cache", None) is not None:
             part.use_cache = False
@@ -90,6 +101,10 @@ def _from_config(spec: ModelSpec, seq_len: int, device: torch.device) -> BuiltMo
     try:
         with torch.device(device):
             model = model_class(config)
+    except ImportError as error:
+        if attention == "sdpa":
+            raise
+        raise CannotRun(f"{attention}: {error}") from error
     except (
         ValueError
     ) as error:  # values that contradict each other, such as heads that do not divide the width

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from autotune.candidate import Precision
 from autotune.train.refusal import CannotRun
+from autotune.train.training import Batch
 
 
 def compute_in(
@@ -22,7 +25,39 @@ def compute_in(
     """
     if precision == "fp32":
         return nullcontext
+    _check(device)
+    if precision == "bf16-pure":
+        return nullcontext
+    return lambda: torch.autocast(device.type, torch.bfloat16, cache_enabled=keep_casts)
+
+
+def _check(device: torch.device) -> None:
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)
         raise CannotRun(f"{name} does not compute in bf16; NVIDIA GPUs do from compute capability 8.0 on")
-    return lambda: torch.autocast(device.type, torch.bfloat16, cache_enabled=keep_casts)
+
+
+@contextmanager
+def born_in(dtype: torch.dtype) -> Iterator[None]:
+    """While open, every floating-point parameter that a module registers is cast at once, one by one."""
+
+    def cast(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None:
+            cast_parameter(parameter, dtype)
+
+    handle = register_module_parameter_registration_hook(cast)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def cast_parameter(parameter: nn.Parameter, dtype: torch.dtype) -> None:
+    """Keep a floating-point parameter in another type, in place."""
+    if parameter.is_floating_point() and parameter.dtype != dtype:
+        parameter.data = parameter.data.to(dtype)
+
+
+def cast_inputs(batch: Batch, dtype: torch.dtype) -> Batch:
+    """Return the batch with its floating-point tensors (images, say) in the model's type."""
+    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items()}

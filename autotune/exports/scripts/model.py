@@ -1,4 +1,4 @@
-"""The model, built as it was measured: fp32 parameters and fresh weights, from config.json."""
+"""The model, built as it was measured: fresh weights, in fp32 unless all was bf16, from config.json."""
 
 import json
 from pathlib import Path
@@ -18,4 +18,8 @@ def build_model() -> transformers.PreTrainedModel:
             part.use_cache = False
     # To go on from published weights: model_class.from_pretrained("owner/name", dtype=torch.float32, **attention)
     model_class = getattr(transformers, SETTINGS["model_class"])
-    return model_class(config).train()
+    model = model_class(config).train()
+    if SETTINGS["precision"] == "bf16-pure":  # parameters alone: buffers stay as the model made them
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16()
+    return model

@@ -1,0 +1,99 @@
+"""Precision and attention: what changes arithmetic stays within the rounding that its definition gives."""
+
+from contextlib import closing
+
+import pytest
+import torch
+
+from autotune.train.build import assemble
+from autotune.train.refusal import CannotRun
+from tests.data.requests import OWN, request
+from tests.numerics.runs import COPIED, MAPPED, MODELS, plain, train
+
+ROUNDING = 2**-8
+"""bf16 has 8 significant bits: a number is off by at most half of this."""
+
+
+def one_step(model, folder, weights=None, **candidate):
+    """Return weights, loss, gradients and the training after one backward pass, from given weights."""
+    training = assemble(request(MODELS[model], folder, **candidate))
+    training.model.eval()  # dropout draws other masks for other types
+    parameters = list(training.model.parameters())
+    start = [parameter.detach().float().clone() for parameter in parameters]
+    if weights is not None:
+        for parameter, weight in zip(parameters, weights, strict=True):
+            parameter.data.copy_(weight)
+    loss = training.loss(training.batch(0, 4))
+    loss.backward()
+    return start, loss.item(), [p.grad.float() for p in parameters if p.grad is not None], training
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_pure_bf16_keeps_everything_in_two_bytes_and_agrees_to_its_rounding(model, tmp_path):
+    weights, loss, gradients, plainly = one_step(model, tmp_path, precision="fp32")
+    with closing(plainly):
+        pass
+    _, lower, ours, training = one_step(model, tmp_path, weights, precision="bf16-pure")
+    assert lower == pytest.approx(loss, rel=4 * ROUNDING)
+    error = torch.stack([(a - b).norm() for a, b in zip(ours, gradients, strict=True)]).norm()
+    # Each of some ten roundings on a path adds one part in 2^9, and small models have few terms to average them.
+    assert 0 < error / torch.stack([b.norm() for b in gradients]).norm() < 16 * ROUNDING
+    training.optimizer.step()
+    held = [*training.model.parameters(), *training.optimizer.state_tensors()]
+    held += [parameter.grad for parameter in training.model.parameters() if parameter.grad is not None]
+    assert {tensor.dtype for tensor in held if tensor.dim() > 0} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"checkpointing": "full"},
+        {"checkpointing": "selective"},
+        {"activation_offload": True},
+        {"offload": "optimizer"},
+        {"offload": "full"},
+        {"optimizer_in_backward": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("files", [MAPPED, COPIED])
+def test_what_moves_memory_changes_no_bit_of_pure_bf16(fields, files):
+    run, reference = (train("gpt2", files=files, precision="bf16-pure", **more) for more in (fields, {}))
+    assert run.losses == reference.losses
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(run.weights, reference.weights, strict=True))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw-8bit", "adafactor", "momentum", "sgd"])
+def test_every_optimizer_takes_bf16_parameters(optimizer):
+    losses = train("gpt2", precision="bf16-pure", optimizer=optimizer).losses
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama", "mixtral", "bert", "vit"])
+def test_eager_attention_is_the_same_attention(model, tmp_path):
+    # The softmax is summed in another order: fp32 rounds at 2^-24 = 6e-8.
+    weights, loss, gradients, training = one_step(model, tmp_path, precision="fp32")
+    assert training.attention == "sdpa"
+    _, eager, ours, other = one_step(model, tmp_path, weights, precision="fp32", attention="eager")
+    assert other.attention == "eager"
+    assert eager == pytest.approx(loss, rel=1e-6)
+    error = torch.stack([(a - b).norm() for a, b in zip(ours, gradients, strict=True)]).norm()
+    assert error < 1e-5 * torch.stack([b.norm() for b in gradients]).norm()
+
+
+@pytest.mark.parametrize("checkpointing", ["selective", "full"])
+def test_checkpointing_changes_no_bit_of_eager_attention(checkpointing):
+    run, reference = (
+        train("llama", attention="eager", precision="fp32", checkpointing=how)
+        for how in (checkpointing, "none")
+    )
+    assert run == reference
+    assert reference != plain("llama", "fp32")
+
+
+def test_an_attention_that_is_not_there_is_refused_by_name(tmp_path):
+    for attention in ("flash_attention_2", "flex_attention"):
+        with pytest.raises(CannotRun, match=f"{attention} trains on a GPU only"):
+            assemble(request(MODELS["gpt2"], tmp_path, attention=attention))
+    with pytest.raises(CannotRun, match="has no eager"):
+        assemble(request(OWN, tmp_path, attention="eager"))
