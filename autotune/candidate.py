@@ -11,6 +11,7 @@ from autotune.validation import Frozen
 Precision = Literal["fp32", "bf16", "bf16-pure"]
 Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
 Checkpointing = Literal["none", "selective", "every-4", "every-2", "full"]
+Adapters = Literal["none", "lora"]
 Loss = Literal["full", "chunked"]
 Offload = Literal["none", "optimizer", "full"]
 Optimizer = Literal["adamw", "adamw-8bit", "adafactor", "momentum", "sgd"]
@@ -29,6 +30,8 @@ class Candidate(Frozen):
     checkpointing: Checkpointing = "none"
     """`full` keeps only the input of every repeated transformer block and recomputes the rest in backward; `every-4`
     and `every-2` do so in every fourth and second block; `selective` keeps what linear layers and attention gave."""
+    adapters: Adapters = "none"
+    """What trains: all parameters, or with `lora` matrices of rank 16 beside every block's linear layers (peft)."""
     loss: Loss = "full"
     """`chunked` makes a causal language model's logits and their gradients a sixteenth of the sequence at a time."""
     activation_offload: bool = False
@@ -70,6 +73,8 @@ class Candidate(Frozen):
     def title(self) -> str:
         """Return a short name of the rung for people: `bf16 + checkpointing + optimizer offload`."""
         parts: list[str] = [self.precision]
+        if self.adapters != "none":
+            parts.append("LoRA")
         if self.attention != "sdpa":
             parts.append(self.attention.replace("_", " "))
         if self.checkpointing != "none":

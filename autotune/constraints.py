@@ -81,6 +81,11 @@ RULES: tuple[Constraint, ...] = (
         because="zero1's optimizer keeps its shard of the state on the device; offload it with zero2, fsdp2 or ddp",
     ),
     Constraint(
+        when={"adapters": "lora"},
+        require={"sharding": ["none", "ddp", "zero1"]},
+        because="adapters are trained beside weights that are not, of which zero2 and fsdp2 would keep shards alike",
+    ),
+    Constraint(
         when={"attention": "flash_attention_2"},
         require={"precision": ["bf16", "bf16-pure"]},
         because="flash-attn computes in 16 bits alone",

@@ -31,7 +31,7 @@ class Finding(Frozen):
 
 def diagnose() -> list[Finding]:
     """Look at Python, libraries, GPU, processor, memory and disk. Imports no torch, launches nothing."""
-    return [*_software(), *_gpu(), _simulated(), *_cpu(), _disk(Path.cwd())]
+    return [*_software(), *_gpu(), _simulated(), *_cpu(), *_techniques(), _disk(Path.cwd())]
 
 
 def _software() -> Iterator[Finding]:
@@ -100,6 +100,36 @@ def _cpu() -> Iterator[Finding]:
         yield Finding(subject="cpu device", state="missing", text=text)
     else:
         yield Finding(subject="cpu device", state="ok", text=f"budgets from {format_bytes(least)} up")
+
+
+def _techniques() -> Iterator[Finding]:
+    """Say which techniques this machine lacks something for, and what; all others run anywhere."""
+    try:
+        gpu = find(resolve_device(DeviceSpec(kind="cuda"))).facts()
+    except AutotuneError:
+        gpu = None
+    always = "precision, checkpointing, chunked loss, activation offload, offload, and all optimizers but 8-bit AdamW"
+    yield Finding(subject="techniques", state="ok", text=f"{always} need nothing more")
+    bitsandbytes = installed("bitsandbytes")
+    yield Finding(
+        subject="adamw-8bit", state="ok" if bitsandbytes else "warning",
+        text=f"bitsandbytes {bitsandbytes}" if bitsandbytes
+        else "bitsandbytes is not installed: pip install 'autotune[bitsandbytes]'",
+    )  # fmt: skip
+    peft = installed("peft")
+    yield Finding(
+        subject="lora", state="ok" if peft else "warning",
+        text=f"peft {peft}" if peft else "peft is not installed: pip install 'autotune[peft]'",
+    )  # fmt: skip
+    for attention, package in (("flash_attention_2", "flash-attn"), ("flex_attention", None)):
+        lacking = []
+        if gpu is None:
+            lacking.append("it trains on a GPU only")
+        if package is not None and installed(package) is None:
+            lacking.append(f"{package} is not installed: pip install {package}")
+        yield Finding(
+            subject=attention, state="warning" if lacking else "ok", text="; ".join(lacking) or "it can run",
+        )  # fmt: skip
 
 
 def _disk(folder: Path) -> Finding:

@@ -11,6 +11,7 @@ FIELDS = {
     "precision": _FILE,
     "attention": _FILE,
     "checkpointing": _FILE,
+    "adapters": _FILE,
     "loss": _FILE,
     "activation_offload": _FILE,
     "offload": _FILE,

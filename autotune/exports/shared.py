@@ -74,6 +74,13 @@ def refuse_activation_offload(best: Best) -> str | None:
     return "it is autotune's own technique: this library keeps activations on the device. Use --to native"
 
 
+def refuse_adapters(best: Best) -> str | None:
+    """Return why adapters cannot be expressed, or None."""
+    if best.candidate.adapters == "none":
+        return None
+    return "adapters are put beside the layers that autotune found to be a block's. Use --to native"
+
+
 def refuse_loss(best: Best) -> str | None:
     """Return why the way the loss is computed cannot be expressed, or None."""
     if best.candidate.loss == "full":

@@ -160,6 +160,13 @@ def _build(draft: _Draft) -> None:
     torch.manual_seed(request.seed + draft.ranks.rank)
 
 
+def _add_adapters(draft: _Draft) -> None:
+    if draft.request.candidate.adapters == "lora":
+        from autotune.train.adapters import add_adapters  # late: peft takes a second that others save
+
+        add_adapters(draft.built.model, draft.blocks)
+
+
 def _chunk_loss(draft: _Draft) -> None:
     if draft.request.candidate.loss == "chunked":
         chunk_loss(draft.built)
@@ -232,6 +239,7 @@ TECHNIQUES: tuple[Callable[[_Draft], None], ...] = (
     _check_attention,
     _form_group,  # before anything depends on the rank
     _build,  # under full offload the parameters are born where they will live
+    _add_adapters,  # before what looks at parameters
     _chunk_loss,
     _checkpoint,  # before sharding, whose hooks must run outside the checkpoint, not again in it
     _offload_activations,

@@ -288,6 +288,11 @@ def _check_contract(spec: ModelSpec, returned: object, seq_len: int) -> BuiltMod
             f"model {spec.name}: parameters must be torch.float32 (precision is an axis of the search), "
             f"found {', '.join(sorted(wrong))}"
         )
+    if getattr(model, "hf_device_map", None):
+        raise InputError(
+            f"model {spec.name}: it was placed by device_map, which is made for inference: parameters to be "
+            "trained may sit on the CPU or on disk, where no gradient reaches them; build it without device_map"
+        )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(f"model {spec.name}: no parameter requires a gradient, so there is nothing to train")
     batch = make_batch(1, seq_len)

@@ -149,6 +149,9 @@ def _recording(request: ProbeRequest) -> Iterator[tuple[Recorder, Training, Segm
     # Nothing that a trace makes survives it, and the collector's passes over torch's own objects cost a fifth of it.
     gc.collect()
     gc.freeze()
+    # What is in a cycle would be released whenever the collector runs; here that is at the end of each micro-step.
+    collecting = gc.isenabled()
+    gc.disable()
     try:
         with (
             _as_if_real(),
@@ -170,6 +173,8 @@ def _recording(request: ProbeRequest) -> Iterator[tuple[Recorder, Training, Segm
             training.close()
     finally:
         gc.unfreeze()
+        if collecting:
+            gc.enable()
 
 
 def _as_if_real() -> AbstractContextManager[None]:

@@ -51,6 +51,13 @@ def build_half() -> tuple[nn.Module, object]:
     return Network().bfloat16(), make_batch
 
 
+def build_placed() -> tuple[nn.Module, object]:
+    """Break the contract: accelerate has spread the model over devices."""
+    model = Network()
+    model.hf_device_map = {"": 0}
+    return model, make_batch
+
+
 def build_with_bad_batch() -> tuple[nn.Module, object]:
     """Break the contract: a list is no batch."""
     return Network(), lambda micro_batch, seq_len: [micro_batch, seq_len]

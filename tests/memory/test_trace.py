@@ -94,6 +94,18 @@ def test_activation_offload_is_traced_as_it_runs(model, checkpointing, monkeypat
     assert timeline.allocated(16) < trace(request(model, checkpointing=checkpointing)).allocated(16)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16-pure"])
+@pytest.mark.parametrize("adapters", ["none", "lora"])
+def test_adapters_and_pure_bf16_are_traced_as_they_run(adapters, precision):
+    timeline = trace(request("tiny-llama", adapters=adapters, precision=precision))
+    assert timeline.exact is None
+    for micro_batch in (1, 6):
+        real = measured(
+            request("tiny-llama", micro_batch=micro_batch, adapters=adapters, precision=precision)
+        )
+        assert timeline.allocated(micro_batch) == pytest.approx(real, rel=1e-3)
+
+
 @pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-llama"])
 def test_chunked_loss_is_traced_as_it_runs(model):
     timeline = trace(request(model, loss="chunked"))

@@ -140,6 +140,7 @@ def test_a_user_function_gives_model_and_batches():
         ("own_modell:build", "no Python module 'own_modell'"),
         ("own_model:build_alone", r"must return \(nn.Module, make_batch\), it returned Network"),
         ("own_model:build_half", "must be torch.float32.*torch.bfloat16"),
+        ("own_model:build_placed", "placed by device_map.*build it without device_map"),
         ("own_model:build_with_bad_batch", "must return a dict of tensors, it returned list"),
     ],
 )

@@ -1,0 +1,322 @@
+"""What each technique saves and costs, alone and as a ladder, against the plain fp32 run; predicted beside measured.
+
+    python -m benchmarks.techniques                          a GPT-2-like and a Llama-like model, on this CPU
+    python -m benchmarks.techniques --device cuda            gpt2-xl and llama-3.2-1b, on an NVIDIA GPU
+
+On the CPU peaks are those of torch's allocator (profiler events), files of offload left out, as the kernel leaves them
+out of a budget. On a GPU every rung is a probe in a process of its own; what does not fit is said so, and speeds are
+then compared with the first rung that does. The micro-batch is the same everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import mmap
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from autotune.candidate import Candidate
+from autotune.constraints import illegal
+from autotune.devices.find import find, resolve_device
+from autotune.errors import AutotuneError
+from autotune.executors.local import LocalExecutor
+from autotune.memory.timeline import Timeline
+from autotune.outcome import Ok
+from autotune.probe.protocol import ProbeRequest
+from autotune.report.wording import detail
+from autotune.specs import DeviceSpec, ModelSpec
+from autotune.tracing import LocalTracer
+from autotune.train import build, mapped
+from autotune.train.mapped import MappedFiles
+from autotune.train.steps import gradient_norm
+from autotune.train.trace import trace
+from autotune.train.training import Training
+from autotune.units import MIB
+from benchmarks.memory_accuracy import model_spec
+from benchmarks.recording import RESULTS, record
+
+BASELINE: dict[str, Any] = {"precision": "fp32"}
+ALONE: tuple[dict[str, Any], ...] = (
+    {"precision": "bf16"}, {"precision": "bf16-pure"},
+    {"attention": "eager"},
+    {"checkpointing": "selective"}, {"checkpointing": "every-2"}, {"checkpointing": "full"},
+    {"loss": "chunked"},
+    {"activation_offload": True},
+    {"optimizer": "adamw-8bit"}, {"optimizer": "adafactor"}, {"optimizer": "momentum"}, {"optimizer": "sgd"},
+    {"optimizer_in_backward": True},
+    {"offload": "optimizer"}, {"offload": "full"},
+)  # fmt: skip
+"""Each on top of the baseline."""
+LADDER: tuple[dict[str, Any], ...] = (
+    {"precision": "bf16"}, {"loss": "chunked"}, {"checkpointing": "selective"}, {"checkpointing": "full"},
+    {"offload": "optimizer"}, {"activation_offload": True}, {"offload": "full"}, {"checkpointing": "none"},
+    {"precision": "bf16-pure"},
+)  # fmt: skip
+"""Each on top of those before. Where activations rest elsewhere, recomputing a block only adds to the peak."""
+
+_WIDTH = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 4}
+MODELS: dict[str, dict[str, tuple[str, dict[str, Any], int, int]]] = {
+    "cpu": {
+        "GPT-2-like": ("gpt2", {"n_embd": 256, "n_layer": 6, "n_head": 4, "vocab_size": 8192}, 256, 4),
+        "Llama-like": (
+            "llama-3.2-1b", {**_WIDTH, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 8192}, 256, 4,
+        ),
+    },
+    "cuda": {"gpt2-xl": ("gpt2-xl", {}, 1024, 8), "llama-3.2-1b": ("llama-3.2-1b", {}, 2048, 4)},
+}  # fmt: skip
+"""By device and name: preset, what makes it small, sequence length, micro-batch."""
+STEPS = 3
+"""Timed optimizer steps, after one that warms up; the median counts."""
+TIMEOUT = 600.0
+"""Seconds for one probe, or one trace, on a GPU's machine."""
+
+
+def rungs() -> list[tuple[str, str, Candidate]]:
+    """Return (part of the table, name, candidate): the baseline, every technique alone, and the ladder's rungs."""
+    found = [("baseline", "fp32 baseline", Candidate(**BASELINE))]
+    for change in ALONE:
+        found.append(("alone", _named(change), Candidate(**{**BASELINE, **change})))
+    fields = dict(BASELINE)
+    for change in LADDER:
+        fields |= change
+        found.append(("ladder", f"+ {_named(change)}", Candidate(**fields)))
+    assert not [candidate for *_, candidate in found if illegal(candidate)]
+    return found
+
+
+def _named(change: dict[str, Any]) -> str:
+    ((field, value),) = change.items()
+    return field.replace("_", " ") if value is True else f"{field} {value}"
+
+
+def request(
+    spec: ModelSpec, seq_len: int, candidate: Candidate, folder: str, kind: str = "train"
+) -> ProbeRequest:
+    """Return a request on the CPU, without accumulation."""
+    return ProbeRequest.model_validate(
+        {
+            "kind": kind, "model": spec, "candidate": candidate, "seq_len": seq_len, "accumulation_steps": 1,
+            "device": "cpu", "budget": 1 << 50, "seed": 0, "sample_seconds": 10.0, "sample_steps": STEPS,
+            "folder": folder,
+        }
+    )  # fmt: skip
+
+
+class UncountedFiles(MappedFiles):
+    """Mapped files that torch's profiler does not see, as the kernel's limit does not."""
+
+    def zeros_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        layout = torch.empty_like(tensor, device="meta", requires_grad=False)
+        size = layout.untyped_storage().nbytes()
+        if not size:
+            return torch.zeros_like(tensor, requires_grad=False)
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            file.truncate(size)
+            flat = torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=tensor.dtype)
+        _UNCOUNTED.add(flat.untyped_storage().data_ptr())
+        return flat.as_strided(layout.size(), layout.stride())
+
+
+_UNCOUNTED: set[int] = set()
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Let offload use `UncountedFiles`."""
+    real = (build.MappedFiles, mapped.is_mapped)
+    build.MappedFiles = UncountedFiles
+    mapped.is_mapped = lambda tensor: tensor.untyped_storage().data_ptr() in _UNCOUNTED
+    try:
+        yield
+    finally:
+        build.MappedFiles, mapped.is_mapped = real
+        _UNCOUNTED.clear()
+
+
+def peak_on_cpu(probe: ProbeRequest) -> int:
+    """Train two steps and return the peak of the bytes that torch's allocator handed out."""
+    gc.collect()
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with (
+        uncounted(),
+        torch.profiler.profile(activities=activities, profile_memory=True) as profiler,
+        closing(build.assemble(probe)) as training,
+    ):
+        for step in range(2):
+            _step(training, step, probe.candidate.micro_batch)
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    level = peak = 0
+    for event in events:
+        level += event.nbytes()
+        peak = max(peak, level)
+    return peak
+
+
+def seconds_on_cpu(probe: ProbeRequest) -> float:
+    """Return the median time of an optimizer step."""
+    with closing(build.assemble(probe)) as training:
+        times = []
+        for step in range(1 + STEPS):
+            began = time.perf_counter()
+            _step(training, step, probe.candidate.micro_batch)
+            times.append(time.perf_counter() - began)
+    return statistics.median(times[1:])
+
+
+def _step(training: Training, index: int, micro_batch: int) -> None:
+    batch = training.batch(index, micro_batch)
+    loss = training.loss(batch)
+    (loss / 1).backward()
+    kept = loss.detach()
+    del loss, batch
+    norm = gradient_norm(training)
+    training.optimizer.step()
+    training.optimizer.zero_grad()
+    del norm, kept
+
+
+def on_cpu(spec: ModelSpec, seq_len: int, candidate: Candidate) -> dict[str, Any]:
+    """Return peak, prediction and time of one rung."""
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        probe = request(spec, seq_len, candidate, folder)
+        predicted = trace(probe).allocated(candidate.micro_batch)
+        return {
+            "measured": peak_on_cpu(probe), "predicted": predicted, "seconds_per_step": seconds_on_cpu(probe),
+        }  # fmt: skip
+
+
+class OnGpu:
+    """Probes and traces for one GPU."""
+
+    def __init__(self, device: str) -> None:
+        self.executor = LocalExecutor(find(resolve_device(DeviceSpec.parse(device))))
+        self.tracer = LocalTracer()
+
+    def __call__(self, spec: ModelSpec, seq_len: int, candidate: Candidate) -> dict[str, Any]:
+        """Return the four memory numbers, prediction and time of one rung, or why there are none."""
+        facts = self.executor.facts
+        with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
+            folder = Path(name)
+            probe = request(spec, seq_len, candidate, "").model_copy(
+                update={"device": facts.torch_name, "budget": facts.budget}
+            )
+            row = self._predicted(probe.model_copy(update={"kind": "trace"}), folder / "trace", candidate)
+            outcome = self.executor.run(probe, folder / "probe", timeout=TIMEOUT).answer
+        if not isinstance(outcome, Ok):
+            return {**row, "verdict": outcome.kind, "detail": detail(outcome)}
+        memory = outcome.memory
+        return {
+            **row, "verdict": "ok", "measured": memory.allocated, "reserved": memory.reserved,
+            "device_peak": memory.device_peak, "attention": outcome.attention,
+            "seconds_per_step": outcome.timing.global_step(1),
+        }  # fmt: skip
+
+    def _predicted(self, probe: ProbeRequest, folder: Path, candidate: Candidate) -> dict[str, Any]:
+        folder.mkdir()
+        traced = self.tracer.trace(probe, folder, timeout=TIMEOUT)[candidate]
+        timeline: Timeline | None = traced.timeline
+        if timeline is None or not timeline.covers(candidate.micro_batch):
+            return {"predicted": None, "no_prediction": traced.reason}
+        return {"predicted": timeline.allocated(candidate.micro_batch)}
+
+
+def compare(rows: list[dict[str, Any]]) -> None:
+    """Add to each row what it saves and costs against its model's baseline, or the first rung that fits."""
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == model and row.get("measured")]
+        if not own:
+            continue
+        base = own[0]
+        for row in own:
+            saved = base["measured"] - row["measured"]
+            slower = row["seconds_per_step"] / base["seconds_per_step"]
+            row["compared_with"] = base["technique"]
+            row["times_less"] = base["measured"] / row["measured"]
+            row["times_slower"] = slower
+            row["percent_slower_per_percent_saved"] = (
+                (slower - 1) / (saved / base["measured"]) if saved > 0 else None
+            )
+            row["error"] = row["predicted"] / row["measured"] - 1 if row.get("predicted") else None
+
+
+def show(rows: list[dict[str, Any]], console: Console) -> None:
+    """Print the table, and what it says about the ladder and the predictions."""
+    table = Table("model", "", "technique", "measured MiB", "predicted MiB", "error", "less memory", "time of a step",
+                  "time per memory", box=None)  # fmt: skip
+    for row in rows:
+        if not row.get("measured"):
+            verdict = f"{row.get('verdict')}: {row.get('detail', '')}"[:60]
+            table.add_row(row["model"], row["part"], row["technique"], verdict, _mib(row.get("predicted")))
+            continue
+        cost = row["percent_slower_per_percent_saved"]
+        table.add_row(
+            row["model"], row["part"], row["technique"], _mib(row["measured"]), _mib(row["predicted"]),
+            "-" if row["error"] is None else f"{row['error']:+.3%}", f"{row['times_less']:.2f} x",
+            f"{row['times_slower']:.2f} x", "-" if cost is None else f"{cost:.2f}",
+        )  # fmt: skip
+    console.print(table)
+    errors = [abs(row["error"]) for row in rows if row.get("error") is not None]
+    if errors:
+        console.print(f"predictions: median error {statistics.median(errors):.3%}, worst {max(errors):.3%}")
+    for model in dict.fromkeys(row["model"] for row in rows):
+        best = max((row for row in rows if row["model"] == model and row.get("times_less")),
+                   key=lambda row: row["times_less"], default=None)  # fmt: skip
+        if best:
+            console.print(
+                f"{model}: the ladder as a whole takes {best['times_less']:.1f} times less than {best['compared_with']}"
+            )
+
+
+def _mib(count: int | None) -> str:
+    return "-" if count is None else f"{count / MIB:,.1f}"
+
+
+def main() -> int:
+    """Measure every rung, print the table, record it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--only", default="", help="part of the name of the models to measure")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record")
+    options = parser.parse_args()
+    try:
+        measure = on_cpu if options.device == "cpu" else OnGpu(options.device)
+    except AutotuneError as error:
+        raise SystemExit(f"techniques: nothing was measured: {error}") from None
+    rows: list[dict[str, Any]] = []
+    for name, (preset, changes, seq_len, micro_batch) in MODELS[options.device].items():
+        if options.only.lower() not in name.lower():
+            continue
+        spec = model_spec(preset, changes) if changes else model_spec(preset, {})
+        for part, technique, candidate in rungs():
+            row = {
+                "model": name,
+                "part": part,
+                "technique": technique,
+                "candidate": candidate.at(micro_batch).key(),
+            }
+            rows.append({**row, **measure(spec, seq_len, candidate.at(micro_batch))})
+            print(f"{name}: {part} {technique}", file=sys.stderr)
+            compare(rows)
+            path = record(
+                f"techniques-{options.device}", rows, options.out, micro_steps=1,
+                models={key: list(value) for key, value in MODELS[options.device].items()},
+            )  # fmt: skip
+    show(rows, Console(width=160))
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
