@@ -40,7 +40,7 @@ class Expressed(NamedTuple):
     """How a row with a peak is traced."""
 
     model: str
-    """`bert-large`, or a model of `published_litgpt` and how it is tuned: `phi-1.5 lora`."""
+    """`bert-large`, `torchtitan`, or a model of `published_litgpt` and how it is tuned: `phi-1.5 lora`."""
     published: Literal["allocated", "reserved"]
     """What the publisher's number is the peak of."""
     fields: dict[str, str]
@@ -62,6 +62,7 @@ def _adapters(name: str, tuning: str = "lora") -> Expressed:
 
 
 EXPRESSED: dict[str, Expressed] = {
+    "216": Expressed("torchtitan", "reserved", {"sharding": "fsdp2"}, blas_workspace=32 * MIB),
     "285": _adapters("phi-1.5"),
     "287": _adapters("StableLM-Alpha-3B"),
     "289": _adapters("StableLM-Alpha-3B"),
@@ -71,29 +72,30 @@ EXPRESSED: dict[str, Expressed] = {
     "308": _bert(),
     "310": _bert(checkpointing="full"),
 }
-"""Rows of one device with a peak, by their number."""
+"""Rows with a peak, by their number."""
 
 
-def trace_published(row: Expressed, seq_len: int) -> str:
+def trace_published(row: Expressed, seq_len: int, ranks: int) -> str:
     """Trace a row's training in this process, which must be fresh; return it, or `!` and why there is none."""
     from autotune.train import build
     from autotune.train.model import BuiltModel
     from autotune.train.trace import CannotTrace, trace
-    from benchmarks import published_litgpt, published_models
+    from benchmarks import published_litgpt, published_models, published_titan
 
-    def built(*_: object) -> BuiltModel:
+    def built(_: object, __: object, device: Any) -> BuiltModel:
         name, _, tuning = row.model.partition(" ")
-        model, batch = (
-            published_litgpt.build(name, "lora" if tuning == "lora" else "adapter_v2")
-            if tuning
-            else published_models.bert_large()
-        )
+        with device:
+            if tuning:
+                model, batch = published_litgpt.build(name, "lora" if tuning == "lora" else "adapter_v2")
+            else:
+                made = {"bert-large": published_models.bert_large, "torchtitan": published_titan.build}
+                model, batch = made[name]()
         return BuiltModel(model.train(), "custom", seq_len, batch)
 
     probe = ProbeRequest(
         kind="train", model=ModelSpec(name=row.model, source="function"),
         candidate=Candidate.model_validate(row.fields), seq_len=seq_len, accumulation_steps=2, device="cuda:0",
-        budget=1 << 50, seed=0, sample_seconds=1, sample_steps=2, folder=".",
+        budget=1 << 50, seed=0, sample_seconds=1, sample_steps=2, folder=".", world_size=ranks,
     )  # fmt: skip
     try:
         # Not through a user's function: some publishers' parameters are bf16, which autotune refuses of its users.
@@ -106,7 +108,7 @@ def trace_published(row: Expressed, seq_len: int) -> str:
 def traced(row: dict[str, str], pool: Any) -> dict[str, Any] | str:
     """Return measured and predicted bytes of one published row, or why it was not traced."""
     expressed = EXPRESSED[row["id"]]
-    text = pool.apply(trace_published, (expressed, int(row["seq_len"])))
+    text = pool.apply(trace_published, (expressed, int(row["seq_len"]), int(row["world_size"])))
     if text.startswith("!"):
         return str(text[2:])
     usage = Timeline.parse(text).usage(
@@ -176,7 +178,7 @@ def missing(row: dict[str, str]) -> str:
         return "checkpointing, of which the publisher says nothing"
     if row["compile"] == "yes":
         return "compilation"
-    return "a trace under sharding"
+    return "FSDP1, whose flat parameters carry gradients of frozen weights too"
 
 
 def run(console: Console) -> tuple[list[dict[str, Any]], bool]:

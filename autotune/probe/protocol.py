@@ -56,7 +56,8 @@ class Progress(Frozen):
     step: int = 0
     """Optimizer step, from 1; 0 before the first."""
     baseline: int | None = None
-    """Sent once, before the model is built: bytes that interpreter and libraries already take."""
+    """Sent once, before the model is built: bytes that interpreter and libraries take of the device's limit. On the CPU
+    these are private and writable, touched or not: threads' stacks and OpenBLAS's buffers are most of the untouched."""
 
 
 class Inspection(Frozen):

@@ -150,6 +150,9 @@ class Probe:
         # OpenMP ends the whole process when it cannot start a thread: all start now, while there is room.
         square = torch.ones(512, 512, requires_grad=True)
         (square @ square).sum().backward()
+        torch.optim.SGD(
+            [square]
+        )  # the first optimizer imports the compiler: some 70 MiB that are not the model's
         del square
         if self._request.model.source != "function":
             # transformers imports a model's code when it is first built: some 90 MiB that are not the
@@ -165,7 +168,7 @@ class Probe:
 
             torch.cuda.set_device(device)
             self._witness = CudaWitness(device, Path(self._request.folder))
-        self._channel.send(Progress(phase="start", baseline=meter.baseline))
+        self._channel.send(Progress(phase="start", baseline=meter.taken))
 
     def _warmed_up(self) -> None:
         if self._witness is not None:

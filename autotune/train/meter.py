@@ -14,6 +14,10 @@ import torch
 
 from autotune.train.process import OwnMemory, free_data
 
+PACKING = 10 * 2**20
+"""Bytes that MKL takes for each thread to pack the matrices of a product, and keeps. They grow with the matrices: 5 to
+10 MiB for GPT-2's with 1 and 2 threads (torch 2.13), so a small product at the start does not show them."""
+
 
 class Lap(NamedTuple):
     """Tensor bytes on the device since the lap before."""
@@ -38,6 +42,8 @@ class Meter(Protocol):
 
     baseline: int
     """What the process holds on the device before anything is built."""
+    taken: int
+    """What counts against the device's limit before anything is built, and what libraries will add to it."""
     asynchronous: bool
     """Whether the device runs behind the Python code, so that looking closely slows it down."""
 
@@ -80,7 +86,9 @@ class CpuMeter:
 
     def __init__(self) -> None:
         self._memory = OwnMemory()
-        self.baseline = self._memory.now().anonymous
+        now = self._memory.now()
+        self.baseline = now.anonymous
+        self.taken = now.data + PACKING * torch.get_num_threads()
         self._anonymous_peak = self._data_peak = 0
 
     def synchronize(self) -> None:
@@ -138,6 +146,7 @@ class CudaMeter:
         self.baseline = 0
         if self._others is not None and after is not None:
             self.baseline = max(0, after - self._others - torch.cuda.memory_reserved(device))
+        self.taken = self.baseline
         self.lap()
 
     def synchronize(self) -> None:

@@ -80,7 +80,7 @@ def _affine(request: ProbeRequest, began: float, settled: bool) -> Timeline:
         if request.candidate.optimizer_in_backward:
             tracer.make_state(building)
         if settled:
-            _Tracer(recorder, training).settle(building, NEXT + 1)  # its batch is none of those below
+            _Tracer(recorder, training).settle(building)
         small = tracer.micro_step(LEAST)
         first = tracer.update()
         large = tracer.micro_step(NEXT)
@@ -281,11 +281,12 @@ class _Tracer:
         self.calls.append(recorder.log.calls)
         return segment
 
-    def settle(self, building: Segment, micro_batch: int = LEAST) -> None:
+    def settle(self, building: Segment, micro_batch: int = NEXT + 1) -> None:
         """Run one micro-step and keep of it what it leaves for good, as part of the build.
 
         The first pass of sharded training prepares: FSDP2 makes the tensors that it gathers into, and DDP's buckets
-        become the gradients. Some models set themselves up in theirs.
+        become the gradients. Some models set themselves up in theirs. Its micro-batch is none of those that are
+        compared: a user's batches are made once.
         """
         first = self.micro_step(micro_batch)
         with self._recorder.segment() as cleared:

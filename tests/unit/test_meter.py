@@ -51,6 +51,7 @@ def test_each_lap_has_its_own_peak_and_the_process_keeps_the_largest(meter):
     peaks = meter.peaks()
     assert peaks.device - meter.baseline - before == pytest.approx(SIZE, abs=SLACK)
     assert peaks.reserved > peaks.device
+    assert meter.taken > meter.baseline, "stacks are private memory, touched or not"
 
 
 def test_mapped_files_are_not_counted(meter, tmp_path):
