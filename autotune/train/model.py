@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -250,8 +251,8 @@ def _check_positions(spec: ModelSpec, built: BuiltModel, seq_len: int) -> None:
 
 def _from_function(spec: ModelSpec, seq_len: int) -> BuiltModel:
     module_name, _, function_name = spec.name.partition(":")
-    if spec.path is not None and spec.path not in sys.path:
-        sys.path.insert(0, spec.path)
+    if spec.path is not None:
+        _look_first_in(spec.path, module_name)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -271,6 +272,19 @@ def _from_function(spec: ModelSpec, seq_len: int) -> BuiltModel:
             f"{nearest(function_name, functions)}"
         )
     return _check_contract(spec, function(), seq_len)
+
+
+def _look_first_in(folder: str, module_name: str) -> None:
+    """Let an import of the module find the one in `folder`, though one of its name was imported from elsewhere."""
+    if folder in sys.path:
+        sys.path.remove(folder)
+    sys.path.insert(0, folder)
+    package = module_name.partition(".")[0]
+    found = importlib.machinery.PathFinder.find_spec(package, [folder])
+    known = sys.modules.get(package)
+    if found is not None and known is not None and getattr(known, "__file__", None) != found.origin:
+        for name in [name for name in sys.modules if f"{name}.".startswith(f"{package}.")]:
+            del sys.modules[name]
 
 
 def _check_contract(spec: ModelSpec, returned: object, seq_len: int) -> BuiltModel:

@@ -133,6 +133,15 @@ def test_a_user_function_gives_model_and_batches():
     assert built.make_batch(3, 12)["tokens"].shape == (3, 12)
 
 
+def test_of_two_modules_of_one_name_the_one_in_the_specs_folder_is_taken(tmp_path):
+    (tmp_path / "own_model.py").write_text("def build():\n    raise LookupError('the other one')\n")
+    other = OWN.model_copy(update={"path": str(tmp_path)})
+    for _ in range(2):
+        assert build_model(OWN, 12, CPU).make_batch(3, 12)["tokens"].shape == (3, 12)
+        with pytest.raises(LookupError, match="the other one"):
+            build_model(other, 12, CPU)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
