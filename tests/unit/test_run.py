@@ -403,7 +403,7 @@ def test_a_report_shows_predictions_and_what_was_passed_over(tmp_path):
         print_report(paths, Console(file=file, width=160))
     text = (tmp_path / "report.txt").read_text()
     assert "predicted" in text
-    assert "+1.5%" in text  # what the model adds for untouched memory, which arithmetic has none of
+    assert "7.04 GiB +0.1%" in text  # the heap, which arithmetic has none of
     assert "bf16, micro-batch 13: passed over, predicted 16." in text
     said = document(paths)
     assert [entry["candidate"]["micro_batch"] for entry in said["skipped"]] == [13, 64]
