@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: run test test-fast test-gpu lint format clean
@@ -10,11 +11,12 @@ run: $(VENV)/ready  ## the main job on this machine's CPU, with a real model
 	$(BIN)/autotune run --model gpt2 --seq-len 128 --target-global-batch 8K --device cpu:3GiB \
 		--sample-time 3s --proof-time 15s --max-probes 5
 
-test: lint  ## everything that needs no GPU
-	$(BIN)/python -m pytest -m "not gpu"
+test: lint  ## everything that needs no GPU; whole runs come last and one by one, because they compare speeds
+	$(SIDE_BY_SIDE) -m "not gpu" --ignore=tests/e2e
+	$(BIN)/python -m pytest -m "not gpu" tests/e2e
 
 test-fast: $(VENV)/ready  ## without the tests that train for more than a few seconds
-	$(BIN)/python -m pytest -m "not gpu and not slow"
+	$(SIDE_BY_SIDE) -m "not gpu and not slow"
 
 test-gpu: $(VENV)/ready  ## what needs an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu

@@ -200,13 +200,22 @@ def estimate(
     micro_batch: Annotated[int | None, typer.Option(help="Samples on each GPU.")] = None,
     accumulation_steps: Annotated[int | None, typer.Option(help="Micro-steps for an optimizer step.")] = None,
     headroom: Annotated[float | None, typer.Option(help="Share of memory that must stay free.")] = None,
-    precision: Annotated[str | None, typer.Option(help="bf16 or fp32.")] = None,
-    checkpointing: Annotated[str | None, typer.Option(help="none or full.")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or bf16-pure.")] = None,
+    attention: Annotated[
+        str | None, typer.Option(help="sdpa, eager, flash_attention_2 or flex_attention.")
+    ] = None,
+    checkpointing: Annotated[
+        str | None, typer.Option(help="none, selective, every-4, every-2 or full.")
+    ] = None,
+    adapters: Annotated[str | None, typer.Option(help="none or lora.")] = None,
+    loss: Annotated[str | None, typer.Option(help="full or chunked.")] = None,
     offload: Annotated[str | None, typer.Option(help="none, optimizer or full.")] = None,
     optimizer: Annotated[
         str | None, typer.Option(help="adamw, adamw-8bit, adafactor, momentum or sgd.")
     ] = None,
-    sharding: Annotated[str | None, typer.Option(help="ddp, zero1, zero2 or fsdp2, with --gpus.")] = None,
+    sharding: Annotated[
+        str | None, typer.Option(help="none, ddp, zero1, zero2 or fsdp2, with --gpus.")
+    ] = None,
     axis: Annotated[
         list[str] | None, typer.Option(help="Any other axis of a candidate, as NAME=VALUE; may be repeated.")
     ] = None,

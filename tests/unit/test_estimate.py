@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
-from autotune.candidate import Candidate
+from autotune.candidate import AXES, Candidate, choices
 from autotune.cli import app
 from autotune.errors import InputError
 from autotune.estimation import Question, estimate
@@ -193,3 +195,13 @@ def test_the_largest_micro_batch_is_found_with_few_simulations(monkeypatch):
         fresh = Predictor({}, predictor.ground).with_timeline(Candidate(), made)
         fitting = [size for size in range(1, 250) if fresh.bounds(Candidate().at(size)).mean <= usable]
         assert largest == max(fitting, default=0)
+
+
+@pytest.mark.parametrize("command", ["run", "estimate"])
+def test_an_option_for_an_axis_names_every_value_of_it(command):
+    parameters = get_command(app).commands[command].params
+    helps = {parameter.name: parameter.help for parameter in parameters if parameter.name in AXES}
+    assert "optimizer" in helps
+    for axis, text in helps.items():
+        missing = [value for value in choices(axis) if not re.search(rf"(^|[ ,]){value}([ ,.]|$)", text)]
+        assert not missing, f"--{axis}: {text}"
