@@ -8,7 +8,7 @@ from pydantic import Field
 
 from autotune.validation import Frozen
 
-Precision = Literal["fp32", "bf16", "bf16-pure"]
+Precision = Literal["fp32", "bf16", "fp16", "bf16-pure"]
 Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
 Checkpointing = Literal["none", "selective", "every-4", "every-2", "full"]
 Adapters = Literal["none", "lora"]
@@ -22,8 +22,10 @@ class Candidate(Frozen):
     """One way to run a training step. Equal candidates have equal keys, and the key names every field."""
 
     precision: Precision = "bf16"
-    """`fp32`; `bf16`: parameters, gradients and optimizer state in fp32, matrix products in bf16; `bf16-pure`: all
-    of it in bf16, so updates smaller than a 256th of a weight are lost."""
+    """`fp32`; `bf16`: parameters, gradients and optimizer state in fp32, matrix products in bf16; `fp16`: the same with
+    fp16 and a dynamic loss scale; `bf16-pure`: all of it in bf16, so updates below a 256th of a weight are lost."""
+    tf32: bool = False
+    """Multiply fp32 matrices in TF32 (19 bits, of which 10 are the fraction) on an NVIDIA GPU; no effect on `cpu`."""
     attention: Attention = "sdpa"
     """What transformers runs: `sdpa` (torch's kernels; eager where a model has no other), `eager` (all scores in
     memory), `flash_attention_2` (the flash-attn package) or `flex_attention`, the last two on a GPU."""
@@ -60,7 +62,14 @@ class Candidate(Frozen):
     @property
     def math_type(self) -> str:
         """The number type of matrix products, by which a device's peak FLOP/s is known."""
-        return "fp32" if self.precision == "fp32" else "bf16"
+        if self.precision == "fp32":
+            return "tf32" if self.tf32 else "fp32"
+        return "fp16" if self.precision == "fp16" else "bf16"
+
+    @property
+    def needs_bf16(self) -> bool:
+        """Whether the device has to compute in bf16."""
+        return self.precision in {"bf16", "bf16-pure"}
 
     def rung(self) -> Candidate:
         """Return this candidate at micro-batch 1: candidates on the same rung differ in micro-batch only."""
@@ -73,6 +82,8 @@ class Candidate(Frozen):
     def title(self) -> str:
         """Return a short name of the rung for people: `bf16 + checkpointing + optimizer offload`."""
         parts: list[str] = [self.precision]
+        if self.tf32:
+            parts.append("tf32")
         if self.adapters != "none":
             parts.append("LoRA")
         if self.attention != "sdpa":

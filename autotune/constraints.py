@@ -87,13 +87,38 @@ RULES: tuple[Constraint, ...] = (
     ),
     Constraint(
         when={"attention": "flash_attention_2"},
-        require={"precision": ["bf16", "bf16-pure"]},
+        require={"precision": ["bf16", "fp16", "bf16-pure"]},
         because="flash-attn computes in 16 bits alone",
     ),
     Constraint(
         when={"precision": "bf16-pure"},
         require={"sharding": "none"},
         because="the shardings keep parameters in fp32 and gather them in bf16; bf16-pure is for one device",
+    ),
+    Constraint(
+        when={"tf32": True},
+        require={"precision": "fp32"},
+        because="tf32 is another way to multiply fp32 matrices, and the other precisions multiply none",
+    ),
+    Constraint(
+        when={"precision": "fp16"},
+        require={"loss": "full"},
+        because="chunked loss makes its gradients with the loss, before the scale that keeps fp16's from vanishing",
+    ),
+    Constraint(
+        when={"precision": "fp16"},
+        require={"optimizer_in_backward": False},
+        because="fp16 leaves a step out when any gradient overflowed, which is known after the backward pass",
+    ),
+    Constraint(
+        when={"precision": "fp16"},
+        require={"sharding": ["none", "ddp", "zero1"]},
+        because="torch's gradient scaler looks for overflows in whole gradients, of which zero2 and fsdp2 keep shards",
+    ),
+    Constraint(
+        when={"precision": "fp16"},
+        require={"offload": ["none", "optimizer"]},
+        because="the scale lives on the device, and full offload keeps gradients elsewhere",
     ),
     Constraint(
         when={"optimizer": "adafactor"},

@@ -68,7 +68,7 @@ def _gpu() -> Iterator[Finding]:
     yield Finding(subject="GPU", state="ok", text=text + speed)
     if not facts.supports_bf16:
         yield Finding(
-            subject="bf16 on the GPU", state="warning", text="not supported: candidates fall back to fp32"
+            subject="bf16 on the GPU", state="warning", text="not supported: candidates fall back to fp16"
         )
 
 

@@ -146,8 +146,8 @@ def _candidates(
             illegal(candidate, question.accumulation_steps),
             misplaced(candidate, ranks, "cuda"),
         ]
-        if candidate.precision != "fp32" and not has_bf16:
-            reasons.append(f"{hardware.id} has no bf16; choose --precision fp32")
+        if candidate.needs_bf16 and not has_bf16:
+            reasons.append(f"{hardware.id} has no bf16; choose --precision fp16 or fp32")
         return list(dict.fromkeys(reason for reason in reasons if reason))
 
     if question.candidate:
@@ -156,7 +156,8 @@ def _candidates(
         if problems := refusals(chosen):
             raise InputError(problems)
         return (chosen.at(question.micro_batch),)
-    base = chosen.model_copy(update={"precision": "bf16" if has_bf16 else "fp32"})
+    half = "fp16" if hardware.fp16_tflops is not None else "fp32"
+    base = chosen.model_copy(update={"precision": "bf16" if has_bf16 else half})
     shardings = [name for name in choices("sharding") if (name == "none") == (ranks == 1)]
     rungs = dict.fromkeys(
         rung.model_copy(update={"sharding": sharding, "micro_batch": question.micro_batch})

@@ -115,6 +115,8 @@ class Ok(Frozen):
     """Micro-steps that the probe ran for each optimizer step (whole global steps in a proof)."""
     attention: str | None = None
     """The attention implementation that ran, as the model reports it."""
+    skipped_steps: Annotated[int, Field(ge=0)] = 0
+    """Optimizer steps that loss scaling (fp16) left out, because a gradient was infinite or NaN."""
     evaluation_loss: float | None = None
     """Loss of the evaluation pass; only a proof has one."""
     checkpoint_bytes: int | None = None
@@ -137,13 +139,13 @@ class Oom(Frozen):
 
 
 class NonFinite(Frozen):
-    """A loss or a gradient norm was NaN or infinite."""
+    """A loss or a gradient norm was NaN or infinite; or, under loss scaling, gradients were at every scale."""
 
     kind: Literal["non_finite"] = "non_finite"
     phase: Phase
     step: int
     """Optimizer step at which it was seen, from 1."""
-    what: Literal["loss", "gradient"]
+    what: Literal["loss", "gradient", "scale"]
 
 
 class Timeout(Frozen):

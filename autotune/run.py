@@ -221,7 +221,7 @@ class _Run:
     def lacks_bf16(self, candidate: Candidate) -> str | None:
         """Return why the device cannot compute in the candidate's precision, or None."""
         facts = self.executor.facts
-        if candidate.precision != "fp32" and not facts.supports_bf16:
+        if candidate.needs_bf16 and not facts.supports_bf16:
             return f"{facts.name} has no bf16"
         return None
 

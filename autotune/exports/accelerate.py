@@ -21,12 +21,14 @@ from autotune.exports.shared import (
     refuse_loss,
     refuse_model,
     refuse_offload,
+    refuse_precision,
     refuse_sharding,
     script,
 )
 
 FIELDS = {
-    "precision": Expressed("accelerate_config.yaml: mixed_precision"),
+    "precision": Expressed("accelerate_config.yaml: mixed_precision", refuse_precision),
+    "tf32": Expressed("training.json: tf32 (no effect on a cpu)"),
     "attention": Expressed("settings.json: attention"),
     "checkpointing": Expressed("training.json: checkpointing", refuse_checkpointing),
     "adapters": Expressed("nowhere: only `none` is exported", refuse_adapters),
@@ -49,6 +51,7 @@ def export(best: Best) -> dict[str, str]:
         "accumulation_steps": best.accumulation.steps,
         "checkpointing": best.candidate.checkpointing,
         "optimizer": best.candidate.optimizer,
+        "tf32": best.candidate.tf32 and best.device.kind == "cuda",
         "seed": best.seed,
     }
     command = "-m accelerate.commands.launch --config_file accelerate_config.yaml train.py"
@@ -69,7 +72,7 @@ def _config(best: Best) -> str:
         "num_processes": best.gpus,
         "num_machines": 1,
         "machine_rank": 0,
-        "mixed_precision": "bf16" if best.candidate.precision == "bf16" else "no",
+        "mixed_precision": best.candidate.precision if best.candidate.precision in {"bf16", "fp16"} else "no",
         # With use_cpu and several processes, accelerate starts one; see launch.sh for what it heeds.
         "use_cpu": best.device.kind == "cpu" and not several,
         "main_training_function": "main",

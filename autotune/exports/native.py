@@ -9,6 +9,7 @@ from autotune.exports.shared import launch_script, script
 _FILE = Expressed("best.yaml: candidate")
 FIELDS = {
     "precision": _FILE,
+    "tf32": _FILE,
     "attention": _FILE,
     "checkpointing": _FILE,
     "adapters": _FILE,

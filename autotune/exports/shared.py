@@ -56,6 +56,13 @@ def refuse_model(best: Best) -> str | None:
     return None
 
 
+def refuse_precision(best: Best) -> str | None:
+    """Return why the precision cannot be expressed, or None."""
+    if best.candidate.precision == "fp16" and best.device.kind == "cpu":
+        return "this library refuses fp16 without a GPU. Use --to native"
+    return None
+
+
 def refuse_offload(best: Best) -> str | None:
     """Return why another library's offload is not the one that was measured, or None."""
     if best.candidate.offload == "none":

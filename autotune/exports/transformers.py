@@ -17,12 +17,14 @@ from autotune.exports.shared import (
     refuse_loss,
     refuse_model,
     refuse_offload,
+    refuse_precision,
     refuse_sharding,
     script,
 )
 
 FIELDS = {
-    "precision": Expressed("training_arguments.json: bf16"),
+    "precision": Expressed("training_arguments.json: bf16, fp16", refuse_precision),
+    "tf32": Expressed("training_arguments.json: tf32 (no effect on a cpu)"),
     "attention": Expressed("settings.json: attention"),
     "checkpointing": Expressed("training_arguments.json: gradient_checkpointing", refuse_checkpointing),
     "adapters": Expressed("nowhere: only `none` is exported", refuse_adapters),
@@ -66,6 +68,7 @@ def _arguments(best: Best) -> dict[str, Any]:
         "per_device_eval_batch_size": candidate.micro_batch,
         "gradient_accumulation_steps": best.accumulation.steps,
         "bf16": candidate.precision == "bf16",
+        "fp16": candidate.precision == "fp16",
         "gradient_checkpointing": candidate.checkpointing == "full",
         **OPTIMIZERS[candidate.optimizer],
         "lr_scheduler_type": "constant",
@@ -79,6 +82,10 @@ def _arguments(best: Best) -> dict[str, Any]:
     }
     if candidate.checkpointing == "full":
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+    if (
+        candidate.tf32 and best.device.kind == "cuda"
+    ):  # the Trainer refuses the name itself where there is no GPU
+        arguments["tf32"] = True
     if best.gpus > 1:
         arguments["ddp_find_unused_parameters"] = False
         arguments["ddp_backend"] = "gloo" if best.device.kind == "cpu" else "nccl"

@@ -21,8 +21,9 @@ from autotune.train.in_backward import BackwardOptimizer
 from autotune.train.mapped import MappedFiles, MappedOptimizer, map_gradients, map_parameters, parameters_in
 from autotune.train.model import BuiltModel, build_model, loss_of
 from autotune.train.optimizers import PlainOptimizer, optimizer_maker
-from autotune.train.precision import born_in, cast_inputs, cast_parameter, compute_in
+from autotune.train.precision import born_in, cast_inputs, cast_parameter, compute_in, fp32_products
 from autotune.train.refusal import CannotRun
+from autotune.train.scaling import ScaledOptimizer
 from autotune.train.stream import stream
 from autotune.train.streamed import StreamedOptimizer
 from autotune.train.training import Batch, Ranks, StepOptimizer, Training, no_reduction
@@ -51,10 +52,12 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
         draft.closing.close()
         raise
 
+    scaling = draft.scaling
+
     def loss(batch: Batch) -> Tensor:
         with draft.saving(batch), draft.precision():
-            value = loss_of(draft.forward(**draft.casting(batch)))
-        return value.float()
+            value = loss_of(draft.forward(**draft.casting(batch))).float()
+        return value if scaling is None else scaling.scale(value)
 
     ranks = draft.ranks
     # A user's own batch maker repeats one batch, so each rank has to draw its own.
@@ -72,6 +75,7 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
         close=draft.closing.close,
         ranks=ranks,
         reduction=draft.reduction,
+        scaling=scaling,
     )
 
 
@@ -100,6 +104,7 @@ class _Draft:
     reduction: Callable[[bool], AbstractContextManager[object]] = no_reduction
     blocks: Blocks | None = None
     optimizer: StepOptimizer = field(init=False)
+    scaling: ScaledOptimizer | None = None
 
 
 def _check(draft: _Draft) -> None:
@@ -134,6 +139,8 @@ def _set_precision(draft: _Draft) -> None:
     candidate = draft.request.candidate
     # Under full offload a kept bf16 copy would hold on the device what was moved away from it.
     draft.precision = compute_in(candidate.precision, draft.device, keep_casts=candidate.offload != "full")
+    if candidate.tf32 and draft.device.type != "cpu":
+        draft.closing.enter_context(fp32_products("high"))
 
 
 def _build(draft: _Draft) -> None:
@@ -233,6 +240,12 @@ def _add_optimizer(draft: _Draft) -> None:
         draft.optimizer = over(parameters)
 
 
+def _scale_loss(draft: _Draft) -> None:
+    if draft.request.candidate.precision == "fp16":
+        parameters = draft.built.model.parameters()
+        draft.optimizer = draft.scaling = ScaledOptimizer(draft.optimizer, parameters, draft.device)
+
+
 TECHNIQUES: tuple[Callable[[_Draft], None], ...] = (
     _check,  # first: it may refuse, and costs nothing
     _set_precision,  # likewise
@@ -246,5 +259,6 @@ TECHNIQUES: tuple[Callable[[_Draft], None], ...] = (
     _place_parameters,  # before the optimizer, which keeps references to them
     _replicate,  # around the whole model, with its parameters where they stay
     _add_optimizer,
+    _scale_loss,  # around the optimizer, whose steps it may leave out
 )
 """The techniques in the order of their application."""

@@ -44,6 +44,10 @@ def warm_up(stepper: Stepper, micro_steps: int, first: int, observer: Observer) 
     """
     phases = stepper.phases
     parts = stepper.step(first)
+    scaling = stepper.training.scaling
+    # With gradients that overflow the step is left out, and so is the state: its scale falls until one is taken.
+    while scaling is not None and scaling.skipped == phases.step:
+        parts = stepper.step(first)
     if phases.meter.asynchronous:
         phases.on_end = observer.look
         parts = stepper.step(micro_steps)
@@ -109,4 +113,5 @@ def report(
         losses=tuple(stepper.losses),
         accumulation_steps=micro_steps,
         attention=training.attention,
+        skipped_steps=training.scaling.skipped if training.scaling is not None else 0,
     )

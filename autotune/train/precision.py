@@ -21,14 +21,28 @@ def compute_in(
 
     `bf16` is torch's autocast over fp32 parameters: matrix products in bf16, reductions and the loss in
     fp32, gradients and optimizer state in fp32. `keep_casts` lets autocast keep the bf16 copy of a parameter
-    until the pass ends. Raises CannotRun on a GPU that only emulates bf16; a CPU always runs it, if slowly.
+    until the pass ends. `fp16` is the same with fp16, for which `autotune.train.scaling` scales the loss. Raises
+    CannotRun on a GPU that only emulates bf16; a CPU always runs both, if slowly.
     """
     if precision == "fp32":
         return nullcontext
+    if precision == "fp16":
+        return lambda: torch.autocast(device.type, torch.float16, cache_enabled=keep_casts)
     _check(device)
     if precision == "bf16-pure":
         return nullcontext
     return lambda: torch.autocast(device.type, torch.bfloat16, cache_enabled=keep_casts)
+
+
+@contextmanager
+def fp32_products(how: str) -> Iterator[None]:
+    """While open, torch multiplies fp32 matrices with this precision: `high` is TF32 on NVIDIA GPUs from Ampere on."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(how)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _check(device: torch.device) -> None:

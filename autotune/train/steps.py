@@ -15,7 +15,7 @@ from autotune.train.training import Training
 
 
 class NotFinite(ArithmeticError):
-    """A loss or a gradient norm is NaN or infinite."""
+    """A loss or a gradient norm is NaN or infinite; with scaled gradients, at every scale."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"the {what} is not finite")
@@ -60,6 +60,8 @@ class Stepper:
             losses.append(self._micro_step(micro_steps, index == micro_steps - 1))
         after_backward = self._clock()
         phases.enter("optimizer")
+        scaling = training.scaling
+        skipped = scaling.skipped if scaling is not None else 0
         norm = gradient_norm(training)
         training.optimizer.step()
         training.optimizer.zero_grad()
@@ -69,7 +71,11 @@ class Stepper:
         if not math.isfinite(loss):
             phases.phase = "forward"
             raise NotFinite("loss")
-        if not math.isfinite(float(norm)):
+        if scaling is not None and scaling.skipped > skipped:
+            if scaling.collapsed:
+                phases.phase = "backward"
+                raise NotFinite("scale")
+        elif not math.isfinite(float(norm)):
             phases.phase = "backward"
             raise NotFinite("gradient")
         phases.pause()
@@ -105,7 +111,9 @@ class Stepper:
 
 def gradient_norm(training: Training) -> Tensor:
     """Return the 2-norm of this process's gradients as one number on their device; it takes no memory of
-    their size.
+    their size. Scaled gradients are unscaled first, as whoever clips them has to.
     """
+    if training.scaling is not None:
+        training.scaling.unscale()
     gradients = (parameter.grad for parameter in training.model.parameters())
     return torch.nn.utils.get_total_norm([local(gradient) for gradient in gradients if gradient is not None])

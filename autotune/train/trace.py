@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
+from torch.amp import GradScaler
 
 from autotune.memory.timeline import Segment, Slots, Timeline, survivors
 from autotune.probe.protocol import ProbeRequest
@@ -189,6 +190,11 @@ def _as_if_real() -> AbstractContextManager[None]:
     changes: list[tuple[Any, str, Any]] = [
         (import_utils, "is_fake_tensor", lambda _: False),
         (PreTrainedModel, "initialize_weights", lambda _: None),  # init_weights still ties what is tied
+        (
+            GradScaler,
+            "_maybe_opt_step",
+            lambda _scaler, optimizer, *_: optimizer.step(),
+        ),  # as if nothing overflowed
     ]
     for name, function in vars(torch.nn.init).items():
         if callable(function) and name.endswith("_") and not name.startswith("__"):

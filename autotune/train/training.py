@@ -26,6 +26,19 @@ class StepOptimizer(Protocol):
         ...
 
 
+class Scaling(Protocol):
+    """Gradients that are made of a scaled loss, as fp16 needs them."""
+
+    skipped: int
+    """Optimizer steps that were left out so far, because a gradient was infinite or NaN."""
+    collapsed: bool
+    """Whether the scale has fallen so far that none helps."""
+
+    def unscale(self) -> None:
+        """Divide the gradients by the scale, in place; to be called once before a step, by whoever looks at them."""
+        ...
+
+
 @dataclass(frozen=True)
 class Ranks:
     """This process's place among those that train together."""
@@ -67,3 +80,5 @@ class Training:
     reduction: Callable[[bool], AbstractContextManager[object]] = no_reduction
     """`reduction(last)`: the context of one micro-step's forward and backward; gradients must have been reduced over
     the ranks by the end of the last one of a global step."""
+    scaling: Scaling | None = None
+    """How gradients are scaled between backward and the optimizer step; None where they are what they are."""

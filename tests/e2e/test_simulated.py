@@ -27,7 +27,7 @@ def test_predictions_are_called_predictions_everywhere(predicted):
     assert best["evidence"] == "predicted"
     assert best["proof"] is None
     assert any(said in note for note in best["notes"])
-    assert best["candidate"]["precision"] == "fp32", "a T4 has no bf16"
+    assert best["candidate"]["precision"] == "fp16", "a T4 has no bf16"
     assert best["device"]["name"] == "NVIDIA T4 (simulated)"
     assert said in autotune("report", "last", cwd=folder).stdout
     (file,) = folder.glob("runs/*/best.yaml")

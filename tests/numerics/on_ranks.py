@@ -19,9 +19,11 @@ CASES = [
         ("sgd", "fp32", {}),
         ("adamw", "fp32", {"checkpointing": "full"}),
         ("adamw", "bf16", {}),
+        ("adamw", "fp16", {}),
         ("adamw", "fp32", {"offload": "optimizer"}),
     )
     if not (sharding == "zero1" and more.get("offload"))
+    if not (sharding in {"zero2", "fsdp2"} and precision == "fp16")
 ]
 
 

@@ -1,5 +1,6 @@
 """Precision and attention: what changes arithmetic stays within the rounding that its definition gives."""
 
+import math
 from contextlib import closing
 
 import pytest
@@ -7,8 +8,10 @@ import torch
 
 from autotune.train.build import assemble
 from autotune.train.refusal import CannotRun
+from autotune.train.scaling import INITIAL
+from autotune.train.steps import gradient_norm
 from tests.data.requests import OWN, request
-from tests.numerics.runs import COPIED, MAPPED, MODELS, plain, train
+from tests.numerics.runs import COPIED, MAPPED, MODELS, norm, plain, train
 
 ROUNDING = 2**-8
 """bf16 has 8 significant bits: a number is off by at most half of this."""
@@ -61,6 +64,58 @@ def test_what_moves_memory_changes_no_bit_of_pure_bf16(fields, files):
     run, reference = (train("gpt2", files=files, precision="bf16-pure", **more) for more in (fields, {}))
     assert run.losses == reference.losses
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(run.weights, reference.weights, strict=True))
+
+
+HALF = 2**-11
+"""fp16 has 11 significant bits."""
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_fp16_agrees_to_its_rounding_and_scales_gradients_alone(model, tmp_path):
+    weights, loss, gradients, plainly = one_step(model, tmp_path, precision="fp32")
+    plainly.close()
+    _, lower, _, training = one_step(model, tmp_path, weights, precision="fp16")
+    assert lower == pytest.approx(loss, rel=4 * HALF)
+    own = [parameter for parameter in training.model.parameters() if parameter.grad is not None]
+    scale = INITIAL
+    while not norm([parameter.grad for parameter in own]).isfinite():  # 2^16 is too much at first: as ever
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        training.loss(training.batch(0, 4)).backward()
+        scale /= 2
+    assert training.scaling.skipped == math.log2(INITIAL / scale) < 8
+    scaled = float(norm([parameter.grad for parameter in own]))
+    assert gradient_norm(training) * scale == pytest.approx(scaled, rel=1e-6)
+    # As above: some ten roundings on a path.
+    error = norm([parameter.grad - b for parameter, b in zip(own, gradients, strict=True)])
+    assert 0 < error / norm(gradients) < 16 * HALF
+
+
+def test_fp16_overflows_are_left_out_counted_and_bring_the_scale_down(tmp_path):
+    with closing(assemble(request(MODELS["llama"], tmp_path, precision="fp16", optimizer="sgd"))) as training:
+        weights = [parameter.detach().clone() for parameter in training.model.parameters()]
+        for step, times in enumerate((float("inf"), 1.0)):
+            (training.loss(training.batch(step, 2)) * times).backward()
+            gradient_norm(training)
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+            same = [torch.equal(a, b) for a, b in zip(training.model.parameters(), weights, strict=True)]
+            assert all(same) == (step == 0)
+        assert training.scaling.skipped == 1
+        assert not training.scaling.collapsed
+        training.loss(training.batch(2, 2)).backward()
+        scaled = norm([p.grad for p in training.model.parameters()]).clone()
+        assert scaled / gradient_norm(training) == INITIAL / 2
+
+
+@pytest.mark.parametrize(
+    "fields", [{"checkpointing": "full"}, {"activation_offload": True}, {"offload": "optimizer"}], ids=str
+)
+@pytest.mark.parametrize("files", [MAPPED, COPIED])
+def test_what_moves_memory_changes_no_bit_of_fp16(fields, files):
+    run, reference = (train("gpt2", files=files, precision="fp16", **more) for more in (fields, {}))
+    assert run == reference
+    assert reference.losses[-1] < reference.losses[0]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw-8bit", "adafactor", "momentum", "sgd"])

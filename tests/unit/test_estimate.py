@@ -81,11 +81,11 @@ def test_without_a_candidate_every_rung_is_estimated():
     assert sizes["bf16"] < sizes["bf16 + checkpointing"] < sizes["bf16 + checkpointing + optimizer offload"]
 
 
-def test_a_gpu_without_bf16_is_estimated_in_fp32():
+def test_a_gpu_without_bf16_is_estimated_in_fp16():
     titles = [rung.estimate.candidate.title() for rung in ask(gpu="v100-sxm2-32gb").priced]
     assert titles
-    assert all(title.startswith("fp32") for title in titles)
-    with pytest.raises(InputError, match="has no bf16; choose --precision fp32"):
+    assert all(title.startswith("fp16") for title in titles)
+    with pytest.raises(InputError, match="has no bf16; choose --precision fp16 or fp32"):
         ask(gpu="v100-sxm2-32gb", precision="bf16")
 
 

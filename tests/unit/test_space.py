@@ -32,7 +32,7 @@ def refused(text: str) -> str:
 
 def test_all_mistakes_are_reported_at_once_with_the_nearest_names():
     message = refused(
-        DEFAULT.replace("[bf16, fp32]", "[bf16, fp23]")
+        DEFAULT.replace("[bf16, fp16, fp32]", "[bf16, fp23]")
         .replace("description:", "descripton:")
         .replace("set: {offload: optimizer}", "set: {ofload: optimizer}")
     )

@@ -1,11 +1,14 @@
 """One global step on a training made by hand: what accumulates, what is timed, what is refused."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from autotune.train.measure import warm_up
 from autotune.train.phases import Phases
+from autotune.train.scaling import ScaledOptimizer
 from autotune.train.steps import NotFinite, Stepper
 from autotune.train.training import Training
 
@@ -113,3 +116,31 @@ def test_what_is_not_finite_is_refused_after_the_step(fault, what, phase):
     with pytest.raises(NotFinite) as caught:
         Stepper(training, 4, phases).step(1)
     assert (caught.value.what, phases.phase) == (what, phase)
+
+
+def scaled(loss_of=lambda loss: loss):
+    training, phases, _ = make(loss_of)
+    scaling = ScaledOptimizer(training.optimizer, training.model.parameters(), torch.device("cpu"))
+    plain = training.loss
+    return replace(
+        training, optimizer=scaling, scaling=scaling, loss=lambda b: scaling.scale(plain(b))
+    ), phases
+
+
+def test_warming_up_goes_on_until_a_scaled_step_was_taken():
+    overflows = iter([True, True, False, False])
+    training, phases = scaled(lambda loss: loss * (math.inf if next(overflows) else 1.0))
+    training = replace(training, loss=lambda batch, inner=training.loss: inner(batch).nan_to_num())
+    stepper = Stepper(training, 4, phases)
+    warm_up(stepper, 1, first=1, observer=None)
+    assert (training.scaling.skipped, len(training.optimizer._optimizer.seen)) == (2, 1)
+
+
+def test_a_scale_that_no_gradient_survives_is_not_finite():
+    training, phases = scaled(lambda loss: (loss * 0).sqrt())  # 0, with a gradient that is NaN
+    stepper = Stepper(training, 1, phases)
+    for _ in range(16):  # 2^16 down to 1
+        stepper.step(1)
+    with pytest.raises(NotFinite, match="scale"):
+        stepper.step(1)
+    assert phases.phase == "backward"

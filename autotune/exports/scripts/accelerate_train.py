@@ -45,6 +45,8 @@ def train(steps: int) -> None:
     accelerator = Accelerator(gradient_accumulation_steps=TRAINING["accumulation_steps"])
     check(accelerator)
     set_seed(TRAINING["seed"])
+    if TRAINING["tf32"]:
+        torch.set_float32_matmul_precision("high")
     take_steps(accelerator, steps)
     accelerator.free_memory()  # before the process group goes: gloo can wait for itself when DDP goes last
     accelerator.end_training()
@@ -80,7 +82,7 @@ def take_steps(accelerator: Accelerator, steps: int) -> None:
 
 def check(accelerator: Accelerator) -> None:
     """Stop when the script was not launched as it was measured: accelerate falls back without a word."""
-    precision = "bf16" if SETTINGS["precision"] == "bf16" else "no"
+    precision = SETTINGS["precision"] if SETTINGS["precision"] in {"bf16", "fp16"} else "no"
     asked = (SETTINGS["gpus"], precision)
     found = (accelerator.num_processes, accelerator.mixed_precision)
     if asked != found:
