@@ -13,7 +13,7 @@ Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
 Checkpointing = Literal["none", "selective", "every-4", "every-2", "full"]
 Adapters = Literal["none", "lora"]
 Loss = Literal["full", "chunked"]
-Offload = Literal["none", "optimizer", "full"]
+Offload = Literal["none", "optimizer", "gradients", "full"]
 Optimizer = Literal["adamw", "adamw-8bit", "adafactor", "momentum", "sgd"]
 Sharding = Literal["none", "ddp", "zero1", "zero2", "fsdp2"]
 
@@ -39,7 +39,7 @@ class Candidate(Frozen):
     activation_offload: bool = False
     """Activations rest off the device from forward to backward: in pinned host memory, on `cpu` in files on disk."""
     offload: Offload = "none"
-    """What leaves the device: nothing, the optimizer state, or parameters and gradients with it (`full`)."""
+    """What leaves the device: nothing; optimizer state; gradients with it (`gradients`); parameters too (`full`)."""
     optimizer: Optimizer = "adamw"
     """`adamw` (two moments a parameter), `adamw-8bit` (the same in 8 bits, bitsandbytes), `adafactor` (sums of rows
     and columns, transformers), `momentum` (SGD with one moment) or `sgd` (plain, stateless)."""

@@ -209,7 +209,7 @@ def estimate(
     ] = None,
     adapters: Annotated[str | None, typer.Option(help="none or lora.")] = None,
     loss: Annotated[str | None, typer.Option(help="full or chunked.")] = None,
-    offload: Annotated[str | None, typer.Option(help="none, optimizer or full.")] = None,
+    offload: Annotated[str | None, typer.Option(help="none, optimizer, gradients or full.")] = None,
     optimizer: Annotated[
         str | None, typer.Option(help="adamw, adamw-8bit, adafactor, momentum or sgd.")
     ] = None,

@@ -81,6 +81,12 @@ RULES: tuple[Constraint, ...] = (
         because="zero1's optimizer keeps its shard of the state on the device; offload it with zero2, fsdp2 or ddp",
     ),
     Constraint(
+        when={"offload": "gradients"},
+        require={"sharding": "none"},
+        because="sharded gradients leave the device with the optimizer and the parameters (fsdp2 with full offload); "
+        "gradients alone do on one device",
+    ),
+    Constraint(
         when={"adapters": "lora"},
         require={"sharding": ["none", "ddp", "zero1"]},
         because="adapters are trained beside weights that are not, of which zero2 and fsdp2 would keep shards alike",

@@ -25,12 +25,16 @@ def optimizer_state_bytes(candidate: Candidate, facts: ModelFacts) -> int:
 
 
 def offloaded_bytes(candidate: Candidate, facts: ModelFacts) -> int:
-    """Return the bytes that live off the device: optimizer state; with `full`, parameters and gradients too."""
+    """Return the bytes that live off the device: optimizer state, with `gradients` those too, with `full` all."""
     match candidate.offload:
         case "none":
             return 0
         case "optimizer":
             return optimizer_state_bytes(candidate, facts)
+        case "gradients":
+            return _weight_bytes(candidate) * facts.trainable_parameters + optimizer_state_bytes(
+                candidate, facts
+            )
         case "full":
             held = _weight_bytes(candidate) * (facts.parameters + facts.trainable_parameters)
             return held + optimizer_state_bytes(candidate, facts)

@@ -48,14 +48,14 @@ from benchmarks.recording import RESULTS, record
 
 BASELINE: dict[str, Any] = {"precision": "fp32"}
 ALONE: tuple[dict[str, Any], ...] = (
-    {"precision": "bf16"}, {"precision": "bf16-pure"},
+    {"precision": "bf16"}, {"precision": "fp16"}, {"precision": "bf16-pure"},
     {"attention": "eager"},
     {"checkpointing": "selective"}, {"checkpointing": "every-2"}, {"checkpointing": "full"},
     {"loss": "chunked"},
     {"activation_offload": True},
     {"optimizer": "adamw-8bit"}, {"optimizer": "adafactor"}, {"optimizer": "momentum"}, {"optimizer": "sgd"},
     {"optimizer_in_backward": True},
-    {"offload": "optimizer"}, {"offload": "full"},
+    {"offload": "optimizer"}, {"offload": "gradients"}, {"offload": "full"},
 )  # fmt: skip
 """Each on top of the baseline."""
 LADDER: tuple[dict[str, Any], ...] = (

@@ -17,6 +17,7 @@ from autotune.train.activation_offload import ActivationOffload
 from autotune.train.blocks import Blocks, find_blocks
 from autotune.train.checkpointing import checkpoint_blocks
 from autotune.train.chunked_loss import chunk_loss
+from autotune.train.host_gradients import HostGradients
 from autotune.train.in_backward import BackwardOptimizer
 from autotune.train.mapped import MappedFiles, MappedOptimizer, map_gradients, map_parameters, parameters_in
 from autotune.train.model import BuiltModel, build_model, loss_of
@@ -75,6 +76,7 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
         close=draft.closing.close,
         ranks=ranks,
         reduction=draft.reduction,
+        gradients=None if draft.gradients is None else draft.gradients.all,
         scaling=scaling,
     )
 
@@ -104,6 +106,8 @@ class _Draft:
     reduction: Callable[[bool], AbstractContextManager[object]] = no_reduction
     blocks: Blocks | None = None
     optimizer: StepOptimizer = field(init=False)
+    gradients: HostGradients | None = None
+    """Where gradients rest when they leave the device by copies."""
     scaling: ScaledOptimizer | None = None
 
 
@@ -200,7 +204,10 @@ def _place_parameters(draft: _Draft) -> None:
         shard(model, draft.blocks, candidate.precision, draft.device, keep_gathered=gathered, on_host=on_host)
     elif on_host and draft.files is not None:
         map_parameters(model, draft.files)
+    if candidate.offload in {"gradients", "full"} and draft.files is not None:
         map_gradients(model.parameters(), draft.files)
+    elif candidate.offload == "gradients":
+        draft.gradients = HostGradients(model.parameters(), draft.device)
 
 
 def _replicate(draft: _Draft) -> None:
@@ -221,8 +228,8 @@ def _add_optimizer(draft: _Draft) -> None:
     def over(those: list[nn.Parameter]) -> StepOptimizer:
         if candidate.offload != "none" and draft.files is not None:
             return MappedOptimizer(those, make, draft.files)
-        if candidate.offload == "optimizer":
-            return StreamedOptimizer(those, make, draft.device)
+        if candidate.offload in {"optimizer", "gradients"}:
+            return StreamedOptimizer(those, make, draft.device, draft.gradients)
         return PlainOptimizer(those, make)
 
     if candidate.sharding in REPLICATED:

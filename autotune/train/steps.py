@@ -115,5 +115,7 @@ def gradient_norm(training: Training) -> Tensor:
     """
     if training.scaling is not None:
         training.scaling.unscale()
+    if training.gradients is not None:
+        return torch.nn.utils.get_total_norm(list(training.gradients()))
     gradients = (parameter.grad for parameter in training.model.parameters())
     return torch.nn.utils.get_total_norm([local(gradient) for gradient in gradients if gradient is not None])

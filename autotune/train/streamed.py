@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autotune.train.host_gradients import HostGradients, host_like
 from autotune.train.optimizers import MakeOptimizer, state_tensors
-from autotune.train.refusal import OutOfSpace
 
 IN_FLIGHT = 1
 """Parameters whose state is on its way back while the next one's is updated and a third's arrives."""
@@ -21,11 +21,18 @@ class StreamedOptimizer:
     """One torch optimizer for each parameter; state crosses to the device and back, parameter by parameter.
 
     Upload, update and download of three successive parameters overlap, on streams of their own, so at most
-    three parameters' state is on the device at once (at the first step too, which creates it there). On a
-    device without streams (`cpu`) the same copies run one after another.
+    three parameters' state is on the device at once (at the first step too, which creates it there). `gradients`
+    that rest on the host come with it. On a device without streams (`cpu`) the same copies run one after another.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], make: MakeOptimizer, device: torch.device) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        make: MakeOptimizer,
+        device: torch.device,
+        gradients: HostGradients | None = None,
+    ) -> None:
+        self._gradients = gradients
         self._slots = [_Slot(p, make([p])) for p in parameters if p.requires_grad]
         self._pin = device.type == "cuda"
         self._module: Any = torch.get_device_module(device)
@@ -34,7 +41,7 @@ class StreamedOptimizer:
 
     def step(self) -> None:
         compute = self._module.current_stream()
-        slots = [slot for slot in self._slots if slot.parameter.grad is not None]
+        slots = [slot for slot in self._slots if self._has_gradient(slot.parameter)]
         leaving: deque[_Departure] = deque()
         arrived = self._upload(slots[0]) if slots else None
         for position, slot in enumerate(slots):
@@ -42,15 +49,24 @@ class StreamedOptimizer:
                 compute.wait_event(leaving.popleft().done)
             arriving = self._upload(slots[position + 1]) if position + 1 < len(slots) else None
             compute.wait_event(arrived)
+            if self._gradients is not None:
+                slot.parameter.grad, slot.gradient = slot.gradient, None
             slot.optimizer.step()
+            if self._gradients is not None:
+                slot.parameter.grad = None
             leaving.append(self._download(slot))
             arrived = arriving
         # The device copies may be freed once all later work of this stream comes after the last download.
         compute.wait_stream(self._down)
 
+    def _has_gradient(self, parameter: nn.Parameter) -> bool:
+        return parameter.grad is not None if self._gradients is None else parameter in self._gradients
+
     def _upload(self, slot: _Slot) -> Any:
         """Start copying a parameter's state to the device; return the event of its arrival."""
         self._up.wait_stream(self._module.current_stream())
+        if self._gradients is not None:
+            slot.gradient = torch.empty_like(slot.parameter, requires_grad=False)
         state = slot.optimizer.state[slot.parameter] if slot.host else {}
         copies = {
             name: torch.empty_like(host, device=slot.parameter.device) for name, host in slot.host.items()
@@ -58,6 +74,8 @@ class StreamedOptimizer:
         with self._module.stream(self._up):
             for name, copy in copies.items():
                 copy.copy_(slot.host[name], non_blocking=True)
+            if self._gradients is not None and slot.gradient is not None:
+                self._gradients.bring(slot.parameter, slot.gradient)
         state.update(copies)
         return self._up.record_event()
 
@@ -70,7 +88,7 @@ class StreamedOptimizer:
         }
         for name, copy in copies.items():
             if name not in slot.host:
-                slot.host[name] = self._host_like(copy)
+                slot.host[name] = host_like(copy, self._pin)
         self._down.wait_stream(self._module.current_stream())
         with self._module.stream(self._down):
             for name, copy in copies.items():
@@ -78,16 +96,11 @@ class StreamedOptimizer:
         state.update(slot.host)
         return _Departure(list(copies.values()), self._down.record_event())
 
-    def _host_like(self, tensor: Tensor) -> Tensor:
-        try:
-            return torch.empty_like(tensor, device="cpu", pin_memory=self._pin)
-        except RuntimeError as error:  # torch has no type of its own for pinned memory that is refused
-            size = tensor.numel() * tensor.element_size()
-            raise OutOfSpace("host", size, None, f"pinned host memory was refused: {error}") from error
-
     def zero_grad(self) -> None:
         for slot in self._slots:
             slot.optimizer.zero_grad(set_to_none=True)
+        if self._gradients is not None:
+            self._gradients.clear()
 
     def state_tensors(self) -> Iterator[Tensor]:
         """Every tensor of state, on the host; waits for those that are still on their way."""
@@ -101,6 +114,8 @@ class _Slot:
     optimizer: torch.optim.Optimizer
     host: dict[str, Tensor] = field(default_factory=dict)
     """The state's tensors of the parameter's shape, where they rest."""
+    gradient: Tensor | None = None
+    """Its gradient on the way back to the device; None where gradients stay there."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -80,5 +80,7 @@ class Training:
     reduction: Callable[[bool], AbstractContextManager[object]] = no_reduction
     """`reduction(last)`: the context of one micro-step's forward and backward; gradients must have been reduced over
     the ranks by the end of the last one of a global step."""
+    gradients: Callable[[], Iterable[Tensor]] | None = None
+    """All gradients between backward and the optimizer step, where they are not the parameters' own."""
     scaling: Scaling | None = None
     """How gradients are scaled between backward and the optimizer step; None where they are what they are."""

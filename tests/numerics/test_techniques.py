@@ -6,12 +6,15 @@ numbers in the same order. The exceptions are named where they stand.
 """
 
 import pytest
+import torch
 
+from autotune.train import host_gradients
 from autotune.train.build import assemble
 from autotune.train.mapped import is_mapped
 from autotune.train.refusal import CannotRun
+from autotune.train.steps import gradient_norm
 from tests.data.requests import OWN, family, request
-from tests.numerics.runs import COPIED, MODELS, accumulated, plain, train
+from tests.numerics.runs import COPIED, MAPPED, MODELS, accumulated, plain, train
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -30,6 +33,35 @@ def test_the_plain_run_repeats_itself_and_learns(model, precision):
 def test_checkpointing_and_offload_to_files_change_no_bit(model, checkpointing, offload, precision):
     run = train(model, checkpointing=checkpointing, offload=offload, precision=precision)
     assert run == plain(model, precision)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("files", [MAPPED, COPIED])
+def test_gradients_that_rest_elsewhere_change_no_bit(files, precision):
+    model = "t5"  # whose shared weights get several gradients in a pass
+    run = train(model, files=files, checkpointing="full", offload="gradients", precision=precision)
+    reference = plain(model, precision)
+    assert run.losses == reference.losses
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(run.weights, reference.weights, strict=True))
+
+
+def test_gradients_on_the_host_add_up_to_the_same_and_have_the_same_norm(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_gradients, "SLICE", 1 << 10)  # so that gradients are added in several parts
+    norms = {}
+    for offload in ("none", "gradients"):
+        training = assemble(
+            request(family("gpt2"), tmp_path, offload=offload, precision="fp32"), files=COPIED
+        )
+        for step in range(3):
+            training.loss(training.batch(step, 2)).backward()
+        assert all(p.grad is None for p in training.model.parameters()) == (offload == "gradients")
+        norms[offload] = gradient_norm(training)
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        assert all(p.grad is None for p in training.model.parameters())
+        assert training.gradients is None or not list(training.gradients())
+        training.close()
+    assert norms["gradients"] == norms["none"]
 
 
 @pytest.mark.parametrize("offload", ["optimizer", "full"])
@@ -105,16 +137,19 @@ def test_a_model_without_blocks_cannot_be_checkpointed_nor_sharded(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("offload", "parameters_too"), [("none", False), ("optimizer", False), ("full", True)]
+    ("offload", "gradients_too", "parameters_too"),
+    [("none", False, False), ("optimizer", False, False), ("gradients", True, False), ("full", True, True)],
 )
-def test_what_offload_moves_lives_in_files_and_the_rest_does_not(offload, parameters_too, tmp_path):
+def test_what_offload_moves_lives_in_files_and_the_rest_does_not(
+    offload, gradients_too, parameters_too, tmp_path
+):
     training = assemble(request(family("gpt2"), tmp_path, offload=offload))
     assert not list(tmp_path.iterdir())  # the files are unlinked: nothing is left however the process ends
     for step in range(2):
         training.loss(training.batch(step, 2)).backward()
         parameters = list(training.model.parameters())
         assert {is_mapped(parameter) for parameter in parameters} == {parameters_too}
-        assert {is_mapped(parameter.grad) for parameter in parameters} == {parameters_too}
+        assert {is_mapped(parameter.grad) for parameter in parameters} == {gradients_too}
         training.optimizer.step()
         training.optimizer.zero_grad()
         state = [tensor for tensor in training.optimizer.state_tensors() if tensor.dim() > 0]

@@ -295,12 +295,12 @@ def test_a_probe_that_twice_takes_the_tuner_with_it_is_given_up(tmp_path):
     assert resumed.stdout.split()[1] == Candidate(micro_batch=8).key()
 
 
-def test_a_device_without_bf16_is_tuned_in_fp32(tmp_path):
+def test_a_device_without_bf16_is_tuned_in_fp16(tmp_path):
     executor = ArithmeticExecutor(Arithmetic(budget=1000))
     executor.facts = executor.facts.model_copy(update={"supports_bf16": False})
     best, _ = start(tmp_path, executor)
-    assert best.candidate.precision == "fp32"
-    assert {candidate.precision for kind, candidate in executor.launched if kind == "train"} == {"fp32"}
+    assert best.candidate.precision == "fp16"
+    assert {candidate.precision for kind, candidate in executor.launched if kind == "train"} == {"fp16"}
 
 
 def test_what_a_killed_tuner_left_on_the_disk_is_removed(tmp_path):
