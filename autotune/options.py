@@ -55,8 +55,8 @@ class RunOptions(Frozen):
     """Relative difference between proven and recorded peak that is accepted."""
     speed_tolerance: Annotated[float, Field(gt=0)] = Limits().speed_tolerance
     """Share of the recorded speed that the proof may fall short by."""
-    space: str = "default"
-    """A search space: a shipped name or the path of a YAML file."""
+    space: str | None = None
+    """A search space: a shipped name or a YAML file's path; else `default`, or `multi_gpu` over several devices."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of initial weights and data."""
     predict: bool = True
@@ -105,7 +105,7 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
     model = attempt("--model", lambda: _model(options, base))
     device = attempt("--device", lambda: find_device(DeviceSpec.parse(options.device)))
     target = attempt("--target-global-batch", lambda: GlobalBatch.parse(options.target_global_batch))
-    space = attempt("--space", lambda: load_space(options.space))
+    space = attempt("--space", lambda: load_space(options.space or default_space(options.gpus)))
     limits = attempt("limits", lambda: _limits(options))
     seq_len = attempt("--seq-len", lambda: sequence_length(options.seq_len, model)) if model else None
     if problems or not (model and device and target and space and limits and seq_len):
@@ -117,6 +117,11 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
         model=model, device=device, goal=goal, optimizer=options.optimizer, space=space.model_dump(mode="json"),
         space_name=space.name, seed=options.seed, predict=options.predict, limits=limits,
     )  # fmt: skip
+
+
+def default_space(gpus: int) -> str:
+    """Return the name of the space for so many devices: several of them can share the work in several ways."""
+    return "default" if gpus == 1 else "multi_gpu"
 
 
 def load_space(name: str) -> Space:

@@ -4,6 +4,7 @@ import pytest
 
 from autotune.candidate import Candidate
 from autotune.errors import InputError
+from autotune.options import RunOptions, to_spec
 from autotune.space import Space
 
 SPACES = Path(__file__).parents[2] / "search_spaces"
@@ -88,3 +89,15 @@ def test_the_drawing_names_every_node_and_marks_the_path():
         "baseline -- oom --> checkpointing",
         "checkpointing -- ok --> grow_checkpointed",
     ]
+
+
+def test_several_devices_climb_the_shardings_unless_another_space_is_named():
+    def found(**fields):
+        options = RunOptions(
+            model="tiny-gpt2", target_global_batch="4K", device="cpu:1GiB", seq_len=16, **fields
+        )
+        return to_spec(options, lambda device: device, SPACES).space_name
+
+    assert found() == "default"
+    assert found(gpus=2) == "multi_gpu"
+    assert found(gpus=2, space="default") == "default"

@@ -1,0 +1,170 @@
+"""What each of two ranks holds under every sharding: measured, predicted by the trace, and by ZeRO's formulas.
+
+    python -m benchmarks.ranks
+
+Probes as the tuner runs them: two processes on this CPU (gloo) train a small GPT-2 together, and one trains it alone,
+for comparison. A rank's peak is the kernel's: anonymous memory beyond interpreter and libraries, which on the CPU is
+tensors, what gloo copies them into, and some MiB of the process's own, which the row of one rank shows. The states are
+what a rank holds of parameters, gradients and optimizer state when it goes from backward to the optimizer step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from autotune.candidate import Candidate
+from autotune.constraints import illegal, misplaced
+from autotune.devices.cpu import CpuDevice
+from autotune.executors.executor import Executor
+from autotune.executors.local import LocalExecutor
+from autotune.executors.ranks import RanksExecutor
+from autotune.memory.formula import States, states
+from autotune.outcome import Memory, Ok
+from autotune.probe.folder import ProbeFolder
+from autotune.probe.protocol import ProbeRequest
+from autotune.report.wording import detail
+from autotune.tracing import LocalTracer
+from autotune.units import GIB, MIB
+from benchmarks.memory_accuracy import model_spec
+from benchmarks.recording import RESULTS, record
+
+RANKS = 2
+MODEL: tuple[str, dict[str, Any]] = ("gpt2", {"n_embd": 512, "n_layer": 6, "n_head": 8, "vocab_size": 16384})
+SEQ_LEN, MICRO_BATCH, MICRO_STEPS = 128, 2, 2
+CASES: tuple[dict[str, Any], ...] = (
+    {"sharding": "none"}, {"sharding": "ddp"}, {"sharding": "zero1"}, {"sharding": "zero2"}, {"sharding": "fsdp2"},
+    {"sharding": "fsdp2", "offload": "optimizer"}, {"sharding": "fsdp2", "offload": "full"},
+)  # fmt: skip
+"""What differs from fp32 with AdamW; `none` is one rank by itself."""
+BUDGET = 6 * GIB
+"""Of each rank: plenty, since what is asked is what they take."""
+TIMEOUT = 600.0
+"""Seconds for one probe, or one trace."""
+
+
+def ranks_of(case: dict[str, Any]) -> int:
+    """Return how many ranks share a case's work."""
+    return 1 if case["sharding"] == "none" else RANKS
+
+
+def request(case: dict[str, Any]) -> ProbeRequest:
+    """Return a case's request."""
+    preset, changes = MODEL
+    candidate = Candidate(precision="fp32", micro_batch=MICRO_BATCH, **case)
+    return ProbeRequest(
+        kind="train", model=model_spec(preset, changes), candidate=candidate, seq_len=SEQ_LEN,
+        accumulation_steps=MICRO_STEPS, device="cpu", world_size=ranks_of(case), budget=BUDGET, seed=0,
+        sample_seconds=20, sample_steps=5, folder="",
+    )  # fmt: skip
+
+
+def measure(case: dict[str, Any]) -> dict[str, Any]:
+    """Return one row: what each rank of a case took, and what was expected."""
+    probe, ranks = request(case), ranks_of(case)
+    row: dict[str, Any] = {"case": name_of(case), "ranks": ranks, "candidate": probe.candidate.key()}
+    refused = illegal(probe.candidate, MICRO_STEPS) or misplaced(probe.candidate, ranks, "cpu")
+    if refused:
+        return {**row, "refused": refused}
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
+        folder = Path(name)
+        traced = LocalTracer().trace(
+            probe.model_copy(update={"kind": "trace"}), folder / "trace", timeout=TIMEOUT
+        )
+        timeline, reason = traced[probe.candidate].timeline, traced[probe.candidate].reason
+        devices = [CpuDevice(BUDGET)] * ranks
+        executor: Executor = RanksExecutor(devices) if ranks > 1 else LocalExecutor(devices[0])
+        outcome = executor.run(probe, folder / "probe", timeout=TIMEOUT).answer
+        if not isinstance(outcome, Ok):
+            raise SystemExit(f"ranks: {name_of(case)} came to {outcome.kind}: {detail(outcome)}")
+        memory = memory_of_ranks(folder / "probe", ranks)
+    fullest = max(memory, key=lambda held: held.allocated)
+    predicted = timeline.allocated(MICRO_BATCH, accumulating=MICRO_STEPS > 1) if timeline else None
+    row |= {
+        "peak": fullest.allocated, "predicted": predicted, "no_prediction": reason,
+        "error": predicted / fullest.allocated - 1 if predicted else None,
+        "peak_by_rank": [held.allocated for held in memory],
+        "held_by_rank": [held.breakdown.model_dump() for held in memory],
+        "seconds_per_step": outcome.timing.global_step(MICRO_STEPS),
+        "loss": outcome.losses[-1],
+    }  # fmt: skip
+    if timeline:
+        row["formula"] = in_closed_form(case, int(timeline.facts["parameters"]))._asdict()
+    return row
+
+
+def memory_of_ranks(folder: Path, ranks: int) -> list[Memory]:
+    """Return what each rank's own verdict says of its memory."""
+    place = ProbeFolder(folder)
+    own = [place.of_rank(rank) if ranks > 1 else place for rank in range(ranks)]
+    found = [json.loads(one.result.read_text())["answer"]["outcome"]["memory"] for one in own]
+    return [Memory.model_validate(memory) for memory in found]
+
+
+def in_closed_form(case: dict[str, Any], parameters: int) -> States:
+    """Return ZeRO's formula for a rank, with what is offloaded taken out."""
+    formula = states(parameters, "fp32", "adamw", case["sharding"], ranks_of(case))
+    return formula._replace(optimizer_state=0.0) if case.get("offload") == "optimizer" else formula
+
+
+def name_of(case: dict[str, Any]) -> str:
+    """Return a case's name in the table."""
+    return " + ".join([case["sharding"], *([f"{case['offload']} offload"] if case.get("offload") else [])])
+
+
+def show(rows: list[dict[str, Any]], console: Console) -> None:
+    """Print one line for each case; states as held by the fullest rank / by the formula."""
+    table = Table("sharding", "ranks", "peak MiB", "predicted", "error", "beyond it", "parameters", "gradients",
+                  "optimizer state", "s a step", box=None)  # fmt: skip
+    for row in rows:
+        if "refused" in row:
+            table.add_row(row["case"], str(row["ranks"]), "refused")
+            continue
+        parts = ("parameters", "gradients", "optimizer_state")
+        held = {part: max(rank[part] for rank in row["held_by_rank"]) for part in parts}
+        table.add_row(
+            row["case"], str(row["ranks"]), _mib(row["peak"]), _mib(row["predicted"]),
+            *(("-", "-") if row["error"] is None else (f"{row['error']:+.1%}", _mib(row["peak"] - row["predicted"]))),
+            *(f"{_mib(held[part])} / {_mib(row.get('formula', {}).get(part))}" for part in parts),
+            f"{row['seconds_per_step']:.2f}",
+        )  # fmt: skip
+    console.print(table)
+    console.print("States in MiB: held by the fullest rank / by ZeRO's formula.")
+    for row in rows:
+        if row.get("refused") or row.get("no_prediction"):
+            console.print(f"{row['case']}: {row.get('refused') or row['no_prediction']}")
+
+
+def _mib(count: float | None) -> str:
+    return "-" if count is None else f"{count / MIB:,.1f}"
+
+
+def main() -> int:
+    """Measure every case, print the table, record it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", default="", help="part of the name of the cases to measure")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for case in CASES:
+        if options.only in name_of(case):
+            print(name_of(case), file=sys.stderr)
+            rows.append(measure(case))
+    path = record(
+        "ranks", rows, options.out, model=list(MODEL), seq_len=SEQ_LEN, micro_batch=MICRO_BATCH,
+        micro_steps=MICRO_STEPS,
+    )  # fmt: skip
+    show(rows, Console(width=150))
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
