@@ -6,6 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
+from autotune.units import MIB, parse_bytes
 from autotune.validation import Frozen
 
 Precision = Literal["fp32", "bf16", "fp16", "bf16-pure"]
@@ -15,6 +16,8 @@ Adapters = Literal["none", "lora"]
 Loss = Literal["full", "chunked"]
 Offload = Literal["none", "optimizer", "gradients", "full"]
 Optimizer = Literal["adamw", "adamw-8bit", "adafactor", "momentum", "sgd"]
+SplitLimit = Literal["none", "64MiB", "256MiB"]
+CollectAbove = Literal["none", "60%", "80%"]
 Sharding = Literal["none", "ddp", "zero1", "zero2", "fsdp2"]
 
 
@@ -52,6 +55,11 @@ class Candidate(Frozen):
     needed."""
     expandable_segments: bool = True
     """CUDA caching allocator maps memory into growing segments (less fragmentation); no effect on `cpu`."""
+    split_limit: SplitLimit = "none"
+    """CUDA caching allocator cuts no block from one of this size or more (`max_split_size_mb`); no effect on `cpu`."""
+    collect_above: CollectAbove = "none"
+    """Share of the GPU's memory above which the allocator gives back cached blocks that were long unused, before it
+    takes more (`garbage_collection_threshold`); no effect on `cpu`."""
     micro_batch: Annotated[int, Field(ge=1)] = 1
     """Sequences (samples) that one device takes through forward and backward at a time."""
 
@@ -70,6 +78,24 @@ class Candidate(Frozen):
     def needs_bf16(self) -> bool:
         """Whether the device has to compute in bf16."""
         return self.precision in {"bf16", "bf16-pure"}
+
+    @property
+    def split_limit_bytes(self) -> int | None:
+        """The split limit in bytes; None where there is none."""
+        return None if self.split_limit == "none" else parse_bytes(self.split_limit)
+
+    def allocator(self) -> dict[str, str]:
+        """Return the options of the CUDA allocator that the candidate sets, as PYTORCH_ALLOC_CONF names them."""
+        options = {"expandable_segments": str(self.expandable_segments)}
+        if self.split_limit_bytes is not None:
+            options["max_split_size_mb"] = str(self.split_limit_bytes // MIB)
+        if self.collect_above != "none":
+            options["garbage_collection_threshold"] = str(int(self.collect_above.rstrip("%")) / 100)
+        return options
+
+    def traced(self) -> Candidate:
+        """Return it with the allocator's defaults, whose options change what is reserved and not what is asked for."""
+        return self.model_copy(update={name: Candidate.model_fields[name].default for name in ALLOCATOR})
 
     def rung(self) -> Candidate:
         """Return this candidate at micro-batch 1: candidates on the same rung differ in micro-batch only."""
@@ -106,6 +132,10 @@ class Candidate(Frozen):
             parts.append(self.sharding)
         if not self.expandable_segments:
             parts.append("fixed segments")
+        if self.split_limit != "none":
+            parts.append(f"no splits from {self.split_limit}")
+        if self.collect_above != "none":
+            parts.append(f"collection above {self.collect_above}")
         return " + ".join(parts)
 
 
@@ -117,6 +147,17 @@ def choices(field: str) -> tuple[object, ...]:
 
 AXES: tuple[str, ...] = tuple(name for name in Candidate.model_fields if name != "micro_batch")
 """The fields that make up a rung, in the order in which keys and tables show them."""
+
+
+ALLOCATOR: tuple[str, ...] = ("expandable_segments", "split_limit", "collect_above")
+"""The fields that set up the CUDA allocator."""
+
+
+def allocator_options(own: str, candidate: Candidate) -> str:
+    """Join options of the CUDA allocator that a user set with the candidate's, which go before them."""
+    chosen = candidate.allocator()
+    kept = [option for option in own.split(",") if option and option.partition(":")[0] not in chosen]
+    return ",".join([*kept, *(f"{name}:{value}" for name, value in chosen.items())])
 
 
 def _text(value: object) -> str:

@@ -102,6 +102,16 @@ RULES: tuple[Constraint, ...] = (
         because="the shardings keep parameters in fp32 and gather them in bf16; bf16-pure is for one device",
     ),
     Constraint(
+        when={"split_limit": ["64MiB", "256MiB"]},
+        require={"expandable_segments": False},
+        because="expandable segments grow at their end and are split at any size, so a split limit changes nothing",
+    ),
+    Constraint(
+        when={"collect_above": ["60%", "80%"]},
+        require={"expandable_segments": False},
+        because="the allocator's garbage collection leaves expandable segments alone",
+    ),
+    Constraint(
         when={"tf32": True},
         require={"precision": "fp32"},
         because="tf32 is another way to multiply fp32 matrices, and the other precisions multiply none",

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import autotune
+from autotune.candidate import ALLOCATOR
 from autotune.environment import installed, processor
 from autotune.errors import InputError
 from autotune.memory.timeline import Timeline
@@ -74,8 +75,8 @@ class TraceCache:
         depends = {
             **request.model_dump(mode="json", exclude=_IRRELEVANT),
             "model": model.model_dump(mode="json", exclude={"name"}),
-            # The allocator's segments change what is reserved, not what is asked for.
-            "candidate": rung.model_dump(mode="json", exclude={"expandable_segments"}),
+            # The allocator's options change what is reserved, not what is asked for.
+            "candidate": rung.model_dump(mode="json", exclude=set(ALLOCATOR)),
             "device": device,
             "processor": processor() if device == "cpu" else None,
             "torch": installed("torch"),

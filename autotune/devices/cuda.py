@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from autotune.candidate import Candidate
+from autotune.candidate import Candidate, allocator_options
 from autotune.devices.device import PREPARE_TIMEOUT, DeviceBusy, DeviceFacts
 from autotune.devices.host import available_memory
 from autotune.devices.nvml import Gpu, Nvml, NvmlError
@@ -60,7 +60,7 @@ class CudaDevice:
 
     def environment(self, candidate: Candidate) -> dict[str, str]:
         """Return the variables that show the worker this GPU alone, as `cuda:0`, and set up its allocator."""
-        allocator = allocator_options(os.environ, candidate.expandable_segments)
+        allocator = allocator_options(own_options(os.environ), candidate)
         return {
             "CUDA_VISIBLE_DEVICES": self._gpu.uuid,
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -168,11 +168,9 @@ def visible_gpus(gpus: tuple[Gpu, ...], variables: Mapping[str, str]) -> tuple[G
     return tuple(found)
 
 
-def allocator_options(variables: Mapping[str, str], expandable: bool) -> str:
-    """Join the user's own allocator options with the candidate's."""
-    own = variables.get("PYTORCH_ALLOC_CONF") or variables.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    kept = [option for option in own.split(",") if option and not option.startswith("expandable_segments")]
-    return ",".join([*kept, f"expandable_segments:{expandable}"])
+def own_options(variables: Mapping[str, str]) -> str:
+    """Return the options of the allocator that the user's own environment sets."""
+    return variables.get("PYTORCH_ALLOC_CONF") or variables.get("PYTORCH_CUDA_ALLOC_CONF") or ""
 
 
 def _process_name(pid: int) -> str:

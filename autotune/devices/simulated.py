@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from autotune.candidate import Candidate
-from autotune.devices.cuda import allocator_options
+from autotune.candidate import Candidate, allocator_options
+from autotune.devices.cuda import own_options
 from autotune.devices.device import PREPARE_TIMEOUT, DeviceFacts
 from autotune.hardware import Hardware
 from autotune.memory.predictor import CUDA_CONTEXT
@@ -48,7 +48,7 @@ class SimulatedDevice:
 
     def environment(self, candidate: Candidate) -> dict[str, str]:
         """Return the allocator's options as on a real GPU; a GPU of this machine stays hidden."""
-        allocator = allocator_options(os.environ, candidate.expandable_segments)
+        allocator = allocator_options(own_options(os.environ), candidate)
         return {
             "CUDA_VISIBLE_DEVICES": "", "PYTORCH_ALLOC_CONF": allocator, "PYTORCH_CUDA_ALLOC_CONF": allocator,
         }  # fmt: skip

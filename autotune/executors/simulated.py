@@ -120,6 +120,7 @@ class SimulatedExecutor:
         try:
             usage = timeline.usage(
                 candidate.micro_batch, accumulating, candidate.expandable_segments,
+                split_limit=candidate.split_limit_bytes,
                 capacity=request.budget - ground.baseline, blas_workspace=ground.blas_workspace,
             )  # fmt: skip
         except OutOfDeviceMemory as refused:

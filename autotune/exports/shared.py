@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.best import Best
+from autotune.candidate import allocator_options
 
 SCRIPTS = Path(__file__).with_name("scripts")
 
@@ -115,6 +116,15 @@ def refuse_sharding(best: Best) -> str | None:
     )
 
 
+def refuse_collection(best: Best) -> str | None:
+    """Return why the allocator's garbage collection cannot be expressed, or None."""
+    if best.candidate.collect_above == "none":
+        return None
+    return (
+        "torch collects only where the process's share of the memory is set, which this library does not do"
+    )
+
+
 def refuse_checkpointing(best: Best) -> str | None:
     """Return why checkpointing cannot be expressed as it was measured, or None."""
     if best.candidate.checkpointing == "none":
@@ -140,8 +150,7 @@ def launch_script(best: Best, command: str) -> str:
     variables = dict(best.variables)
     lines = []
     if best.device.kind == "cuda":
-        recorded = variables.get("PYTORCH_ALLOC_CONF", "")
-        allocator = _allocator(recorded, best.candidate.expandable_segments)
+        allocator = allocator_options(variables.get("PYTORCH_ALLOC_CONF", ""), best.candidate)
         variables |= {"PYTORCH_ALLOC_CONF": allocator, "PYTORCH_CUDA_ALLOC_CONF": allocator}
         # The recorded value names one GPU of one machine.
         variables.pop("CUDA_VISIBLE_DEVICES", None)
@@ -162,9 +171,3 @@ def launch_script(best: Best, command: str) -> str:
         f"{exports}{threads}"
         f'exec "$PYTHON" {command} "$@"\n'
     )
-
-
-def _allocator(recorded: str, expandable_segments: bool) -> str:
-    """Return the recorded options of the CUDA allocator with the candidate's choice among them."""
-    kept = [part for part in recorded.split(",") if part and not part.startswith("expandable_segments")]
-    return ",".join([*kept, f"expandable_segments:{expandable_segments}"])

@@ -13,6 +13,7 @@ from autotune.exports.shared import (
     refuse_activation_offload,
     refuse_adapters,
     refuse_checkpointing,
+    refuse_collection,
     refuse_in_backward,
     refuse_loss,
     refuse_model,
@@ -35,6 +36,8 @@ FIELDS = {
     "optimizer_in_backward": Expressed("nowhere: only `off` is exported", refuse_in_backward),
     "sharding": Expressed("nowhere: only `none` is exported", refuse_sharding),
     "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
+    "split_limit": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
+    "collect_above": Expressed("nowhere: only `none` is exported", refuse_collection),
     "micro_batch": Expressed("training_arguments.json: per_device_train_batch_size"),
 }
 

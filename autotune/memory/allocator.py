@@ -10,10 +10,14 @@ options and the one option that matters for training, `expandable_segments`:
   10 MiB, else the request rounded up to 2 MiB. With expandable segments, an open-ended segment of the pool
   grows by 2 MiB (small) or 20 MiB (large) at a time instead;
 - a freed block merges with its free neighbours;
+- with a split limit (`max_split_size_mb`, for segments that are not expandable), blocks of that size or more are
+  never split: they serve requests of that size or more, and of at most 20 MiB less than themselves;
+- when the device refuses and there is a split limit, one such block that is as large as the request goes back to
+  it, or several of the largest that are as large together, and the request is tried again;
 - when the device refuses, all cached segments that are wholly free go back to it and the request is retried
   once (an "allocator retry"); only then is it out of memory.
 
-Not covered: `max_split_size_mb`, `roundup_power2_divisions`, `garbage_collection_threshold`, private pools
+Not covered: `roundup_power2_divisions`, `garbage_collection_threshold`, private pools
 of CUDA graphs, and blocks held back by `record_stream`. Addresses only order the blocks of equal size; a real
 device may hand out segments in another order.
 """
@@ -140,9 +144,13 @@ class CachingAllocator:
     communication buffers). None never refuses.
     """
 
-    def __init__(self, capacity: int | None = None, expandable_segments: bool = False) -> None:
+    def __init__(
+        self, capacity: int | None = None, expandable_segments: bool = False, split_limit: int | None = None
+    ) -> None:
         self.capacity = capacity
         self.expandable = expandable_segments
+        self.split_limit = None if expandable_segments else split_limit
+        """Bytes from which on a block is not split."""
         self.requested = self.allocated = self.reserved = 0
         self.requested_peak = self.allocated_peak = self.reserved_peak = 0
         self.retries = 0
@@ -159,12 +167,17 @@ class CachingAllocator:
         block = (
             self._from_cache(pool, rounded)
             or self._from_device(pool, rounded)
+            or self._after_giving_back(pool, rounded)
             or self._after_flush(pool, rounded)
         )
         if block is None:
             raise OutOfDeviceMemory(size, self.allocated, self.reserved, self.capacity or 0)
         remaining = block.size - rounded
-        if remaining >= MIN_BLOCK if self.expandable or pool.small else remaining > SMALL_LIMIT:
+        if self.expandable or pool.small:
+            split = remaining >= MIN_BLOCK
+        else:
+            split = remaining > SMALL_LIMIT and (self.split_limit is None or rounded < self.split_limit)
+        if split:
             rest = _Block(pool, block.address + rounded, remaining, True)
             rest.previous, rest.next = block, block.next
             if rest.next is not None:
@@ -195,13 +208,11 @@ class CachingAllocator:
     def flush(self) -> None:
         """Return all cached memory to the device that can be returned (`torch.cuda.empty_cache`)."""
         for pool in self._pools.values():
-            for size, _, block in list(pool.free):
+            for _, _, block in list(pool.free):
                 if self.expandable:
                     self._unmap(block, pool)
                 elif block.previous is None and block.next is None:
-                    pool.remove(block)
-                    pool.segments.remove(block)
-                    self.reserved -= size
+                    self._give_back(block, pool)
 
     def usage(self) -> Usage:
         """Return the peaks so far."""
@@ -229,6 +240,12 @@ class CachingAllocator:
             # requests that need it and a later, really smaller block is taken instead.
             while index + 1 < len(free) and _reach(free[index + 1][2]) < _reach(free[index][2]):
                 index += 1
+        elif self.split_limit is not None:
+            found = free[index][0]
+            if size < self.split_limit <= found or (
+                size >= self.split_limit and found >= size + LARGE_SEGMENT
+            ):
+                return None
         return free.pop(index)[2]
 
     def _from_device(self, pool: _Pool, size: int) -> _Block | None:
@@ -243,6 +260,31 @@ class CachingAllocator:
         if not self._take(segment):
             return None
         return self._segment(pool, segment, mapped=True)
+
+    def _after_giving_back(self, pool: _Pool, size: int) -> _Block | None:
+        """Return oversize blocks to the device, as many as the request needs, and try it again."""
+        if self.split_limit is None:
+            return None
+        wanted = max(size, self.split_limit)
+        index = bisect_left(pool.free, (wanted,))
+        if index < len(pool.free):
+            self._give_back(pool.free[index][2], pool)
+        else:
+            oversize = [block for held, _, block in reversed(pool.free) if held >= self.split_limit]
+            given = 0
+            for block in oversize:
+                if given >= wanted:
+                    break
+                given += block.size
+                self._give_back(block, pool)
+            if given < wanted:
+                return None
+        return self._from_device(pool, size)
+
+    def _give_back(self, block: _Block, pool: _Pool) -> None:
+        pool.remove(block)
+        pool.segments.remove(block)
+        self.reserved -= block.size
 
     def _after_flush(self, pool: _Pool, size: int) -> _Block | None:
         self.retries += 1
@@ -376,14 +418,17 @@ def _reach(block: _Block) -> int:
 
 
 def simulate(
-    events: Iterable[tuple[int, int]], capacity: int | None = None, expandable_segments: bool = False
+    events: Iterable[tuple[int, int]],
+    capacity: int | None = None,
+    expandable_segments: bool = False,
+    split_limit: int | None = None,
 ) -> Usage:
     """Replay `(identity, size)` events and return the peaks.
 
     A positive size allocates under that identity, a size of 0 or less releases it; an identity may be used
     again after its release. Raises OutOfDeviceMemory when `capacity` (bytes) does not do.
     """
-    allocator = CachingAllocator(capacity, expandable_segments)
+    allocator = CachingAllocator(capacity, expandable_segments, split_limit)
     allocate, release = allocator.allocate, allocator.release
     live: dict[int, _Block] = {}
     for identity, size in events:

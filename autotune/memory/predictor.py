@@ -78,7 +78,7 @@ class Predictor:
     ) -> None:
         """Take timelines by `Candidate.rung().key()`.
 
-        Rungs that differ in `expandable_segments` alone may share one; one that holds for a single micro-batch
+        Rungs that differ in the allocator's options alone may share one; one that holds for a single micro-batch
         goes by `Candidate.key()`. `accumulating` tells whether a micro-batch takes several micro-steps.
         """
         self.timelines = dict(timelines)
@@ -189,8 +189,10 @@ class Predictor:
 
     def timeline(self, candidate: Candidate) -> Timeline | None:
         """Return the timeline that prices a candidate; None where none covers it."""
-        other = candidate.model_copy(update={"expandable_segments": not candidate.expandable_segments})
-        for key in (candidate.key(), candidate.rung().key(), other.key(), other.rung().key()):
+        plain = candidate.traced()
+        fixed = plain.model_copy(update={"expandable_segments": False})
+        same = (candidate, plain, fixed)
+        for key in (key for other in same for key in (other.key(), other.rung().key())):
             if key in self.timelines and self.timelines[key].covers(candidate.micro_batch):
                 return self.timelines[key]
         return None
@@ -208,6 +210,7 @@ class Predictor:
             else:
                 usage = timeline.usage(
                     candidate.micro_batch, accumulating, candidate.expandable_segments,
+                    split_limit=candidate.split_limit_bytes,
                     blas_workspace=self.ground.blas_workspace,
                 )  # fmt: skip
                 self._raw[candidate] = (usage.allocated_peak, usage.reserved_peak)

@@ -154,6 +154,8 @@ class Timeline:
         micro_batch: int,
         accumulating: bool = False,
         expandable_segments: bool = False,
+        *,
+        split_limit: int | None = None,
         capacity: int | None = None,
         blas_workspace: int = 0,
     ) -> Usage:
@@ -173,7 +175,7 @@ class Timeline:
                 yield name, size
 
         try:
-            return simulate(requests(), capacity, expandable_segments=expandable_segments)
+            return simulate(requests(), capacity, expandable_segments, split_limit)
         except OutOfDeviceMemory as refused:
             refused.phase = program.phase_at(position)[0]
             raise

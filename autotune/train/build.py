@@ -143,6 +143,9 @@ def _set_precision(draft: _Draft) -> None:
     candidate = draft.request.candidate
     # Under full offload a kept bf16 copy would hold on the device what was moved away from it.
     draft.precision = compute_in(candidate.precision, draft.device, keep_casts=candidate.offload != "full")
+    if candidate.collect_above != "none" and draft.device.type == "cuda":
+        # torch looks at the threshold only where the process has a share of the memory: here all of it.
+        torch.cuda.set_per_process_memory_fraction(1.0, draft.device)
     if candidate.tf32 and draft.device.type != "cpu":
         draft.closing.enter_context(fp32_products("high"))
 

@@ -189,3 +189,30 @@ def test_what_was_reserved_without_a_limit_fits_within_it(steps, expandable):
     limited, _, refused = run(steps, unlimited.reserved_peak or 1, expandable)
     assert refused == 0
     assert limited.usage() == unlimited.usage()
+
+
+def test_a_block_from_the_split_limit_on_is_whole_or_not_used():
+    allocator = CachingAllocator(split_limit=64 * MIB)
+    large = allocator.allocate(100 * MIB)
+    allocator.release(large)
+    allocator.allocate(30 * MIB)  # would be cut from the block of 100 MiB
+    assert allocator.reserved == 130 * MIB
+    allocator.allocate(79 * MIB)  # too much would be lost
+    assert allocator.reserved == 209 * MIB + MIB  # rounded up to 2 MiB
+    taken = allocator.allocate(81 * MIB)
+    assert (taken.size, allocator.reserved) == (100 * MIB, 210 * MIB)
+    plain = CachingAllocator()
+    plain.release(plain.allocate(100 * MIB))
+    plain.allocate(30 * MIB)
+    assert plain.reserved == 100 * MIB
+
+
+def test_oversize_blocks_go_back_to_the_device_before_all_others():
+    allocator = CachingAllocator(capacity=300 * MIB, split_limit=64 * MIB)
+    held = [allocator.allocate(size * MIB) for size in (20, 70, 80, 90)]
+    for block in held:
+        allocator.release(block)
+    allocator.allocate(150 * MIB)  # the two largest make room for it; the others stay cached
+    assert (allocator.reserved, allocator.retries) == ((20 + 70 + 150) * MIB, 0)
+    expandable = CachingAllocator(expandable_segments=True, split_limit=64 * MIB)
+    assert expandable.split_limit is None
