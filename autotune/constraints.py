@@ -112,6 +112,21 @@ RULES: tuple[Constraint, ...] = (
         because="the allocator's garbage collection leaves expandable segments alone",
     ),
     Constraint(
+        when={"compile": "regional"},
+        require={"sharding": "none", "offload": ["none", "optimizer", "gradients"]},
+        because="shards of a block come and go around its forward pass, whose compiled code expects whole parameters",
+    ),
+    Constraint(
+        when={"compile": "regional"},
+        require={"checkpointing": ["none", "every-4", "every-2", "full"]},
+        because="selective checkpointing chooses among operators, of which a compiled block shows none",
+    ),
+    Constraint(
+        when={"compile": "regional"},
+        require={"adapters": "none"},
+        because="with adapters each block is compiled by itself, and torch stops at the eighth",
+    ),
+    Constraint(
         when={"tf32": True},
         require={"precision": "fp32"},
         because="tf32 is another way to multiply fp32 matrices, and the other precisions multiply none",

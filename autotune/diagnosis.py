@@ -12,7 +12,7 @@ from typing import Literal
 from autotune.devices.cpu import CpuDevice
 from autotune.devices.find import find, resolve_device
 from autotune.devices.host import available_memory, total_memory
-from autotune.environment import installed, processor
+from autotune.environment import installed, lacks_compiler, processor
 from autotune.errors import AutotuneError
 from autotune.hardware import table
 from autotune.specs import DeviceSpec
@@ -116,6 +116,10 @@ def _techniques() -> Iterator[Finding]:
         text=f"bitsandbytes {bitsandbytes}" if bitsandbytes
         else "bitsandbytes is not installed: pip install 'autotune[bitsandbytes]'",
     )  # fmt: skip
+    no_compiler = lacks_compiler("cpu" if gpu is None else "cuda")
+    yield Finding(
+        subject="compile", state="warning" if no_compiler else "ok", text=no_compiler or "it can run"
+    )
     peft = installed("peft")
     yield Finding(
         subject="lora", state="ok" if peft else "warning",

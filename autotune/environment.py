@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import shutil
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGES = ("autotune", "torch", "transformers", "accelerate", "pydantic")
@@ -30,10 +33,18 @@ def installed(package: str) -> str | None:
         return None
 
 
+def lacks_compiler(kind: str) -> str | None:
+    """Return why torch.compile cannot run on this machine for devices of a kind (`cpu`, `cuda`), or None."""
+    if kind == "cuda":
+        return None if find_spec("triton") else "torch.compile needs triton on a GPU: pip install triton"
+    named = os.environ.get("CXX")
+    if any(shutil.which(name) for name in ([named] if named else ["g++", "clang++", "c++"])):
+        return None
+    return "torch.compile needs a C++ compiler on a processor (g++, or the one that CXX names), and there is none"
+
+
 def processor() -> str:
     """Return the processor's model name, and how many of its cores this process may use."""
-    import os
-
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

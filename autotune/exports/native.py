@@ -14,6 +14,7 @@ FIELDS = {
     "checkpointing": _FILE,
     "adapters": _FILE,
     "loss": _FILE,
+    "compile": _FILE,
     "activation_offload": _FILE,
     "offload": _FILE,
     "optimizer": _FILE,

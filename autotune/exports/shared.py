@@ -89,6 +89,13 @@ def refuse_adapters(best: Best) -> str | None:
     return "adapters are put beside the layers that autotune found to be a block's. Use --to native"
 
 
+def refuse_compile(best: Best) -> str | None:
+    """Return why compiled blocks cannot be expressed, or None."""
+    if best.candidate.compile == "none":
+        return None
+    return "each block was compiled by itself; this library compiles the whole model. Use --to native"
+
+
 def refuse_loss(best: Best) -> str | None:
     """Return why the way the loss is computed cannot be expressed, or None."""
     if best.candidate.loss == "full":

@@ -161,6 +161,8 @@ class Probe:
         if self._request.candidate.sharding != "none":
             import autotune.train.sharding.fully
             import autotune.train.sharding.replicated  # noqa: F401 - some 30 MiB that are not the model's
+        if self._request.candidate.compile != "none":
+            import torch._inductor.compile_fx  # some 100 MiB that are not the model's
         meter = meter_for(device)  # before anything else touches the GPU: it takes the difference
         self._phases.measure_with(meter)
         if device.type == "cuda":

@@ -17,6 +17,7 @@ from autotune.train.activation_offload import ActivationOffload
 from autotune.train.blocks import Blocks, find_blocks
 from autotune.train.checkpointing import checkpoint_blocks
 from autotune.train.chunked_loss import chunk_loss
+from autotune.train.compiled import compile_blocks
 from autotune.train.host_gradients import HostGradients
 from autotune.train.in_backward import BackwardOptimizer
 from autotune.train.mapped import MappedFiles, MappedOptimizer, map_gradients, map_parameters, parameters_in
@@ -186,6 +187,11 @@ def _chunk_loss(draft: _Draft) -> None:
         chunk_loss(draft.built)
 
 
+def _compile(draft: _Draft) -> None:
+    if draft.request.candidate.compile == "regional":
+        compile_blocks(draft.blocks, draft.device)
+
+
 def _checkpoint(draft: _Draft) -> None:
     how = draft.request.candidate.checkpointing
     if how != "none":
@@ -264,6 +270,7 @@ TECHNIQUES: tuple[Callable[[_Draft], None], ...] = (
     _build,  # under full offload the parameters are born where they will live
     _add_adapters,  # before what looks at parameters
     _chunk_loss,
+    _compile,  # before what goes around a block's forward
     _checkpoint,  # before sharding, whose hooks must run outside the checkpoint, not again in it
     _offload_activations,
     _place_parameters,  # before the optimizer, which keeps references to them

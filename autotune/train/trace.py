@@ -56,6 +56,10 @@ def trace(request: ProbeRequest) -> Timeline:
     The candidate's own micro-batch does not matter, except where sizes turn out not to be affine: then the
     timeline holds for that one alone. Raises CannotTrace, and what `assemble` raises.
     """
+    if request.candidate.compile != "none":
+        raise CannotTrace(
+            "what a compiled block allocates is for the compiler to decide; only a probe shows it"
+        )
     began = time.perf_counter()
     try:
         for settled in (False, True):
