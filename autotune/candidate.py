@@ -12,7 +12,7 @@ from autotune.validation import Frozen
 Precision = Literal["fp32", "bf16", "fp16", "bf16-pure"]
 Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
 Checkpointing = Literal["none", "selective", "every-4", "every-2", "full"]
-Adapters = Literal["none", "lora"]
+Adapters = Literal["none", "lora", "qlora"]
 Loss = Literal["full", "chunked"]
 Compile = Literal["none", "regional"]
 Offload = Literal["none", "optimizer", "gradients", "full"]
@@ -37,7 +37,8 @@ class Candidate(Frozen):
     """`full` keeps only the input of every repeated transformer block and recomputes the rest in backward; `every-4`
     and `every-2` do so in every fourth and second block; `selective` keeps what linear layers and attention gave."""
     adapters: Adapters = "none"
-    """What trains: all parameters, or with `lora` matrices of rank 16 beside every block's linear layers (peft)."""
+    """What trains: all parameters, or with `lora` matrices of rank 16 beside every block's linear layers (peft);
+    `qlora` keeps those layers in 4 bits beside that (NF4, bitsandbytes)."""
     loss: Loss = "full"
     """`chunked` makes a causal language model's logits and their gradients a sixteenth of the sequence at a time."""
     compile: Compile = "none"
@@ -114,7 +115,7 @@ class Candidate(Frozen):
         if self.tf32:
             parts.append("tf32")
         if self.adapters != "none":
-            parts.append("LoRA")
+            parts.append({"lora": "LoRA", "qlora": "QLoRA"}[self.adapters])
         if self.attention != "sdpa":
             parts.append(self.attention.replace("_", " "))
         if self.checkpointing != "none":

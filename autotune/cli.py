@@ -207,7 +207,7 @@ def estimate(
     checkpointing: Annotated[
         str | None, typer.Option(help="none, selective, every-4, every-2 or full.")
     ] = None,
-    adapters: Annotated[str | None, typer.Option(help="none or lora.")] = None,
+    adapters: Annotated[str | None, typer.Option(help="none, lora or qlora.")] = None,
     loss: Annotated[str | None, typer.Option(help="full or chunked.")] = None,
     offload: Annotated[str | None, typer.Option(help="none, optimizer, gradients or full.")] = None,
     optimizer: Annotated[

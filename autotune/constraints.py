@@ -92,6 +92,11 @@ RULES: tuple[Constraint, ...] = (
         because="adapters are trained beside weights that are not, of which zero2 and fsdp2 would keep shards alike",
     ),
     Constraint(
+        when={"adapters": "qlora"},
+        require={"sharding": "none", "offload": ["none", "optimizer", "gradients"]},
+        because="weights in 4 bits are kept by bitsandbytes on one device, which neither shards nor fetches them",
+    ),
+    Constraint(
         when={"attention": "flash_attention_2"},
         require={"precision": ["bf16", "fp16", "bf16-pure"]},
         because="flash-attn computes in 16 bits alone",

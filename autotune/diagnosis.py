@@ -125,6 +125,12 @@ def _techniques() -> Iterator[Finding]:
         subject="lora", state="ok" if peft else "warning",
         text=f"peft {peft}" if peft else "peft is not installed: pip install 'autotune[peft]'",
     )  # fmt: skip
+    packages = [name for name, found in (("peft", peft), ("bitsandbytes", bitsandbytes)) if not found]
+    yield Finding(
+        subject="qlora", state="warning" if packages else "ok",
+        text=f"{' and '.join(packages)} not installed: pip install 'autotune[{','.join(packages)}]'" if packages
+        else "peft and bitsandbytes are there",
+    )  # fmt: skip
     for attention, package in (("flash_attention_2", "flash-attn"), ("flex_attention", None)):
         lacking = []
         if gpu is None:

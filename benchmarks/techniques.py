@@ -55,6 +55,7 @@ ALONE: tuple[dict[str, Any], ...] = (
     {"activation_offload": True},
     {"optimizer": "adamw-8bit"}, {"optimizer": "adafactor"}, {"optimizer": "momentum"}, {"optimizer": "sgd"},
     {"optimizer_in_backward": True},
+    {"adapters": "lora"}, {"adapters": "qlora"},
     {"offload": "optimizer"}, {"offload": "gradients"}, {"offload": "full"},
 )  # fmt: skip
 """Each on top of the baseline."""

@@ -31,7 +31,7 @@ def add_adapters(model: nn.Module, blocks: Blocks | None) -> None:
     if not names:
         raise CannotRun("LoRA needs a repeated block with linear layers; name its class with --block-class")
     config = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=names, lora_dropout=0.0, bias="none")
-    weight = next(model.parameters())
+    weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
     with torch.device(weight.device), _made_in_place():
         inject_adapter_in_model(config, model)
     for parameter in model.parameters():

@@ -18,12 +18,20 @@ from autotune.train.blocks import Blocks, find_blocks
 from autotune.train.checkpointing import checkpoint_blocks
 from autotune.train.chunked_loss import chunk_loss
 from autotune.train.compiled import compile_blocks
+from autotune.train.four_bit import quantize_blocks
 from autotune.train.host_gradients import HostGradients
 from autotune.train.in_backward import BackwardOptimizer
 from autotune.train.mapped import MappedFiles, MappedOptimizer, map_gradients, map_parameters, parameters_in
 from autotune.train.model import BuiltModel, build_model, loss_of
 from autotune.train.optimizers import PlainOptimizer, optimizer_maker
-from autotune.train.precision import born_in, cast_inputs, cast_parameter, compute_in, fp32_products
+from autotune.train.precision import (
+    born_in,
+    cast_inputs,
+    cast_parameter,
+    compute_in,
+    fp32_products,
+    math_dtype,
+)
 from autotune.train.refusal import CannotRun
 from autotune.train.scaling import ScaledOptimizer
 from autotune.train.stream import stream
@@ -153,8 +161,9 @@ def _set_precision(draft: _Draft) -> None:
 
 def _build(draft: _Draft) -> None:
     request = draft.request
-    # What will be sharded or offloaded is built whole off the device, and leaves for it block by block.
-    away = request.candidate.offload == "full" or request.candidate.sharding in IN_SHARDS
+    # What will be sharded, offloaded or quantized is built whole off the device, and leaves for it block by block.
+    candidate = request.candidate
+    away = candidate.offload == "full" or candidate.adapters == "qlora" or candidate.sharding in IN_SHARDS
     torch.manual_seed(request.seed)
     pure = request.candidate.precision == "bf16-pure"
     # A user's own function has to give fp32, as the model's contract says; it is cast when it is there.
@@ -176,7 +185,10 @@ def _build(draft: _Draft) -> None:
 
 
 def _add_adapters(draft: _Draft) -> None:
-    if draft.request.candidate.adapters == "lora":
+    candidate = draft.request.candidate
+    if candidate.adapters == "qlora":
+        quantize_blocks(draft.built.model, draft.blocks, draft.device, math_dtype(candidate.precision))
+    if candidate.adapters != "none":
         from autotune.train.adapters import add_adapters  # late: peft takes a second that others save
 
         add_adapters(draft.built.model, draft.blocks)

@@ -29,6 +29,8 @@ def measure(request: ProbeRequest, training: Training, phases: Phases, warmed_up
     micro_steps = min(request.accumulation_steps, MICRO_STEPS)
     observer = Observer(training)
     warm_up(stepper, micro_steps, first=1, observer=observer)
+    if request.candidate.compile != "none":
+        phases.training_peak = 0  # the first steps' is the compiler's; what has to fit still counts it
     warmed_up()
     deadline = time.perf_counter() + request.sample_seconds
     samples = sample(stepper, request, micro_steps, minimum=MINIMUM, deadline=deadline, observer=observer)

@@ -45,6 +45,11 @@ def fp32_products(how: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+def math_dtype(precision: Precision) -> torch.dtype:
+    """Return the type that matrix products are made in."""
+    return {"fp32": torch.float32, "fp16": torch.float16}.get(precision, torch.bfloat16)
+
+
 def _check(device: torch.device) -> None:
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)

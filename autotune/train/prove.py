@@ -37,6 +37,8 @@ def prove(request: ProbeRequest, training: Training, phases: Phases, warmed_up: 
     observer = Observer(training)
     few = min(request.accumulation_steps, MICRO_STEPS)
     parts = warm_up(stepper, few, first=few, observer=observer)
+    if request.candidate.compile != "none":
+        phases.training_peak = 0  # as in `measure`
     warmed_up()
     spent = time.perf_counter() - began
     fitting = steps_that_fit(request.accumulation_steps, request.sample_seconds - spent, parts)
