@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field
@@ -109,6 +110,20 @@ class Candidate(Frozen):
         """Return the same rung with another micro-batch (samples)."""
         return self.model_copy(update={"micro_batch": micro_batch})
 
+    def with_plainest_optimizer(self) -> Candidate:
+        """Return the candidate whose forward and backward passes are these, with the optimizer that asks for least.
+
+        Itself where its optimizer takes part in them, or is wrapped by what does (fp16's loss scale).
+        """
+        if (
+            self.offload not in {"none", "optimizer"}
+            or self.optimizer_in_backward
+            or self.precision == "fp16"
+        ):
+            return self
+        sharding = "ddp" if self.sharding == "zero1" else self.sharding
+        return self.model_copy(update={"optimizer": "adamw", "offload": "none", "sharding": sharding})
+
     def title(self) -> str:
         """Return a short name of the rung for people: `bf16 + checkpointing + optimizer offload`."""
         parts: list[str] = [self.precision]
@@ -164,6 +179,24 @@ def allocator_options(own: str, candidate: Candidate) -> str:
     chosen = candidate.allocator()
     kept = [option for option in own.split(",") if option and option.partition(":")[0] not in chosen]
     return ",".join([*kept, *(f"{name}:{value}" for name, value in chosen.items())])
+
+
+def alike(candidates: Iterable[Candidate]) -> list[tuple[Candidate, ...]]:
+    """Sort candidates into groups whose forward and backward passes are the same, the plainest optimizer first.
+
+    A candidate whose plainest is not among them stays alone.
+    """
+    groups: dict[Candidate, list[Candidate]] = {}
+    for candidate in candidates:
+        groups.setdefault(candidate.with_plainest_optimizer(), []).append(candidate)
+    found: list[tuple[Candidate, ...]] = []
+    for plainest, members in groups.items():
+        if plainest in members:
+            # ZeRO-1 moves the parameters into tensors of its own, so it comes last.
+            found.append(tuple(sorted(members, key=lambda one: (one != plainest, one.sharding == "zero1"))))
+        else:
+            found += [(member,) for member in members]
+    return found
 
 
 def _text(value: object) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from autotune.candidate import AXES, Candidate, choices
+from autotune.candidate import AXES, Candidate, alike, choices
 from autotune.constraints import illegal, misplaced
 from autotune.devices.simulated import DEFAULT
 from autotune.errors import InputError
@@ -179,9 +179,12 @@ def _request(question: Question, model: ModelSpec, seq_len: int, candidate: Cand
 def _trace(request: ProbeRequest, candidates: Sequence[Candidate], tracer: Tracer) -> dict[Candidate, Trace]:
     """Trace all candidates, in as many workers as there are cores and enough rungs to pay for their start."""
     cores = len(os.sched_getaffinity(0))
-    workers = max(1, min(cores, len(candidates) // RUNGS_PER_WORKER))
-    shares = [candidates[number::workers] for number in range(workers)]
-    with tempfile.TemporaryDirectory(prefix="autotune-") as folder, ThreadPoolExecutor(workers) as pool:
+    shares: list[list[Candidate]] = [
+        [] for _ in range(max(1, min(cores, len(candidates) // RUNGS_PER_WORKER)))
+    ]
+    for group in sorted(alike(candidates), key=len, reverse=True):  # what is alike is traced together
+        min(shares, key=len).extend(group)
+    with tempfile.TemporaryDirectory(prefix="autotune-") as folder, ThreadPoolExecutor(len(shares)) as pool:
 
         def work(number: int) -> dict[Candidate, Trace]:
             first, *rest = shares[number]
@@ -189,7 +192,7 @@ def _trace(request: ProbeRequest, candidates: Sequence[Candidate], tracer: Trace
             return tracer.trace(wanted, Path(folder) / str(number), timeout=TIMEOUT)
 
         found: dict[Candidate, Trace] = {}
-        for traces in pool.map(work, range(workers)):
+        for traces in pool.map(work, range(len(shares))):
             found |= traces
     return found
 

@@ -279,8 +279,8 @@ def _segment(data: dict[str, Any]) -> Segment:
 def _compose(timeline: Timeline, micro: Segment, accumulating: bool, updates: int) -> Program:
     events: list[int] = []
     marks: list[tuple[int, Phase, int]] = []
-    renamed = _renamed(timeline.micro, micro)
-    released = {renamed.get(~event, ~event) for event in timeline.first_update.events if event < 0}
+    names = renamed(timeline.micro, micro)
+    released = {names.get(~event, ~event) for event in timeline.first_update.events if event < 0}
     # What a first micro-step leaves for good, such as a batch that is made once, the later ones do not make again.
     kept = set(survivors(micro)) - released
     later = _without(micro, kept)
@@ -301,8 +301,8 @@ def _compose(timeline: Timeline, micro: Segment, accumulating: bool, updates: in
         start = len(events)
         marks.extend((start + position, phase, step) for position, phase in update.marks)
         events.extend(
-            ~renamed.get(~event, ~event) if event < 0 else event for event in update.events
-        ) if renamed else events.extend(update.events)
+            ~names.get(~event, ~event) if event < 0 else event for event in update.events
+        ) if names else events.extend(update.events)
         events.extend(~slot for slot in leftovers)
     return Program(events, marks)
 
@@ -351,8 +351,8 @@ def survivors(segment: Segment) -> list[int]:
     return list(alive)
 
 
-def _renamed(traced: Segment, micro: Segment) -> dict[int, int]:
-    """Map the slots that `traced` leaves behind to those of `micro`, so that an update can release them."""
+def renamed(traced: Segment, micro: Segment) -> dict[int, int]:
+    """Map the slots that the micro-step `traced` leaves behind to those of `micro`: those that an update releases."""
     if micro is traced:
         return {}
     theirs = {entry.parameter: entry.slot for entry in micro.accumulated}

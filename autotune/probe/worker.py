@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 
+from autotune.candidate import Candidate, alike
 from autotune.outcome import Crash, Oom, Outcome, Phase
 from autotune.probe.protocol import Answer, Inspection, ProbeRequest, Progress, Result, Traced, TracedRung
 from autotune.train.phases import Phases
@@ -25,6 +26,7 @@ from autotune.train.verdict import Circumstances, verdict
 from autotune.units import format_bytes
 
 if TYPE_CHECKING:
+    from autotune.memory.timeline import Timeline
     from autotune.train.evidence import CudaWitness
     from autotune.train.training import Training
 
@@ -119,18 +121,30 @@ class Probe:
     def _trace(self) -> Traced:
         """Trace before anything is computed or a device touched: that needs a fresh process."""
         from autotune.train.refusal import CannotRun
-        from autotune.train.trace import CannotTrace, trace
+        from autotune.train.trace import CannotTrace, trace, trace_alike
 
         rungs = []
-        for number, candidate in enumerate((self._request.candidate, *self._request.also)):
-            try:
-                timeline = trace(self._request.model_copy(update={"candidate": candidate, "also": ()}))
-            except (CannotTrace, CannotRun) as error:
-                rungs.append(TracedRung(candidate=candidate, reason=str(error)))
-                continue
-            file = Path(self._request.folder) / f"timeline-{number}.json"
-            file.write_text(timeline.dump())
-            rungs.append(TracedRung(candidate=candidate, file=file.name))
+        number = 0
+        for first, *others in alike((self._request.candidate, *self._request.also)):
+            alone = self._request.model_copy(update={"candidate": first, "also": ()})
+            found: dict[Candidate, Timeline | str] = {}
+            for candidate in (first, *others):
+                request = alone.model_copy(update={"candidate": candidate})
+                try:
+                    if candidate == first:
+                        found |= trace_alike(request, others)
+                    elif candidate not in found:
+                        found[candidate] = trace(request)
+                except (CannotTrace, CannotRun) as error:
+                    found[candidate] = str(error)
+            for candidate, timeline in found.items():
+                if isinstance(timeline, str):
+                    rungs.append(TracedRung(candidate=candidate, reason=timeline))
+                    continue
+                file = Path(self._request.folder) / f"timeline-{number}.json"
+                number += 1
+                file.write_text(timeline.dump())
+                rungs.append(TracedRung(candidate=candidate, file=file.name))
         return Traced(rungs=tuple(rungs))
 
     def _start(self) -> None:

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
+from autotune.candidate import Candidate
 from autotune.constraints import Kind, illegal, misplaced
 from autotune.probe.protocol import ProbeRequest
 from autotune.train.activation_offload import ActivationOffload
@@ -241,31 +242,48 @@ def _replicate(draft: _Draft) -> None:
 
 
 def _add_optimizer(draft: _Draft) -> None:
-    candidate = draft.request.candidate
     model = draft.built.model
+    draft.optimizer = _optimizer(draft.request.candidate, model, draft.device, draft.files, draft.gradients)
+
+
+def make_optimizer(request: ProbeRequest, training: Training) -> StepOptimizer:
+    """Return the optimizer of another candidate for a training whose model is as that candidate's would be.
+
+    Raises CannotRun where its library is not installed.
+    """
+    files = MappedFiles(request.folder) if training.device.type == "cpu" else None
+    return _optimizer(request.candidate, training.model, training.device, files)
+
+
+def _optimizer(
+    candidate: Candidate,
+    model: nn.Module,
+    device: torch.device,
+    files: MappedFiles | None,
+    gradients: HostGradients | None = None,
+) -> StepOptimizer:
     parameters = list(model.parameters())
     make = optimizer_maker(candidate.optimizer, sum(parameter.numel() for parameter in parameters))
 
     def over(those: list[nn.Parameter]) -> StepOptimizer:
-        if candidate.offload != "none" and draft.files is not None:
-            return MappedOptimizer(those, make, draft.files)
+        if candidate.offload != "none" and files is not None:
+            return MappedOptimizer(those, make, files)
         if candidate.offload in {"optimizer", "gradients"}:
-            return StreamedOptimizer(those, make, draft.device, draft.gradients)
+            return StreamedOptimizer(those, make, device, gradients)
         return PlainOptimizer(those, make)
 
     if candidate.sharding in REPLICATED:
         from autotune.train.sharding.replicated import InPlace, Zero1Optimizer
 
         whole = Zero1Optimizer(model, make) if candidate.sharding == "zero1" else over(parameters)
-        draft.optimizer = InPlace(whole, model)
-    elif candidate.sharding in IN_SHARDS or (candidate.offload == "full" and draft.files is None):
+        return InPlace(whole, model)
+    if candidate.sharding in IN_SHARDS or (candidate.offload == "full" and files is None):
         from autotune.train.sharding.fully import ShardOptimizer
 
-        draft.optimizer = ShardOptimizer(parameters, over)
-    elif candidate.optimizer_in_backward:
-        draft.optimizer = BackwardOptimizer(parameters, make)
-    else:
-        draft.optimizer = over(parameters)
+        return ShardOptimizer(parameters, over)
+    if candidate.optimizer_in_backward:
+        return BackwardOptimizer(parameters, make)
+    return over(parameters)
 
 
 def _scale_loss(draft: _Draft) -> None:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,8 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.amp import GradScaler
 
-from autotune.memory.timeline import Segment, Slots, Timeline, survivors
+from autotune.candidate import Candidate
+from autotune.memory.timeline import Segment, Slots, Timeline, renamed
 from autotune.probe.protocol import ProbeRequest
 from autotune.timing.work import Work
 from autotune.train import build, mapped, scratch
@@ -37,13 +39,11 @@ from autotune.train.fake_cuda import fake_cuda
 from autotune.train.mapped import MappedFiles
 from autotune.train.optimizers import optimizer_maker
 from autotune.train.recorder import Recorder
+from autotune.train.refusal import CannotRun
 from autotune.train.replacing import replaced
-from autotune.train.steps import gradient_norm
+from autotune.train.tracer import LEAST, NEXT, StepTracer
 from autotune.train.training import Training
 from autotune.train.worklog import Calls
-
-LEAST, NEXT = 2, 3
-"""The micro-batches that give the affine sizes."""
 
 
 class CannotTrace(Exception):
@@ -56,18 +56,27 @@ def trace(request: ProbeRequest) -> Timeline:
     The candidate's own micro-batch does not matter, except where sizes turn out not to be affine: then the
     timeline holds for that one alone. Raises CannotTrace, and what `assemble` raises.
     """
+    return trace_alike(request, ())[request.candidate]
+
+
+def trace_alike(request: ProbeRequest, others: Sequence[Candidate]) -> dict[Candidate, Timeline]:
+    """Trace the request's candidate, and with it others that are `alike`: only their optimizers run for themselves.
+
+    Others that turn out to differ in more than that are left out; trace them by themselves. Raises as `trace`.
+    """
     if request.candidate.compile != "none":
         raise CannotTrace(
             "what a compiled block allocates is for the compiler to decide; only a probe shows it"
         )
     began = time.perf_counter()
+    others = [candidate for candidate in others if _imported(candidate)]
     try:
         for settled in (False, True):
             try:
-                return _affine(request, began, settled)
+                return _affine(request, others, began, settled)
             except _Unlike:
                 continue
-        return _exact(request, began)
+        return {request.candidate: _exact(request, began)}
     except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
         raise CannotTrace(
             f"the operator {error.func} needs the values of its arguments, which a trace does not have; "
@@ -75,54 +84,83 @@ def trace(request: ProbeRequest) -> Timeline:
         ) from error
 
 
+def _imported(candidate: Candidate) -> bool:
+    """Import the optimizer's library, which must not happen on fake tensors; False where it is missing."""
+    try:
+        optimizer_maker(candidate.optimizer, 1)
+    except CannotRun:
+        return False
+    return True
+
+
 class _Unlike(Exception):
     """Two micro-steps that should be alike are not."""
 
 
-def _affine(request: ProbeRequest, began: float, settled: bool) -> Timeline:
+def _affine(
+    request: ProbeRequest, others: Sequence[Candidate], began: float, settled: bool
+) -> dict[Candidate, Timeline]:
     with _recording(request) as (recorder, training, building):
-        tracer = _Tracer(recorder, training)
+        tracer = StepTracer(recorder, training)
         if request.candidate.optimizer_in_backward:
             tracer.make_state(building)
         if settled:
-            _Tracer(recorder, training).settle(building)
+            StepTracer(recorder, training).settle(building)
         small = tracer.micro_step(LEAST)
         first = tracer.update()
         large = tracer.micro_step(NEXT)
         update = tracer.update()
         single = tracer.micro_step(1)
-        tracer.drop()
         of_small, _, of_large, of_update, of_single = tracer.calls
-        work = recorder.log.work(of_small, of_large, of_single, of_update, LEAST)
         sizes, category = recorder.sizes, recorder.category
         same = _matched(small, large)
         slope = [0] * len(sizes)
         for ours, theirs in same.items():
             slope[ours] = sizes[theirs] - sizes[ours]
             category[ours] = min(category[ours], category[theirs])
-        base = [size - LEAST * growth for size, growth in zip(sizes, slope, strict=True)]
+
+        def timeline(
+            request: ProbeRequest,
+            began: float,
+            built: Segment,
+            first: Segment,
+            later: Segment,
+            of_update: Calls,
+        ) -> Timeline:
+            slopes = slope + [0] * (len(sizes) - len(slope))
+            base = [size - LEAST * growth for size, growth in zip(sizes, slopes, strict=True)]
+            work = recorder.log.work(of_small, of_large, of_single, of_update, LEAST)
+            segments = (built, small, first, later, single)
+            return _timeline(request, recorder, training, base, slopes, segments, work, None, began)
+
         back = {theirs: ours for ours, theirs in same.items()}
-        later = Segment([_translated(event, back) for event in update.events], update.marks)
-        return _timeline(
-            request,
-            recorder,
-            training,
-            base,
-            slope,
-            (building, small, first, later, single),
-            work,
-            None,
-            began,
-        )
+        later = _renamed(update, back)
+        found = {request.candidate: timeline(request, began, building, first, later, of_update)}
+        for number, candidate in enumerate(others):
+            began = time.perf_counter()
+            left = tracer.micro_step(1) if number else single
+            alone = request.model_copy(update={"candidate": candidate})
+            try:
+                updates = tracer.two_updates_of(partial(build.make_optimizer, alone, training))
+            except (CannotRun, DataDependentOutputException, UnsupportedOperatorException):
+                break  # tracing it by itself says why
+            if updates is None:
+                break
+            made = Segment([*building.events, *updates.making.events], building.marks)
+            back = renamed(left, small)
+            first, later = _renamed(updates.first, back), _renamed(updates.second, back)
+            found[candidate] = timeline(alone, began, made, first, later, updates.calls)
+        tracer.drop()
+        return found
 
 
 def _exact(request: ProbeRequest, began: float) -> Timeline:
     micro_batch = request.candidate.micro_batch
     with _recording(request) as (recorder, training, building):
-        tracer = _Tracer(recorder, training)
+        tracer = StepTracer(recorder, training)
         if request.candidate.optimizer_in_backward:
             tracer.make_state(building)
-        _Tracer(recorder, training).settle(building, micro_batch)
+        StepTracer(recorder, training).settle(building, micro_batch)
         micro = tracer.micro_step(micro_batch)
         first = tracer.update()
         again = tracer.micro_step(micro_batch)
@@ -134,7 +172,7 @@ def _exact(request: ProbeRequest, began: float) -> Timeline:
                 "the model allocates differently at its first and its second step, so one trace does not "
                 f"stand for all ({error}); probe it instead (--no-predict)"
             ) from error
-        later = Segment([_translated(event, back) for event in update.events], update.marks)
+        later = _renamed(update, back)
         of_micro, _, _, of_update = tracer.calls
         work = recorder.log.work(of_micro, of_micro, None, of_update, micro_batch)
         zero = [0] * len(recorder.sizes)
@@ -173,7 +211,7 @@ def _recording(request: ProbeRequest) -> Iterator[tuple[Recorder, Training, Segm
                 recorder.call(training.model.buffers(), "buffer")
             with recorder.watching(training.model):
                 if sharded(request):
-                    _Tracer(recorder, training).settle(building)
+                    StepTracer(recorder, training).settle(building)
                 yield recorder, training, building
             training.close()
     finally:
@@ -231,90 +269,6 @@ def _among_ranks(request: ProbeRequest, recorder: Recorder) -> AbstractContextMa
     return fake_ranks(recorder)
 
 
-class _Tracer:
-    """Takes a training through its parts, as `autotune.train.steps` does, one segment each."""
-
-    def __init__(self, recorder: Recorder, training: Training) -> None:
-        self._recorder = recorder
-        self._training = training
-        self._losses: list[Tensor] = []
-        self._batch = 0
-        self.calls: list[Calls] = []
-        """What ran in each micro-step and update so far."""
-
-    def make_state(self, building: Segment) -> None:
-        """Take a first step for an optimizer that makes its state inside backward, and count the state as built.
-
-        So all micro-steps are alike. The peak is that of a later step, which has the state from its start.
-        """
-        recorder, training = self._recorder, self._training
-        with recorder.segment() as segment:
-            self._forward_backward(LEAST)
-            self._losses.clear()
-            gc.collect(0)
-        recorder.call(training.optimizer.state_tensors(), "optimizer_state")
-        building.events.extend(survivors(segment))
-
-    def micro_step(self, micro_batch: int) -> Segment:
-        """Record forward and backward."""
-        recorder, training = self._recorder, self._training
-        with recorder.segment() as segment:
-            self._forward_backward(micro_batch)
-            gc.collect(0)
-        recorder.call((parameter.grad for parameter in training.model.parameters()), "gradient")
-        self.calls.append(recorder.log.calls)
-        return segment
-
-    def _forward_backward(self, micro_batch: int) -> None:
-        recorder, training = self._recorder, self._training
-        recorder.mark("forward")
-        batch = training.batch(self._batch, micro_batch)
-        self._batch += 1
-        with training.reduction(True):
-            loss = training.loss(batch)
-            recorder.keep_activations()
-            recorder.mark("backward")
-            (loss / 1).backward()
-        self._losses.append(loss.detach())
-
-    def update(self) -> Segment:
-        """Record the optimizer step and the clearing of the gradients."""
-        recorder, training = self._recorder, self._training
-        with recorder.segment() as segment:
-            recorder.mark("optimizer")
-            norm = gradient_norm(training)
-            training.optimizer.step()
-            recorder.call(training.optimizer.state_tensors(), "optimizer_state")
-            training.optimizer.zero_grad()
-            self._losses.clear()
-            del norm
-        self.calls.append(recorder.log.calls)
-        return segment
-
-    def settle(self, building: Segment, micro_batch: int = NEXT + 1) -> None:
-        """Run one micro-step and keep of it what it leaves for good, as part of the build.
-
-        The first pass of sharded training prepares: FSDP2 makes the tensors that it gathers into, and DDP's buckets
-        become the gradients. Some models set themselves up in theirs. Its micro-batch is none of those that are
-        compared: a user's batches are made once.
-        """
-        first = self.micro_step(micro_batch)
-        with self._recorder.segment() as cleared:
-            self.drop()
-        lasting: dict[int, None] = {}
-        for event in (*first.events, *cleared.events):
-            if event < 0 and ~event in lasting:
-                del lasting[~event]
-            else:
-                lasting[event] = None
-        building.events.extend(lasting)
-
-    def drop(self) -> None:
-        """Release what the last micro-step left, unrecorded."""
-        self._training.optimizer.zero_grad()
-        self._losses.clear()
-
-
 def _matched(ours: Segment, theirs: Segment) -> dict[int, int]:
     """Map the slots of one micro-step to those of another. Raises _Unlike where their events differ."""
     if len(ours.events) != len(theirs.events):
@@ -326,6 +280,10 @@ def _matched(ours: Segment, theirs: Segment) -> dict[int, int]:
         elif our >= 0 or their >= 0 or same.get(~our) != ~their:
             raise _Unlike(f"event {position} of {len(ours.events)} differs")
     return same
+
+
+def _renamed(segment: Segment, names: dict[int, int]) -> Segment:
+    return Segment([_translated(event, names) for event in segment.events], segment.marks)
 
 
 def _translated(event: int, names: dict[int, int]) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.candidate import Candidate
+from autotune.candidate import Candidate, alike
 from autotune.models.resolve import resolve
 from autotune.probe.protocol import ProbeRequest
 from autotune.train import activation_offload, build
@@ -15,7 +15,7 @@ from autotune.train.build import assemble
 from autotune.train.mapped import MappedFiles
 from autotune.train.recorder import Recorder
 from autotune.train.steps import gradient_norm
-from autotune.train.trace import CannotTrace, trace
+from autotune.train.trace import CannotTrace, trace, trace_alike
 
 SEQ_LEN = 64
 
@@ -261,3 +261,28 @@ def test_values_of_positions_and_masks_are_known_and_floats_are_not():
         positions[0, 0] = torch.randint(8, ())
         with pytest.raises(torch._subclasses.fake_tensor.DataDependentOutputException):
             positions.max().item()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fields", "others"),
+    [
+        (1, {}, [{"offload": "optimizer"}, {"optimizer": "sgd"}, {"optimizer": "adafactor"}]),
+        (2, {"sharding": "ddp"}, [{"sharding": "zero1"}, {"offload": "optimizer"}]),
+        (2, {"sharding": "fsdp2"}, [{"optimizer": "momentum"}]),
+    ],
+    ids=["one device", "ddp", "fsdp2"],
+)
+def test_optimizers_traced_over_the_same_micro_steps_are_as_traced_alone(ranks, fields, others):
+    (group,) = alike(Candidate(**{**fields, **change}) for change in (*others, {}))
+    one = request("tiny-llama").model_copy(update={"world_size": ranks})
+    found = trace_alike(one.model_copy(update={"candidate": group[0]}), group[1:])
+    assert set(found) == set(group)
+    for candidate, together in found.items():
+        alone = trace(one.model_copy(update={"candidate": candidate}))
+        for micro_batch in (1, 2, 5):
+            for accumulating in (False, True):
+                expected = alone.allocated(micro_batch, accumulating=accumulating)
+                assert together.allocated(micro_batch, accumulating=accumulating) == pytest.approx(
+                    expected, rel=2e-4
+                )
+        assert together.work == alone.work

@@ -1,0 +1,151 @@
+"""Take a training on fake tensors through its parts, one recorded segment each."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from autotune.memory.timeline import Segment, survivors
+from autotune.train.recorder import Recorder
+from autotune.train.steps import gradient_norm
+from autotune.train.training import StepOptimizer, Training
+from autotune.train.worklog import Calls
+
+LEAST, NEXT = 2, 3
+"""The micro-batches that give the affine sizes."""
+
+
+class Updates(NamedTuple):
+    """What an optimizer does."""
+
+    making: Segment
+    first: Segment
+    """Its first step, and the clearing of gradients."""
+    second: Segment
+    calls: Calls
+    """What ran in the second step."""
+
+
+class StepTracer:
+    """Takes a training through its parts, as `autotune.train.steps` does, one segment each."""
+
+    def __init__(self, recorder: Recorder, training: Training) -> None:
+        self._recorder = recorder
+        self._training = training
+        self._losses: list[Tensor] = []
+        self._batch = 0
+        self.calls: list[Calls] = []
+        """What ran in each micro-step and update so far."""
+
+    def make_state(self, building: Segment) -> None:
+        """Take a first step for an optimizer that makes its state inside backward, and count the state as built.
+
+        So all micro-steps are alike. The peak is that of a later step, which has the state from its start.
+        """
+        recorder, training = self._recorder, self._training
+        with recorder.segment() as segment:
+            self._forward_backward(LEAST)
+            self._losses.clear()
+            gc.collect(0)
+        recorder.call(training.optimizer.state_tensors(), "optimizer_state")
+        building.events.extend(survivors(segment))
+
+    def micro_step(self, micro_batch: int) -> Segment:
+        """Record forward and backward."""
+        recorder, training = self._recorder, self._training
+        with recorder.segment() as segment:
+            self._forward_backward(micro_batch)
+            gc.collect(0)
+        recorder.call((parameter.grad for parameter in training.model.parameters()), "gradient")
+        self.calls.append(recorder.log.calls)
+        return segment
+
+    def _forward_backward(self, micro_batch: int) -> None:
+        recorder, training = self._recorder, self._training
+        recorder.mark("forward")
+        batch = training.batch(self._batch, micro_batch)
+        self._batch += 1
+        with training.reduction(True):
+            loss = training.loss(batch)
+            recorder.keep_activations()
+            recorder.mark("backward")
+            (loss / 1).backward()
+        self._losses.append(loss.detach())
+
+    def update(self) -> Segment:
+        """Record the optimizer step and the clearing of the gradients."""
+        recorder, training = self._recorder, self._training
+        with recorder.segment() as segment:
+            recorder.mark("optimizer")
+            norm = gradient_norm(training)
+            training.optimizer.step()
+            recorder.call(training.optimizer.state_tensors(), "optimizer_state")
+            training.optimizer.zero_grad()
+            self._losses.clear()
+            del norm
+        self.calls.append(recorder.log.calls)
+        return segment
+
+    def settle(self, building: Segment, micro_batch: int = NEXT + 1) -> None:
+        """Run one micro-step and keep of it what it leaves for good, as part of the build.
+
+        The first pass of sharded training prepares: FSDP2 makes the tensors that it gathers into, and DDP's buckets
+        become the gradients. Some models set themselves up in theirs. Its micro-batch is none of those that are
+        compared: a user's batches are made once.
+        """
+        first = self.micro_step(micro_batch)
+        with self._recorder.segment() as cleared:
+            self.drop()
+        lasting: dict[int, None] = {}
+        for event in (*first.events, *cleared.events):
+            if event < 0 and ~event in lasting:
+                del lasting[~event]
+            else:
+                lasting[event] = None
+        building.events.extend(lasting)
+
+    def drop(self) -> None:
+        """Release what the last micro-step left, unrecorded."""
+        self._training.optimizer.zero_grad()
+        self._losses.clear()
+
+    def two_updates_of(self, make: Callable[[], StepOptimizer]) -> Updates | None:
+        """Record another optimizer over the gradients that the last micro-step left, and let it release them.
+
+        None if its steps themselves let go of gradients, so that the second is not that of a training.
+        """
+        recorder, training = self._recorder, self._training
+        with recorder.segment() as making:
+            optimizer = make()
+        recorder.call(training.model.parameters(), "parameter")
+        recorder.call(optimizer.state_tensors(), "optimizer_state")
+        before = [id(parameter.grad) for parameter in training.model.parameters()]
+        steps, ends = [], []
+        norms: list[Tensor] = []
+        for _ in range(2):
+            with recorder.segment() as step:
+                recorder.mark("optimizer")
+                norms.append(gradient_norm(training))
+                optimizer.step()
+                recorder.call(optimizer.state_tensors(), "optimizer_state")
+            steps.append(step)
+            calls = recorder.log.calls
+        if before != [id(parameter.grad) for parameter in training.model.parameters()]:
+            return None
+        with recorder.segment() as cleared:
+            recorder.mark("optimizer")
+            optimizer.zero_grad()
+            self._losses.clear()
+        calls = {"optimizer": calls["optimizer"] + recorder.log.calls["optimizer"]}
+        for _ in range(2):
+            with recorder.segment() as end:
+                del norms[0]
+            ends.append(end)
+        first, second = (
+            Segment([*step.events, *cleared.events, *end.events], step.marks)
+            for step, end in zip(steps, ends, strict=True)
+        )
+        return Updates(making, first, second, calls)
