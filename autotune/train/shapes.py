@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
+_PLAIN = {"aten", "prims", "prim", "fsdp"}
+"""Namespaces of operators that do nothing but what their schema says; others may be a user's own."""
+
 
 class _New(NamedTuple):
     """A tensor with storage of its own."""
@@ -80,7 +83,7 @@ class Shapes:
                 torch.Tag.inplace_view in tags
                 or torch.Tag.data_dependent_output in tags
                 or torch.Tag.dynamic_output_shape in tags
-                or func.namespace not in {"aten", "prims", "prim"}
+                or func.namespace not in _PLAIN
             )
         if changing:
             return None

@@ -224,8 +224,9 @@ def _as_if_real() -> AbstractContextManager[None]:
     """Take the paths of real tensors, and initialize none.
 
     transformers knows fake tensors, and assumes packed sequences of them. Initialization takes time, and some
-    functions of it look at what they drew.
+    functions of it look at what they drew. FSDP's notes for a profiler are operators too, which nobody reads here.
     """
+    from torch.autograd.profiler import record_function
     from transformers import PreTrainedModel
     from transformers.utils import import_utils
 
@@ -237,6 +238,8 @@ def _as_if_real() -> AbstractContextManager[None]:
             "_maybe_opt_step",
             lambda _scaler, optimizer, *_: optimizer.step(),
         ),  # as if nothing overflowed
+        (record_function, "__enter__", lambda note: note),
+        (record_function, "__exit__", lambda *_: None),
     ]
     for name, function in vars(torch.nn.init).items():
         if callable(function) and name.endswith("_") and not name.startswith("__"):
