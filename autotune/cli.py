@@ -78,6 +78,9 @@ def run(
         bool | None, typer.Option("--predict/--no-predict", help="Let the memory model spare probes.")
     ] = None,
     block_class: Annotated[str | None, typer.Option(help="Class of the repeated transformer block.")] = None,
+    train: Annotated[
+        list[str] | None, typer.Option(help="Module or parameter that trains, with *; may be repeated.")
+    ] = None,
     trust_remote_code: Annotated[
         bool | None, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
     ] = None,
@@ -221,6 +224,9 @@ def estimate(
     ] = None,
     space: Annotated[str | None, typer.Option(help="Search space whose rungs make up the table.")] = None,
     block_class: Annotated[str | None, typer.Option(help="Class of the repeated transformer block.")] = None,
+    train: Annotated[
+        list[str] | None, typer.Option(help="Module or parameter that trains, with *; may be repeated.")
+    ] = None,
     trust_remote_code: Annotated[
         bool | None, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
     ] = None,

@@ -57,6 +57,8 @@ class Question(Frozen):
     """The axes of one candidate; without any, every rung of the space is estimated."""
     block_class: str | None = None
     """Class name of the repeated transformer block, where it is not found by itself."""
+    train: tuple[str, ...] = ()
+    """Patterns of the names of modules or parameters that train; none trains all."""
     trust_remote_code: bool = False
     """Run Python code that comes with a model from the hub."""
 
@@ -119,7 +121,7 @@ def estimate(question: Question, tracer: Tracer, base: Path) -> Answer:
         lambda: resolve(
             question.model, block_class=question.block_class, trust_remote_code=question.trust_remote_code,
             base=base,
-        )
+        ).model_copy(update={"train": question.train})
     )  # fmt: skip
     hardware = attempt(lambda: find_hardware(question.gpu))
     space = attempt(lambda: load_space(question.space))

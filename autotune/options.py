@@ -63,6 +63,8 @@ class RunOptions(Frozen):
     """Let the memory model spare probes."""
     block_class: str | None = None
     """Class name of the repeated transformer block, where it is not found by itself."""
+    train: tuple[str, ...] = ()
+    """Patterns of the names of modules or parameters that train, such as `*.mlp.gate`; none trains all."""
     trust_remote_code: bool = False
     """Run Python code that comes with a model from the hub."""
 
@@ -130,9 +132,10 @@ def load_space(name: str) -> Space:
 
 
 def _model(options: RunOptions, base: Path) -> ModelSpec:
-    return resolve(
+    found = resolve(
         options.model, block_class=options.block_class, trust_remote_code=options.trust_remote_code, base=base
     )
+    return found.model_copy(update={"train": options.train})
 
 
 def _limits(options: RunOptions) -> Limits:

@@ -27,6 +27,8 @@ class ModelSpec(Frozen):
     block_class: str | None = None
     """Class name of the repeated transformer block; None finds it."""
     trust_remote_code: bool = False
+    train: tuple[str, ...] = ()
+    """Patterns of the names of modules or parameters that train; the others are frozen. None: all train."""
 
 
 class ModelFacts(Frozen):

@@ -52,6 +52,10 @@ def refuse_model(best: Best) -> str | None:
     """Return why scripts for transformers' models cannot build this one, or None."""
     if best.model.config is None:
         return "the model is a function of your own, whose batches only the native export knows how to make"
+    if best.model.train:
+        return (
+            f"only {', '.join(best.model.train)} train, and the exported script trains all. Use --to native"
+        )
     if best.model.trust_remote_code and best.model.config.get("auto_map"):
         return "the model brings code of its own, which only the native export runs as it was measured"
     return None

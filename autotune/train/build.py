@@ -187,6 +187,8 @@ def _build(draft: _Draft) -> None:
 
 def _add_adapters(draft: _Draft) -> None:
     candidate = draft.request.candidate
+    if candidate.adapters != "none" and draft.request.model.train:
+        raise CannotRun("adapters are all that trains beside a frozen model: leave out --train, or adapters")
     if candidate.adapters == "qlora":
         quantize_blocks(draft.built.model, draft.blocks, draft.device, math_dtype(candidate.precision))
     if candidate.adapters != "none":

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from autotune.candidate import Attention
 from autotune.errors import InputError, nearest
 from autotune.specs import ModelSpec, Task
+from autotune.train.frozen import freeze_others
 from autotune.train.refusal import CannotRun
 
 MakeBatch = Callable[[int, int], Mapping[str, Tensor]]
@@ -66,6 +67,8 @@ def build_model(
     if device.type != "meta":
         _gather(built.model, device)
     _check_positions(spec, built, seq_len)
+    if spec.train:
+        freeze_others(built.model, spec.train)
     built.model.train()
     return built
 

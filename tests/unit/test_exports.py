@@ -1,5 +1,6 @@
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 import yaml
@@ -74,6 +75,13 @@ def test_a_model_of_the_users_own_goes_to_native_only(target):
     with pytest.raises(CannotExport, match="model: the model is a function of your own"):
         export(best, target)
     assert "best.yaml" in export(best, "native")
+
+
+def test_a_model_that_trains_in_part_goes_to_native_only():
+    model = resolve("tiny-gpt2", base=Path()).model_copy(update={"train": ("lm_head",)})
+    with pytest.raises(CannotExport, match="only lm_head train"):
+        export(make_best(model=model), "transformers")
+    assert "lm_head" in export(make_best(model=model), "native")["best.yaml"]
 
 
 def test_remote_code_goes_to_native_only(tmp_path):
