@@ -20,7 +20,8 @@ Offload = Literal["none", "optimizer", "gradients", "full"]
 Optimizer = Literal["adamw", "adamw-8bit", "adafactor", "momentum", "sgd"]
 SplitLimit = Literal["none", "64MiB", "256MiB"]
 CollectAbove = Literal["none", "60%", "80%"]
-Sharding = Literal["none", "ddp", "zero1", "zero2", "fsdp2"]
+Sharding = Literal["none", "ddp", "zero1", "zero2", "fsdp2", "zero3"]
+Engine = Literal["torch", "deepspeed"]
 
 
 class Candidate(Frozen):
@@ -56,8 +57,11 @@ class Candidate(Frozen):
     sharding: Sharding = "none"
     """How the ranks of a run share the work: `none` on one device. `ddp` keeps everything on every rank and averages
     gradients; `zero1` shards the optimizer state beside that; `zero2` shards gradients too, and gathers the
-    parameters once for forward and backward; `fsdp2` (ZeRO-3) gathers each block's parameters where they are
-    needed."""
+    parameters once for forward and backward; `fsdp2` (torch's ZeRO-3) gathers each block's parameters where they are
+    needed; `zero3` is DeepSpeed's."""
+    engine: Engine = "torch"
+    """What shards: torch's own DDP, ZeroRedundancyOptimizer and FSDP2, or `deepspeed` under `zero1`, `zero2`, `zero3`,
+    where bf16 keeps parameters and gradients in bf16, and an fp32 copy in the optimizer's shard."""
     expandable_segments: bool = True
     """CUDA caching allocator maps memory into growing segments (less fragmentation); no effect on `cpu`."""
     split_limit: SplitLimit = "none"
@@ -150,7 +154,7 @@ class Candidate(Frozen):
         if self.optimizer_in_backward:
             parts.append("step in backward")
         if self.sharding != "none":
-            parts.append(self.sharding)
+            parts.append(self.sharding if self.engine == "torch" else f"DeepSpeed {self.sharding}")
         if not self.expandable_segments:
             parts.append("fixed segments")
         if self.split_limit != "none":

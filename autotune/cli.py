@@ -217,7 +217,7 @@ def estimate(
         str | None, typer.Option(help="adamw, adamw-8bit, adafactor, momentum or sgd.")
     ] = None,
     sharding: Annotated[
-        str | None, typer.Option(help="none, ddp, zero1, zero2 or fsdp2, with --gpus.")
+        str | None, typer.Option(help="none, ddp, zero1, zero2, fsdp2 or DeepSpeed's zero3, with --gpus.")
     ] = None,
     axis: Annotated[
         list[str] | None, typer.Option(help="Any other axis of a candidate, as NAME=VALUE; may be repeated.")

@@ -77,7 +77,7 @@ RULES: tuple[Constraint, ...] = (
     ),
     Constraint(
         when={"offload": "optimizer"},
-        require={"sharding": ["none", "ddp", "zero2", "fsdp2"]},
+        require={"sharding": ["none", "ddp", "zero2", "fsdp2", "zero3"]},
         because="zero1's optimizer keeps its shard of the state on the device; offload it with zero2, fsdp2 or ddp",
     ),
     Constraint(
@@ -95,6 +95,31 @@ RULES: tuple[Constraint, ...] = (
         when={"adapters": "qlora"},
         require={"sharding": "none", "offload": ["none", "optimizer", "gradients"]},
         because="weights in 4 bits are kept by bitsandbytes on one device, which neither shards nor fetches them",
+    ),
+    Constraint(
+        when={"engine": "deepspeed"},
+        require={"sharding": ["zero1", "zero2", "zero3"]},
+        because="DeepSpeed's engine is offered for ZeRO; one device, ddp and fsdp2 are torch's",
+    ),
+    Constraint(
+        when={"sharding": "zero3"},
+        require={"engine": "deepspeed"},
+        because="zero3 is DeepSpeed's; torch's is fsdp2",
+    ),
+    Constraint(
+        when={"engine": "deepspeed"},
+        require={"precision": ["fp32", "bf16"]},
+        because="DeepSpeed keeps masters in fp32 whatever the precision, and scales fp16's loss by rules of its own",
+    ),
+    Constraint(
+        when={"engine": "deepspeed"},
+        require={"optimizer": ["adamw", "momentum", "sgd"]},
+        because="DeepSpeed flattens parameters, so an optimizer that looks at their shapes is another one there",
+    ),
+    Constraint(
+        when={"engine": "deepspeed"},
+        require={"loss": "full", "activation_offload": False, "adapters": "none", "compile": "none"},
+        because="DeepSpeed's hooks are on modules; chunked loss, activation offload, adapters, compilation miss them",
     ),
     Constraint(
         when={"attention": "flash_attention_2"},
@@ -182,7 +207,7 @@ Kind = Literal["cpu", "cuda"]
 def misplaced(candidate: Candidate, world_size: int, kind: Kind) -> str | None:
     """Return why `world_size` ranks on devices of a kind cannot run a candidate that is legal elsewhere, or None."""
     if candidate.sharding == "none" and world_size > 1:
-        return f"{world_size} ranks need a sharding: ddp, zero1, zero2 or fsdp2"
+        return f"{world_size} ranks need a sharding: ddp, zero1, zero2 or fsdp2 (or DeepSpeed's zero3)"
     if candidate.sharding != "none" and world_size == 1:
         return f"{candidate.sharding} shares the work out over several ranks, and there is one (--gpus)"
     if candidate.sharding == "fsdp2" and candidate.offload == "full" and kind == "cpu":

@@ -131,6 +131,12 @@ def _techniques() -> Iterator[Finding]:
         text=f"{' and '.join(packages)} not installed: pip install 'autotune[{','.join(packages)}]'" if packages
         else "peft and bitsandbytes are there",
     )  # fmt: skip
+    deepspeed = installed("deepspeed")
+    yield Finding(
+        subject="deepspeed", state="ok" if deepspeed else "warning",
+        text=f"deepspeed {deepspeed}" if deepspeed
+        else "deepspeed is not installed: DS_BUILD_OPS=0 pip install 'autotune[deepspeed]'",
+    )  # fmt: skip
     for attention, package in (("flash_attention_2", "flash-attn"), ("flex_attention", None)):
         lacking = []
         if gpu is None:

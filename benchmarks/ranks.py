@@ -14,9 +14,11 @@ import argparse
 import json
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -42,6 +44,8 @@ SEQ_LEN, MICRO_BATCH, MICRO_STEPS = 128, 2, 2
 CASES: tuple[dict[str, Any], ...] = (
     {"sharding": "none"}, {"sharding": "ddp"}, {"sharding": "zero1"}, {"sharding": "zero2"}, {"sharding": "fsdp2"},
     {"sharding": "fsdp2", "offload": "optimizer"}, {"sharding": "fsdp2", "offload": "full"},
+    {"sharding": "zero1", "engine": "deepspeed"}, {"sharding": "zero2", "engine": "deepspeed"},
+    {"sharding": "zero3", "engine": "deepspeed"}, {"sharding": "zero3", "engine": "deepspeed", "offload": "optimizer"},
 )  # fmt: skip
 """What differs from fp32 with AdamW; `none` is one rank by itself."""
 BUDGET = 6 * GIB
@@ -95,8 +99,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         "seconds_per_step": outcome.timing.global_step(MICRO_STEPS),
         "loss": outcome.losses[-1],
     }  # fmt: skip
-    if timeline:
-        row["formula"] = in_closed_form(case, int(timeline.facts["parameters"]))._asdict()
+    row["formula"] = in_closed_form(case, parameters())._asdict()
     return row
 
 
@@ -108,15 +111,33 @@ def memory_of_ranks(folder: Path, ranks: int) -> list[Memory]:
     return [Memory.model_validate(memory) for memory in found]
 
 
-def in_closed_form(case: dict[str, Any], parameters: int) -> States:
+@cache
+def parameters() -> int:
+    """Return the parameters of the model."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = dict(request({"sharding": "none"}).model.config or {})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config.pop("model_type"), **config))
+    return int(sum(parameter.numel() for parameter in model.parameters()))
+
+
+def in_closed_form(case: dict[str, Any], count: int) -> States:
     """Return ZeRO's formula for a rank, with what is offloaded taken out."""
-    formula = states(parameters, "fp32", "adamw", case["sharding"], ranks_of(case))
+    formula = states(count, "fp32", "adamw", case["sharding"], ranks_of(case))
+    if case.get("engine") == "deepspeed":  # its shard has a copy of the parameters, in fp32 too
+        copy = 4 * count / ranks_of(case)
+        # What it offloads to the host stays on the same device here.
+        return formula._replace(optimizer_state=formula.optimizer_state + copy)
     return formula._replace(optimizer_state=0.0) if case.get("offload") == "optimizer" else formula
 
 
 def name_of(case: dict[str, Any]) -> str:
     """Return a case's name in the table."""
-    return " + ".join([case["sharding"], *([f"{case['offload']} offload"] if case.get("offload") else [])])
+    engine = "DeepSpeed " if case.get("engine") == "deepspeed" else ""
+    return " + ".join(
+        [engine + case["sharding"], *([f"{case['offload']} offload"] if case.get("offload") else [])]
+    )
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:

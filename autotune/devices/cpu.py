@@ -73,8 +73,8 @@ class CpuDevice:
         """Return what the libraries take, with one stack for each thread of each pool."""
         return LIBRARIES + STACKS_PER_THREAD * _threads() * _stack()
 
-    def environment(self, candidate: Candidate) -> dict[str, str]:  # noqa: ARG002  the same for all
-        """Return the variables that make memory exact, and hide any GPU."""
+    def environment(self, candidate: Candidate) -> dict[str, str]:
+        """Return the variables that make memory exact, and hide any GPU; DeepSpeed has to be told so."""
         tunables = os.environ.get("GLIBC_TUNABLES")
         return {
             **_MALLOC,
@@ -82,6 +82,7 @@ class CpuDevice:
             "GLIBC_TUNABLES": f"{_HUGE_PAGES}:{tunables}" if tunables else _HUGE_PAGES,
             _WAIT_POLICY: os.environ.get(_WAIT_POLICY, "passive"),
             "CUDA_VISIBLE_DEVICES": "",
+            **({"DS_ACCELERATOR": "cpu"} if candidate.engine == "deepspeed" else {}),
         }
 
     def data_limit(self) -> int | None:

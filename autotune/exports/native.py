@@ -20,6 +20,7 @@ FIELDS = {
     "optimizer": _FILE,
     "optimizer_in_backward": _FILE,
     "sharding": _FILE,
+    "engine": _FILE,
     "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
     "split_limit": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
     "collect_above": Expressed("best.yaml: candidate; launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),

@@ -70,7 +70,7 @@ def refuse_precision(best: Best) -> str | None:
 
 def refuse_offload(best: Best) -> str | None:
     """Return why another library's offload is not the one that was measured, or None."""
-    if best.candidate.offload == "none":
+    if best.candidate.offload == "none" or best.candidate.engine == "deepspeed":
         return None
     return (
         f"{best.candidate.offload!r} is autotune's own technique; what this library offers under the name moves "
@@ -119,11 +119,21 @@ def refuse_in_backward(best: Best) -> str | None:
 
 def refuse_sharding(best: Best) -> str | None:
     """Return why another library's sharding is not the one that was measured, or None."""
-    if best.candidate.sharding == "none":
+    if best.candidate.sharding == "none" or best.candidate.engine == "deepspeed":
         return None
     return (
         f"{best.candidate.sharding!r} was measured as autotune's own training applies it; what this library sets up "
         "under the name keeps other buffers, so the memory that was proven would not hold. Use --to native"
+    )
+
+
+def refuse_engine(best: Best) -> str | None:
+    """Return why another library's way to run DeepSpeed is not the one that was measured, or None."""
+    if best.candidate.engine == "torch":
+        return None
+    return (
+        "accelerate's script would have to hand its loop to DeepSpeed. Use --to transformers, whose Trainer does, or "
+        "--to native"
     )
 
 

@@ -23,6 +23,7 @@ from autotune.exports.shared import (
     refuse_sharding,
     script,
 )
+from autotune.zero import deepspeed_settings
 
 FIELDS = {
     "precision": Expressed("training_arguments.json: bf16, fp16", refuse_precision),
@@ -33,10 +34,11 @@ FIELDS = {
     "loss": Expressed("nowhere: only `full` is exported", refuse_loss),
     "compile": Expressed("nowhere: only `none` is exported", refuse_compile),
     "activation_offload": Expressed("nowhere: only `off` is exported", refuse_activation_offload),
-    "offload": Expressed("nowhere: only `none` is exported", refuse_offload),
+    "offload": Expressed("deepspeed.json: zero_optimization, of DeepSpeed's alone", refuse_offload),
     "optimizer": Expressed("training_arguments.json: optim"),
     "optimizer_in_backward": Expressed("nowhere: only `off` is exported", refuse_in_backward),
-    "sharding": Expressed("nowhere: only `none` is exported", refuse_sharding),
+    "sharding": Expressed("deepspeed.json: zero_optimization, of DeepSpeed's alone", refuse_sharding),
+    "engine": Expressed("deepspeed.json"),
     "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
     "split_limit": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
     "collect_above": Expressed("nowhere: only `none` is exported", refuse_collection),
@@ -60,9 +62,21 @@ def export(best: Best) -> dict[str, str]:
     return {
         "training_arguments.json": pretty(_arguments(best)),
         "launch.sh": launch_script(best, several if best.gpus > 1 else "train.py"),
+        **_deepspeed(best),
         **model_files(best),
         "train.py": script("transformers_train.py"),
     }
+
+
+def _deepspeed(best: Best) -> dict[str, str]:
+    """Return DeepSpeed's configuration, where it shards; what is `auto` in it follows the Trainer's arguments."""
+    candidate = best.candidate
+    if candidate.engine == "torch":
+        return {}
+    values = deepspeed_settings(candidate, pin_memory=best.device.kind == "cuda") | {
+        "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",
+    }  # fmt: skip
+    return {"deepspeed.json": pretty(values)}
 
 
 def _arguments(best: Best) -> dict[str, Any]:
@@ -91,7 +105,9 @@ def _arguments(best: Best) -> dict[str, Any]:
         candidate.tf32 and best.device.kind == "cuda"
     ):  # the Trainer refuses the name itself where there is no GPU
         arguments["tf32"] = True
-    if best.gpus > 1:
+    if candidate.engine == "deepspeed":
+        arguments["deepspeed"] = "deepspeed.json"
+    elif best.gpus > 1:
         arguments["ddp_find_unused_parameters"] = False
         arguments["ddp_backend"] = "gloo" if best.device.kind == "cpu" else "nccl"
     return arguments

@@ -36,6 +36,7 @@ SHARED_OUT: dict[Sharding, tuple[bool, bool, bool]] = {
     "zero1": (False, False, True),
     "zero2": (False, True, True),
     "fsdp2": (True, True, True),
+    "zero3": (True, True, True),
 }
 """Whether the ranks share out weights, gradients, and optimizer state with its master weights (ZeRO, figure 1)."""
 
@@ -309,7 +310,7 @@ def estimate(architecture: Architecture, setup: Setup) -> Estimate:
     weights, gradients, _ = weight_bytes(setup.precision)
     temporary = 0.0
     gathered = architecture.layer_parameters() * (weights + gradients)
-    if setup.sharding == "fsdp2" or setup.offload == "full":
+    if setup.sharding in {"fsdp2", "zero3"} or setup.offload == "full":
         temporary += gathered
     if setup.precision == "autocast" and not temporary:
         temporary += 2 * everything  # the cast copies that autocast keeps until the backward pass

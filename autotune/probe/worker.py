@@ -9,6 +9,7 @@ that to the parent.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import traceback
@@ -172,7 +173,10 @@ class Probe:
             # transformers imports a model's code when it is first built: some 90 MiB that are not the
             # model's.
             build_model(self._request.model, self._request.seq_len, torch.device("meta"))
-        if self._request.candidate.sharding != "none":
+        if self._request.candidate.engine == "deepspeed":
+            with contextlib.suppress(ImportError):  # `assemble` refuses with the reason
+                importlib.import_module("deepspeed")
+        elif self._request.candidate.sharding != "none":
             import autotune.train.sharding.fully
             import autotune.train.sharding.replicated  # noqa: F401 - some 30 MiB that are not the model's
         if self._request.candidate.compile != "none":

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +40,11 @@ from autotune.train.stream import stream
 from autotune.train.streamed import StreamedOptimizer
 from autotune.train.training import Batch, Ranks, StepOptimizer, Training, no_reduction
 
+if TYPE_CHECKING:
+    from autotune.train.sharding.engine import DeepSpeedEngine
+
 IN_SHARDS, REPLICATED = ("zero2", "fsdp2"), ("ddp", "zero1")
-"""The shardings by what a rank keeps of the parameters between steps: its shard, or all."""
+"""torch's shardings by what a rank keeps of the parameters between steps: its shard, or all."""
 
 
 def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
@@ -75,6 +79,10 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
     own = 0 if draft.built.make_batch is None else ranks.rank
     batches = stream(draft.built, request.seq_len, request.seed + own, device)
 
+    gradients = None if draft.gradients is None else draft.gradients.all
+    if draft.engine is not None:
+        gradients = draft.engine.gradients
+
     return Training(
         model=draft.built.model,
         optimizer=draft.optimizer,
@@ -86,7 +94,8 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
         close=draft.closing.close,
         ranks=ranks,
         reduction=draft.reduction,
-        gradients=None if draft.gradients is None else draft.gradients.all,
+        gradients=gradients,
+        shards=draft.engine.shards if draft.engine else None,
         scaling=scaling,
     )
 
@@ -116,6 +125,7 @@ class _Draft:
     reduction: Callable[[bool], AbstractContextManager[object]] = no_reduction
     blocks: Blocks | None = None
     optimizer: StepOptimizer = field(init=False)
+    engine: DeepSpeedEngine | None = None
     gradients: HostGradients | None = None
     """Where gradients rest when they leave the device by copies."""
     scaling: ScaledOptimizer | None = None
@@ -129,6 +139,8 @@ def _check(draft: _Draft) -> None:
     )
     if reason:
         raise CannotRun(reason)
+    if request.candidate.engine == "deepspeed" and find_spec("deepspeed") is None:
+        raise CannotRun("the deepspeed package is not installed: pip install 'autotune[deepspeed]'")
 
 
 def _check_attention(draft: _Draft) -> None:
@@ -152,7 +164,9 @@ def _form_group(draft: _Draft) -> None:
 def _set_precision(draft: _Draft) -> None:
     candidate = draft.request.candidate
     # Under full offload a kept bf16 copy would hold on the device what was moved away from it.
-    draft.precision = compute_in(candidate.precision, draft.device, keep_casts=candidate.offload != "full")
+    # DeepSpeed casts the model itself.
+    precision = "fp32" if candidate.engine == "deepspeed" else candidate.precision
+    draft.precision = compute_in(precision, draft.device, keep_casts=candidate.offload != "full")
     if candidate.collect_above != "none" and draft.device.type == "cuda":
         # torch looks at the threshold only where the process has a share of the memory: here all of it.
         torch.cuda.set_per_process_memory_fraction(1.0, draft.device)
@@ -164,7 +178,8 @@ def _build(draft: _Draft) -> None:
     request = draft.request
     # What will be sharded, offloaded or quantized is built whole off the device, and leaves for it block by block.
     candidate = request.candidate
-    away = candidate.offload == "full" or candidate.adapters == "qlora" or candidate.sharding in IN_SHARDS
+    shards = candidate.sharding in IN_SHARDS if candidate.engine == "torch" else candidate.sharding == "zero3"
+    away = candidate.offload == "full" or candidate.adapters == "qlora" or shards
     torch.manual_seed(request.seed)
     pure = request.candidate.precision == "bf16-pure"
     # A user's own function has to give fp32, as the model's contract says; it is cast when it is there.
@@ -221,6 +236,8 @@ def _offload_activations(draft: _Draft) -> None:
 def _place_parameters(draft: _Draft) -> None:
     candidate, model = draft.request.candidate, draft.built.model
     on_host = candidate.offload == "full"
+    if candidate.engine == "deepspeed":
+        return
     if candidate.sharding in IN_SHARDS or (on_host and draft.files is None):
         from autotune.train.sharding.fully import shard
 
@@ -235,7 +252,8 @@ def _place_parameters(draft: _Draft) -> None:
 
 
 def _replicate(draft: _Draft) -> None:
-    if draft.request.candidate.sharding not in REPLICATED:
+    candidate = draft.request.candidate
+    if candidate.sharding not in REPLICATED or candidate.engine == "deepspeed":
         return
     from autotune.train.sharding.replicated import Replica
 
@@ -244,8 +262,20 @@ def _replicate(draft: _Draft) -> None:
 
 
 def _add_optimizer(draft: _Draft) -> None:
-    model = draft.built.model
-    draft.optimizer = _optimizer(draft.request.candidate, model, draft.device, draft.files, draft.gradients)
+    candidate, model = draft.request.candidate, draft.built.model
+    if candidate.engine == "deepspeed":
+        from autotune.train.sharding.engine import DeepSpeedEngine as Engine  # late: it takes a second
+
+        make = optimizer_maker(
+            candidate.optimizer, sum(parameter.numel() for parameter in model.parameters())
+        )
+        engine = draft.engine = Engine(model, make, candidate, draft.device)
+        draft.closing.callback(engine.close)
+        draft.optimizer, draft.forward, draft.reduction = engine, engine.forward, engine.reduction
+        if candidate.precision == "bf16":
+            draft.casting = partial(cast_inputs, dtype=torch.bfloat16)
+        return
+    draft.optimizer = _optimizer(candidate, model, draft.device, draft.files, draft.gradients)
 
 
 def make_optimizer(request: ProbeRequest, training: Training) -> StepOptimizer:

@@ -37,11 +37,14 @@ def local(tensor: Tensor) -> Tensor:
 
 def parameter_bytes(training: Training) -> int:
     """Return the bytes of parameters and buffers on the device."""
-    return bytes_on(training.device, [*training.model.parameters(), *training.model.buffers()])
+    own = training.model.parameters() if training.shards is None else training.shards()
+    return bytes_on(training.device, [*own, *training.model.buffers()])
 
 
 def gradient_bytes(training: Training) -> int:
     """Return the bytes of gradients on the device."""
+    if training.gradients is not None:
+        return bytes_on(training.device, training.gradients())
     return bytes_on(training.device, (parameter.grad for parameter in training.model.parameters()))
 
 

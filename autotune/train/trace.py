@@ -68,6 +68,10 @@ def trace_alike(request: ProbeRequest, others: Sequence[Candidate]) -> dict[Cand
         raise CannotTrace(
             "what a compiled block allocates is for the compiler to decide; only a probe shows it"
         )
+    if request.candidate.engine == "deepspeed":
+        raise CannotTrace(
+            "DeepSpeed's engine moves the data of parameters by itself, and a trace has no data: it is probed"
+        )
     began = time.perf_counter()
     others = [candidate for candidate in others if _imported(candidate)]
     try:

@@ -82,5 +82,7 @@ class Training:
     the ranks by the end of the last one of a global step."""
     gradients: Callable[[], Iterable[Tensor]] | None = None
     """All gradients between backward and the optimizer step, where they are not the parameters' own."""
+    shards: Callable[[], Iterable[Tensor]] | None = None
+    """What this rank keeps of the parameters, where that is not the parameters' own memory."""
     scaling: Scaling | None = None
     """How gradients are scaled between backward and the optimizer step; None where they are what they are."""

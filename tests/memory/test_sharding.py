@@ -12,10 +12,12 @@ from autotune.candidate import Candidate
 from autotune.constraints import illegal, misplaced
 from autotune.memory.formula import states
 from autotune.memory.timeline import CATEGORIES, PLACES
+from autotune.train import build
+from autotune.train.refusal import CannotRun
 from autotune.train.replacing import replaced
 from autotune.train.scratch import ON_CPU
 from autotune.train.sharding import fake, ranks, replicated
-from autotune.train.trace import trace
+from autotune.train.trace import CannotTrace, trace
 from tests.memory.test_trace import measured
 from tests.memory.test_trace import request as plain
 
@@ -145,7 +147,21 @@ def test_illegal_combinations_are_told_before_anything_is_launched():
     assert "keep them there whole" in told(sharding="zero2", offload="full")
     assert "reduced" in told(sharding="ddp", optimizer_in_backward=True)
     assert "shards" in told(sharding="fsdp2", optimizer="adafactor")
+    assert "for ZeRO" in told(sharding="fsdp2", engine="deepspeed")
+    assert "torch's is fsdp2" in told(sharding="zero3")
+    assert "look" in told(sharding="zero2", engine="deepspeed", optimizer="adafactor")
+    assert "miss them" in told(sharding="zero2", engine="deepspeed", loss="chunked")
+    assert told(sharding="zero3", engine="deepspeed", offload="optimizer") is None
     assert told(sharding="fsdp2", offload="full") is None
     assert "whole parameters to files" in told(sharding="fsdp2", offload="full", kind="cpu")
     for sharding in ("ddp", "zero2", "fsdp2"):
         assert told(sharding=sharding, offload="optimizer", kind="cpu") is None
+
+
+def test_deepspeed_is_refused_where_it_is_missing_and_never_priced(monkeypatch):
+    probe = request(2, sharding="zero2", engine="deepspeed")
+    with pytest.raises(CannotTrace, match="it is probed"):
+        trace(probe)
+    monkeypatch.setattr(build, "find_spec", lambda name: None)
+    with pytest.raises(CannotRun, match="autotune\\[deepspeed\\]"):
+        build.assemble(probe)

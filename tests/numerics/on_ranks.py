@@ -3,12 +3,14 @@
 import os
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import torch
 
 from autotune.train.build import assemble
-from autotune.train.sharding.ranks import RENDEZVOUS
+from autotune.train.replacing import replaced
+from autotune.train.sharding import ranks
 from tests.data.requests import family, request
 
 STEPS, ACCUMULATION, MICRO_BATCH, RANKS = 3, 2, 2, 2
@@ -25,14 +27,26 @@ CASES = [
     if not (sharding == "zero1" and more.get("offload"))
     if not (sharding in {"zero2", "fsdp2"} and precision == "fp16")
 ]
+DEEPSPEED = [
+    {"engine": "deepspeed", "sharding": sharding, "optimizer": optimizer, "precision": precision, **more}
+    for sharding, optimizer, precision, more in (
+        ("zero1", "sgd", "fp32", {}),
+        ("zero2", "sgd", "fp32", {"checkpointing": "full"}),
+        ("zero2", "adamw", "bf16", {}),
+        ("zero2", "sgd", "fp32", {"offload": "optimizer"}),
+        ("zero3", "sgd", "fp32", {}),
+        ("zero3", "adamw", "bf16", {}),
+        ("zero3", "sgd", "fp32", {"offload": "optimizer"}),
+    )
+]
 
 
-def train(case, ranks=1):
+def train(case, size=1):
     """Return losses and whole parameters after three global steps of eight samples, however many ranks share them."""
-    micro_batch, steps = (MICRO_BATCH, ACCUMULATION) if ranks > 1 else (MICRO_BATCH * ACCUMULATION * RANKS, 1)
+    micro_batch, steps = (MICRO_BATCH, ACCUMULATION) if size > 1 else (MICRO_BATCH * ACCUMULATION * RANKS, 1)
     with tempfile.TemporaryDirectory() as folder:
         probe = request(family("llama"), Path(folder), micro_batch=micro_batch, **case)
-        training = assemble(probe.model_copy(update={"world_size": ranks, "accumulation_steps": steps}))
+        training = assemble(probe.model_copy(update={"world_size": size, "accumulation_steps": steps}))
         losses = []
         for step in range(STEPS):
             total = 0.0
@@ -44,23 +58,29 @@ def train(case, ranks=1):
             training.optimizer.step()
             training.optimizer.zero_grad()
             losses.append(training.ranks.mean(total))
-        whole = {
-            name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().clone()
-            for name, value in training.model.named_parameters()
-        }
+        whole = {name: gathered(value) for name, value in training.model.named_parameters()}
         training.close()
     return losses, whole
 
 
-def main(file):
-    results = []
-    for number, case in enumerate(CASES):
-        if number:  # the launcher's own rendezvous serves one group
-            os.environ[RENDEZVOUS] = f"{file}.{number}"
-        results.append(train(case, RANKS))
+def gathered(parameter):
+    """Return a copy of the whole parameter, wherever its shards are."""
+    if hasattr(parameter, "ds_id"):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([parameter]):
+            return parameter.detach().clone()
+    return (parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter).detach().clone()
+
+
+def main(file, cases="CASES"):
+    """Train all cases in one process group: DeepSpeed keeps what it found of the first one for good."""
+    with replaced([(ranks, "form_group", cache(ranks.form_group)), (ranks, "end_group", lambda: None)]):
+        results = [train(case, RANKS) for case in globals()[cases]]
     if os.environ["RANK"] == "0":
         torch.save(results, file)
+    ranks.end_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -159,3 +159,16 @@ def test_variables_of_the_measurement_are_set_with_shell_quoting(target):
     launch = export(make_best(variables={"MALLOC_TRIM_THRESHOLD_": value}), target)["launch.sh"]
     line = next(line for line in launch.splitlines() if "MALLOC_TRIM" in line)
     assert shlex.split(line) == ["export", f"MALLOC_TRIM_THRESHOLD_={value}"]
+
+
+def test_the_trainer_gets_deepspeeds_configuration():
+    best = make_best(device="cuda", gpus=8, engine="deepspeed", sharding="zero3", offload="optimizer")
+    files = export(best, "transformers")
+    assert json.loads(files["training_arguments.json"])["deepspeed"] == "deepspeed.json"
+    settings = json.loads(files["deepspeed.json"])
+    assert settings["zero_optimization"]["stage"] == 3
+    assert settings["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    assert settings["bf16"]["enabled"]
+    assert settings["gradient_accumulation_steps"] == "auto"
+    with pytest.raises(CannotExport, match="engine: accelerate's script"):
+        export(best, "accelerate")

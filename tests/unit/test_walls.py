@@ -22,7 +22,7 @@ LAYERS = [
     (
         "logic",
         ["memory", "timing", "strategies", "selection", "outlook", "failure", "estimate", "demand", "proof",
-         "probe.classify", "probe.ranks", "exports"],
+         "probe.classify", "probe.ranks", "zero", "exports"],
     ),
     ("machine", ["environment", "journal", "tracing", "trace_cache", "devices", "probe", "executors",
                  "models", "emission", "train"]),

@@ -1,0 +1,46 @@
+"""Two ranks under DeepSpeed compute what one rank does with their batches together.
+
+SGD in fp32 to rounding: sums over samples are taken in another order. In bf16 parameters and products round, and the
+losses agree to that.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.numerics.on_ranks import DEEPSPEED, train
+
+pytest.importorskip(
+    "deepspeed", reason="the deepspeed package is not installed: pip install 'autotune[deepspeed]'"
+)
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    file = tmp_path_factory.mktemp("deepspeed") / "results.pt"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+               "-m", "tests.numerics.on_ranks", str(file), "DEEPSPEED"]  # fmt: skip
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return torch.load(file)
+
+
+@pytest.mark.parametrize("position", range(len(DEEPSPEED)), ids=["-".join(c.values()) for c in DEEPSPEED])
+def test_two_ranks_train_as_one_with_both_batches(of_two, position):
+    case = DEEPSPEED[position]
+    losses, parameters = of_two[position]
+    expected, reference = train({**case, "engine": "torch", "sharding": "none"})
+    assert losses[-1] < losses[0]
+    assert losses == pytest.approx(expected, rel=1e-5 if case["precision"] == "fp32" else 0.02)
+    if case["optimizer"] == "sgd":
+        assert sorted(parameters) == sorted(reference)
+        for name, value in reference.items():
+            torch.testing.assert_close(parameters[name], value, rtol=1e-4, atol=1e-6)
