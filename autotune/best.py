@@ -66,6 +66,8 @@ class Proof(Frozen):
     losses: tuple[float, ...] = ()
     """Training loss of every optimizer step, in order."""
     evaluation_loss: float | None = None
+    evaluation_micro_batch: Annotated[int, Field(ge=1)] | None = None
+    """Sequences (samples) that one device evaluates at a time: run, and found to fit."""
     checkpoint_bytes: Bytes | None = None
     seconds: float
     """Wall time of the whole relaunch."""

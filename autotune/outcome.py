@@ -119,6 +119,8 @@ class Ok(Frozen):
     """Optimizer steps that loss scaling (fp16) left out, because a gradient was infinite or NaN."""
     evaluation_loss: float | None = None
     """Loss of the evaluation pass; only a proof has one."""
+    evaluation_micro_batch: int | None = None
+    """A micro-batch at which evaluation was run and fits, at least the training's; only a proof has one."""
     checkpoint_bytes: int | None = None
     """Size of the saved checkpoint; only a proof has one."""
 

@@ -25,7 +25,8 @@ def proof_request(
         kind="prove", model=best.model, candidate=best.candidate, seq_len=best.seq_len,
         accumulation_steps=best.accumulation.steps, device=device or best.device.torch_name,
         world_size=best.gpus if best.candidate.sharding != "none" else 1,
-        budget=budget or best.memory.budget, seed=best.seed, sample_seconds=seconds, sample_steps=20, folder="",
+        budget=budget or best.memory.budget, headroom=best.headroom,
+        seed=best.seed, sample_seconds=seconds, sample_steps=20, folder="",
     )  # fmt: skip
 
 
@@ -80,6 +81,7 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
     return Proof(
         passed=passed, why=_held(best, outcome, speed) if passed else _failed(checks), checks=checks,
         losses=outcome.losses, evaluation_loss=outcome.evaluation_loss,
+        evaluation_micro_batch=outcome.evaluation_micro_batch,
         checkpoint_bytes=outcome.checkpoint_bytes, seconds=seconds,
     )  # fmt: skip
 
@@ -111,9 +113,12 @@ def _held(best: Best, outcome: Ok, speed: float) -> str:
     if best.evidence == "predicted":
         tensors = f"{format_bytes(outcome.memory.allocated)} where {format_bytes(best.memory.allocated)} were predicted"
         expected = f"; tensors {tensors}, and {format_count(best.tokens_per_second)} tokens/s"
+    most = outcome.evaluation_micro_batch
+    larger = "" if most is None or most == best.candidate.micro_batch else f" (micro-batch {most} fits there)"
     return (
         f"held when relaunched: {len(outcome.losses)} optimizer steps of {outcome.accumulation_steps} micro-steps, "
-        f"an evaluation and a checkpoint; peak {format_bytes(outcome.memory.peak())}, {format_count(speed)} tokens/s, "
+        f"an evaluation{larger} and a checkpoint; "
+        f"peak {format_bytes(outcome.memory.peak())}, {format_count(speed)} tokens/s, "
         f"loss {outcome.losses[0]:.2f} -> {outcome.losses[-1]:.2f}{expected}"
     )
 

@@ -26,7 +26,8 @@ RECORDS = ("memory/timeline.py", "timing/work.py")
 """What a trace is written as; the rest of its code is all of `train/`."""
 
 _IRRELEVANT = {
-    "protocol", "kind", "also", "accumulation_steps", "budget", "seed", "sample_seconds", "sample_steps", "folder",
+    "protocol", "kind", "also", "accumulation_steps", "budget", "headroom", "seed", "sample_seconds", "sample_steps",
+    "folder",
 }  # fmt: skip
 """Fields of a request that change nothing in its trace. All others, also those yet to come, are in the key."""
 

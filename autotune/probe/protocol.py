@@ -39,6 +39,8 @@ class ProbeRequest(Frozen):
     """Ranks that train together, one a device; which rank a process is stands in its environment (RANK)."""
     budget: int
     """Bytes of each rank; reported with the memory, enforced by the device."""
+    headroom: float = 0.0
+    """Share of the budget that must stay free, where a probe looks for how much fits."""
     seed: int
     sample_seconds: float
     """Seconds of measured steps after warm-up (train), or of all steps (prove)."""

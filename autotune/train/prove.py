@@ -12,6 +12,7 @@ import torch
 
 from autotune.outcome import Ok
 from autotune.probe.protocol import ProbeRequest
+from autotune.train.evaluation import forward_only, largest_evaluation
 from autotune.train.holdings import Observer, local
 from autotune.train.measure import MICRO_STEPS, report, sample, warm_up
 from autotune.train.phases import Phases
@@ -30,7 +31,7 @@ def prove(request: ProbeRequest, training: Training, phases: Phases, warmed_up: 
     fit, all are cut to as many micro-steps as do, but at least two; `Ok.accumulation_steps` says how many.
     Memory is as in `measure.report`, evaluation and checkpoint included in `reserved` and `device_peak` (not
     in `allocated`), and each with a peak of its own in `phases`. `evaluation_loss` is of a batch that was not
-    trained on.
+    trained on. Then a larger micro-batch for evaluation is looked for, which no number of memory includes.
     """
     began = time.perf_counter()
     stepper = Stepper(training, request.candidate.micro_batch, phases)
@@ -50,8 +51,15 @@ def prove(request: ProbeRequest, training: Training, phases: Phases, warmed_up: 
     phases.close_look = True
     evaluation_loss = evaluate(stepper)
     checkpoint_bytes = save(training, Path(request.folder), phases)
-    return report(request, stepper, samples, micro_steps, observer).model_copy(
-        update={"evaluation_loss": evaluation_loss, "checkpoint_bytes": checkpoint_bytes}
+    outcome = report(request, stepper, samples, micro_steps, observer)
+    evaluated = next(entry for entry in outcome.phases if entry.phase == "evaluation")
+    return outcome.model_copy(
+        update={
+            "evaluation_loss": evaluation_loss,
+            "checkpoint_bytes": checkpoint_bytes,
+            # Last: what it takes is none of the training's, and a refusal is no failure.
+            "evaluation_micro_batch": largest_evaluation(request, stepper, evaluated),
+        }
     )
 
 
@@ -66,13 +74,9 @@ def steps_that_fit(accumulation_steps: int, seconds: float, parts: Parts) -> int
 
 def evaluate(stepper: Stepper) -> float:
     """Run one forward pass of the next micro-batch in evaluation mode, and return its loss."""
-    training, phases = stepper.training, stepper.phases
-    phases.enter("evaluation")
-    training.model.eval()
-    with torch.no_grad():
-        loss = float(training.loss(training.batch(stepper.next_batch(), stepper.micro_batch)))
-    training.model.train()
-    phases.pause()
+    stepper.phases.enter("evaluation")
+    loss = forward_only(stepper, stepper.micro_batch)
+    stepper.phases.pause()
     return loss
 
 

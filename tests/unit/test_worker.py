@@ -176,6 +176,7 @@ def test_a_proof_runs_whole_global_steps_then_evaluates_and_saves(proven):
     assert outcome.losses[-1] < outcome.losses[0]
     assert outcome.evaluation_loss < outcome.losses[0]
     assert outcome.checkpoint_bytes == pytest.approx(12 * PARAMETERS, rel=0.01)
+    assert outcome.evaluation_micro_batch in {1, 2, 4, 8, 16}
     assert not list(proven.folder.glob("*.pt")), "the checkpoint is deleted"
 
 
