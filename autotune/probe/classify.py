@@ -62,7 +62,7 @@ def classify(
         )
         return refused or _crash(report, "signal", f"killed by {ending.describe()}{_hint(ending)}")
     if report.violations:
-        return _crash(report, "protocol", f"what it sent is no message ({report.violations[0]})")
+        return _crash(report, "protocol", f"sent what is no message ({report.violations[0]})")
     return _crash(report, "exit", f"ended with {ending.describe()} and without a result")
 
 

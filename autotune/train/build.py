@@ -36,7 +36,7 @@ from autotune.train.precision import (
 )
 from autotune.train.refusal import CannotRun
 from autotune.train.scaling import ScaledOptimizer
-from autotune.train.stream import stream
+from autotune.train.stream import stream, target_counter
 from autotune.train.streamed import StreamedOptimizer
 from autotune.train.training import Batch, Ranks, StepOptimizer, Training, no_reduction
 
@@ -95,6 +95,7 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
         ranks=ranks,
         reduction=draft.reduction,
         gradients=gradients,
+        targets=target_counter(draft.built),
         shards=draft.engine.shards if draft.engine else None,
         scaling=scaling,
     )

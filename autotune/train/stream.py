@@ -41,6 +41,19 @@ def stream(built: BuiltModel, seq_len: int, seed: int, device: torch.device) -> 
     return batch
 
 
+def target_counter(built: BuiltModel) -> Callable[[Batch], int] | None:
+    """Return what counts the targets that a batch's loss is the mean over; None for a model of the user's own."""
+    if built.task == "custom":
+        return None
+    first = 1 if built.task == "causal-lm" else 0  # nothing comes before the first token to tell it from
+
+    def count(batch: Batch) -> int:
+        labels = batch["labels"]
+        return labels.numel() if labels.dim() == 1 else int((labels[:, first:] != IGNORED).sum())
+
+    return count
+
+
 def _samples(built: BuiltModel, seq_len: int, seed: int) -> Callable[[Tensor], dict[str, Tensor]]:
     """Return a function from sample numbers [n] to their tensors [n, ...]."""
     if built.task == "image-classification":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -86,3 +86,16 @@ class Training:
     """What this rank keeps of the parameters, where that is not the parameters' own memory."""
     scaling: Scaling | None = None
     """How gradients are scaled between backward and the optimizer step; None where they are what they are."""
+    targets: Callable[[Batch], int] | None = None
+    """How many targets the loss of a batch is the mean over; None where only a user's own model knows."""
+
+    def shares(self, batches: Sequence[Batch]) -> list[float]:
+        """Return the weights of the losses of one global step's batches, under which all its targets count alike.
+
+        Batches of unequal numbers of targets (padding, masks) have means that count for more or less; ranks average
+        their gradients whatever they took. Each loss times its weight, summed over the micro-steps and averaged over
+        the ranks, is the mean over all targets of all ranks. All ranks call it together, once a global step.
+        """
+        counts = [1 if self.targets is None else self.targets(batch) for batch in batches]
+        mean = self.ranks.mean(sum(counts))
+        return [count / mean if mean else 0.0 for count in counts]

@@ -1,7 +1,7 @@
 """Two ranks compute what one does with their batches together.
 
 Not bit for bit: sums over samples are taken in another order. In fp32 that is rounding; in bf16 the products round
-already, and FSDP2 carries the residual stream in bf16.
+already, and FSDP2 carries the residual stream in bf16. With uneven padding the ranks have unequal numbers of targets.
 """
 
 import subprocess

@@ -57,15 +57,17 @@ def train(steps: int, scratch: Path) -> list[float]:
     try:
         for step in range(steps):
             total = 0.0
-            for index in range(step * accumulation, (step + 1) * accumulation):
-                batch = training.batch(index, micro_batch)  # put your own batch here
-                with training.reduction(index == (step + 1) * accumulation - 1):
+            indices = range(step * accumulation, (step + 1) * accumulation)
+            batches = [training.batch(index, micro_batch) for index in indices]  # put your own batches here
+            # Padded batches have unequal numbers of targets: each loss counts for as many as it has.
+            for index, batch, share in zip(indices, batches, training.shares(batches), strict=True):
+                with training.reduction(index == indices[-1]):
                     loss = training.loss(batch)
-                    (loss / accumulation).backward()
-                total += float(loss.detach())
+                    (loss * share).backward()
+                total += float(loss.detach()) * share
             training.optimizer.step()
             training.optimizer.zero_grad()
-            losses.append(training.ranks.mean(total / accumulation))
+            losses.append(training.ranks.mean(total))
             if training.ranks.rank == 0:
                 print(f"loss {losses[-1]:.4f}", flush=True)
     finally:
