@@ -91,7 +91,9 @@ class Best(Frozen):
     seq_len: Annotated[int, Field(ge=1)]
     """Tokens per sequence."""
     gpus: Annotated[int, Field(ge=1)]
-    """World size: devices that train together by data parallelism."""
+    """World size: devices that train together by data parallelism, on all nodes."""
+    nodes: Annotated[int, Field(ge=1)] = 1
+    """Machines that the devices are in."""
     seed: Annotated[int, Field(ge=0)] = 0
     headroom: Annotated[float, Field(ge=0, lt=0.9)]
     """Share of the budget that had to stay free."""

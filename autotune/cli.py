@@ -62,7 +62,10 @@ def run(
     optimizer: Annotated[
         str | None, typer.Option(help="adamw, adamw-8bit, adafactor, momentum or sgd.")
     ] = None,
-    gpus: Annotated[int | None, typer.Option(help="Devices that train together.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Devices that train together, on each node.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="Machines that train together (simulated devices).")
+    ] = None,
     headroom: Annotated[float | None, typer.Option(help="Share of memory that must stay free.")] = None,
     exact: Annotated[bool | None, typer.Option("--exact", help="Meet the global batch exactly.")] = None,
     max_probes: Annotated[int | None, typer.Option(help="Probes at most.")] = None,

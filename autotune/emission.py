@@ -45,7 +45,7 @@ def contender(
     return Best(
         run=run, created=datetime.now(UTC).isoformat(timespec="seconds"),
         evidence="predicted" if device.simulated else "measured",
-        candidate=candidate, accumulation=score.accumulation, seq_len=goal.seq_len, gpus=goal.gpus,
+        candidate=candidate, accumulation=score.accumulation, seq_len=goal.seq_len, gpus=goal.gpus, nodes=goal.nodes,
         seed=spec.seed, headroom=goal.headroom, tokens_per_second=score.tokens_per_second,
         tokens_per_second_interval=score.interval, seconds_per_global_step=score.seconds, mfu=share,
         attention=outcome.attention, memory=outcome.memory, timing=outcome.timing, notes=tuple(notes),

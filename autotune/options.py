@@ -36,7 +36,9 @@ class RunOptions(Frozen):
     optimizer: Optimizer = "adamw"
     """`adamw` or `sgd`."""
     gpus: Annotated[int, Field(ge=1)] = 1
-    """Devices that train together."""
+    """Devices that train together, on each node."""
+    nodes: Annotated[int, Field(ge=1)] = 1
+    """Machines that train together; several are priced on a simulated device, and launched by what is exported."""
     headroom: Annotated[float, Field(ge=0, lt=0.9)] = Goal.model_fields["headroom"].default
     """Share of the device's memory that the winner must leave free."""
     exact: bool = False
@@ -107,13 +109,25 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
     model = attempt("--model", lambda: _model(options, base))
     device = attempt("--device", lambda: find_device(DeviceSpec.parse(options.device)))
     target = attempt("--target-global-batch", lambda: GlobalBatch.parse(options.target_global_batch))
-    space = attempt("--space", lambda: load_space(options.space or default_space(options.gpus)))
+    space = attempt(
+        "--space", lambda: load_space(options.space or default_space(options.gpus * options.nodes))
+    )
     limits = attempt("limits", lambda: _limits(options))
     seq_len = attempt("--seq-len", lambda: sequence_length(options.seq_len, model)) if model else None
+    if device and device.kind != "sim" and options.nodes > 1:
+        problems.append(
+            f"--nodes {options.nodes}: probes run on this machine alone. Tune one machine with "
+            "--nodes 1 and start the export on each, or price all ranks on a simulated device: --device sim:h100-80gb"
+        )
     if problems or not (model and device and target and space and limits and seq_len):
         raise InputError(problems)
     goal = Goal(
-        target=target, seq_len=seq_len, gpus=options.gpus, exact=options.exact, headroom=options.headroom
+        target=target,
+        seq_len=seq_len,
+        gpus=options.gpus * options.nodes,
+        nodes=options.nodes,
+        exact=options.exact,
+        headroom=options.headroom,
     )
     return RunSpec(
         model=model, device=device, goal=goal, optimizer=options.optimizer, space=space.model_dump(mode="json"),

@@ -134,7 +134,9 @@ class Goal(Frozen):
     seq_len: Annotated[int, Field(ge=1)] = 1024
     """Tokens per sequence. Probes always use full-length sequences: the longest is what runs out of memory."""
     gpus: Annotated[int, Field(ge=1)] = 1
-    """World size: devices that train together by data parallelism."""
+    """World size: devices that train together, on all nodes."""
+    nodes: Annotated[int, Field(ge=1)] = 1
+    """Machines that the devices are in, as many in each."""
     exact: bool = False
     """Refuse a micro-batch whose accumulation does not meet the target exactly."""
     headroom: Annotated[float, Field(ge=0, lt=0.9)] = 0.05

@@ -52,7 +52,7 @@ FIELDS = {
 
 def export(best: Best) -> dict[str, str]:
     """Return the files that `sh launch.sh` trains from. Raises CannotExport."""
-    refuse(best, "accelerate", FIELDS, {"model": refuse_model(best)})
+    refuse(best, "accelerate", FIELDS, {"model": refuse_model(best), "nodes": _refuse_nodes(best)})
     training = {
         "micro_batch": best.candidate.micro_batch,
         "accumulation_steps": best.accumulation.steps,
@@ -69,6 +69,12 @@ def export(best: Best) -> dict[str, str]:
         **model_files(best),
         "train.py": script("accelerate_train.py"),
     }
+
+
+def _refuse_nodes(best: Best) -> str | None:
+    if best.nodes == 1:
+        return None
+    return "accelerate wants each machine's own configuration file. Use --to native or --to transformers"
 
 
 def _config(best: Best) -> str:

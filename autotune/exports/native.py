@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.best import Best
 from autotune.exports.fields import Expressed, refuse
-from autotune.exports.shared import launch_script, script
+from autotune.exports.shared import launch_script, on_all_ranks, script
 
 _FILE = Expressed("best.yaml: candidate")
 FIELDS = {
@@ -31,10 +31,9 @@ FIELDS = {
 def export(best: Best) -> dict[str, str]:
     """Return the files that `sh launch.sh` trains from. Raises CannotExport."""
     refuse(best, "native", FIELDS, {"gpus": _refuse_gpus(best)})
-    several = f"-m torch.distributed.run --standalone --nproc_per_node={best.gpus} train.py"
     return {
         "best.yaml": best.to_yaml(),
-        "launch.sh": launch_script(best, several if best.gpus > 1 else "train.py"),
+        "launch.sh": launch_script(best, on_all_ranks(best, "train.py")),
         "train.py": script("native_train.py"),
     }
 

@@ -163,6 +163,23 @@ def refuse_checkpointing(best: Best) -> str | None:
     )
 
 
+def on_all_ranks(best: Best, program: str) -> str:
+    """Return the interpreter's arguments that start a program as every rank of this machine.
+
+    Of several machines each says by NODE_RANK which it is (from 0), and by MASTER_ADDR where the first one is.
+    """
+    if best.gpus == 1:
+        return program
+    if best.nodes == 1:
+        return f"-m torch.distributed.run --standalone --nproc_per_node={best.gpus} {program}"
+    return (
+        f"-m torch.distributed.run --nnodes={best.nodes} --nproc_per_node={best.gpus // best.nodes} "
+        '--node_rank="${NODE_RANK:?number of this machine, from 0}" '
+        '--master_addr="${MASTER_ADDR:?address of the machine whose NODE_RANK is 0}" '
+        f'--master_port="${{MASTER_PORT:-29500}}" {program}'
+    )
+
+
 def launch_script(best: Best, command: str) -> str:
     """Return a shell script that starts `command` with the environment that the numbers were recorded under.
 

@@ -9,6 +9,7 @@ from autotune.exports.fields import Expressed, refuse
 from autotune.exports.shared import (
     launch_script,
     model_files,
+    on_all_ranks,
     pretty,
     refuse_activation_offload,
     refuse_adapters,
@@ -58,10 +59,9 @@ OPTIMIZERS = {
 def export(best: Best) -> dict[str, str]:
     """Return the files that `sh launch.sh` trains from. Raises CannotExport."""
     refuse(best, "transformers", FIELDS, {"model": refuse_model(best)})
-    several = f"-m torch.distributed.run --standalone --nproc_per_node={best.gpus} train.py"
     return {
         "training_arguments.json": pretty(_arguments(best)),
-        "launch.sh": launch_script(best, several if best.gpus > 1 else "train.py"),
+        "launch.sh": launch_script(best, on_all_ranks(best, "train.py")),
         **_deepspeed(best),
         **model_files(best),
         "train.py": script("transformers_train.py"),

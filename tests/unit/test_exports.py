@@ -172,3 +172,12 @@ def test_the_trainer_gets_deepspeeds_configuration():
     assert settings["gradient_accumulation_steps"] == "auto"
     with pytest.raises(CannotExport, match="engine: accelerate's script"):
         export(best, "accelerate")
+
+
+def test_each_of_several_machines_starts_its_own_ranks():
+    best = make_best(device="cuda", gpus=16, sharding="zero2").model_copy(update={"nodes": 2})
+    launch = export(best, "native")["launch.sh"]
+    assert "--nnodes=2 --nproc_per_node=8 " in launch
+    assert "${NODE_RANK:?" in launch
+    with pytest.raises(CannotExport, match="nodes: accelerate wants"):
+        export(make_best(device="cuda", gpus=16).model_copy(update={"nodes": 2}), "accelerate")

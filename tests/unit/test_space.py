@@ -101,3 +101,15 @@ def test_several_devices_climb_the_shardings_unless_another_space_is_named():
     assert found() == "default"
     assert found(gpus=2) == "multi_gpu"
     assert found(gpus=2, space="default") == "default"
+
+
+def test_several_machines_are_priced_and_not_launched():
+    def spec(device):
+        options = RunOptions(
+            model="tiny-gpt2", target_global_batch="4K", device=device, seq_len=16, gpus=8, nodes=2
+        )
+        return to_spec(options, lambda found: found, SPACES)
+
+    assert (spec("sim:h100-80gb").goal.gpus, spec("sim:h100-80gb").goal.nodes) == (16, 2)
+    with pytest.raises(InputError, match="--nodes 2: probes run on this machine alone"):
+        spec("cpu:1GiB")
