@@ -13,7 +13,6 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from autotune.candidate import AXES, Candidate, alike, choices
-from autotune.constraints import illegal, misplaced
 from autotune.devices.simulated import DEFAULT
 from autotune.errors import InputError
 from autotune.estimate import Estimate, Unpriced, price
@@ -22,6 +21,7 @@ from autotune.memory.timeline import Timeline
 from autotune.models.resolve import resolve
 from autotune.options import load_space, sequence_length
 from autotune.probe.protocol import ProbeRequest
+from autotune.rules import illegal, misplaced
 from autotune.space import Space
 from autotune.specs import Goal, ModelSpec
 from autotune.timing.roofline import Machine, step_time

@@ -12,7 +12,6 @@ from pathlib import Path
 import autotune
 from autotune.best import Best
 from autotune.candidate import Candidate
-from autotune.constraints import illegal, misplaced
 from autotune.demand import offloaded_bytes
 from autotune.emission import contender
 from autotune.errors import JournalError, NothingProven
@@ -38,6 +37,7 @@ from autotune.record import (
     Skipped,
     Started,
 )  # fmt: skip
+from autotune.rules import illegal, misplaced
 from autotune.selection import Score, rank
 from autotune.space import Space
 from autotune.specs import RunSpec

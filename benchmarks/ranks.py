@@ -23,7 +23,6 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.candidate import Candidate
-from autotune.constraints import illegal, misplaced
 from autotune.devices.cpu import CpuDevice
 from autotune.executors.executor import Executor
 from autotune.executors.local import LocalExecutor
@@ -33,6 +32,7 @@ from autotune.outcome import Memory, Ok
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.protocol import ProbeRequest
 from autotune.report.wording import detail
+from autotune.rules import illegal, misplaced
 from autotune.tracing import LocalTracer
 from autotune.units import GIB, MIB
 from benchmarks.memory_accuracy import model_spec

@@ -27,7 +27,6 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.candidate import Candidate
-from autotune.constraints import illegal
 from autotune.devices.find import find, resolve_device
 from autotune.errors import AutotuneError
 from autotune.executors.local import LocalExecutor
@@ -35,6 +34,7 @@ from autotune.memory.timeline import Timeline
 from autotune.outcome import Ok
 from autotune.probe.protocol import ProbeRequest
 from autotune.report.wording import detail
+from autotune.rules import illegal
 from autotune.specs import DeviceSpec, ModelSpec
 from autotune.tracing import LocalTracer
 from autotune.train import build, mapped

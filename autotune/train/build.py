@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from autotune.candidate import Candidate
-from autotune.constraints import Kind, illegal, misplaced
 from autotune.probe.protocol import ProbeRequest
+from autotune.rules import Kind, illegal, misplaced
 from autotune.train.activation_offload import ActivationOffload
 from autotune.train.blocks import Blocks, find_blocks
 from autotune.train.checkpointing import checkpoint_blocks

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from autotune.candidate import Candidate
-from autotune.constraints import illegal, misplaced
 from autotune.memory.formula import states
 from autotune.memory.timeline import CATEGORIES, PLACES
+from autotune.rules import illegal, misplaced
 from autotune.train import build
 from autotune.train.refusal import CannotRun
 from autotune.train.replacing import replaced

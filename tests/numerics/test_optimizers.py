@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from autotune.candidate import choices
-from autotune.constraints import illegal
+from autotune.rules import illegal
 from autotune.train.build import assemble
 from autotune.train.mapped import is_mapped
 from autotune.train.refusal import CannotRun

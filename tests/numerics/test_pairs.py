@@ -5,8 +5,8 @@ from itertools import combinations
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.constraints import illegal
 from autotune.options import load_space
+from autotune.rules import illegal
 from tests.numerics.runs import plain, train
 
 SPACE = load_space("default")

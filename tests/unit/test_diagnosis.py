@@ -20,8 +20,8 @@ def test_doctor_says_which_techniques_this_machine_lacks_something_for(monkeypat
 
 def test_the_ladder_is_legal_from_rung_to_rung():
     from autotune.candidate import Candidate
-    from autotune.constraints import illegal
     from autotune.options import load_space
+    from autotune.rules import illegal
 
     space = load_space("everything")
     rungs = space.rungs(Candidate())

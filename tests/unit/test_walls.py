@@ -15,8 +15,8 @@ LAYERS = [
     ("words", ["errors", "units"]),
     (
         "data",
-        ["validation", "candidate", "outcome", "trial", "specs", "accumulation", "constraints", "graph", "space",
-         "record", "paths", "best", "prediction", "probe.protocol", "probe.ending", "assets", "hardware",
+        ["validation", "candidate", "outcome", "trial", "specs", "accumulation", "constraints", "rules", "graph",
+         "space", "record", "paths", "best", "prediction", "probe.protocol", "probe.ending", "assets", "hardware",
          "devices.device"],
     ),
     (

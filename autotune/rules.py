@@ -1,0 +1,194 @@
+"""What holds between techniques in every search space, and on which ranks and devices: why a combination is refused."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from autotune.candidate import Candidate
+from autotune.constraints import Constraint
+
+
+def _where(when: dict[str, Any], *rules: tuple[dict[str, Any], str]) -> tuple[Constraint, ...]:
+    """Return the rules of one technique: what each requires, and why."""
+    return tuple(Constraint(when=when, require=require, because=because) for require, because in rules)
+
+
+RULES: tuple[Constraint, ...] = (
+    *_where(
+        {"optimizer_in_backward": True},
+        (
+            {"offload": "none"},
+            "offload keeps optimizer state or gradients elsewhere and updates them after the backward pass, "
+            "so no step can be taken inside it",
+        ),
+        (
+            {"sharding": "none"},
+            "over several ranks a gradient is whole only after it was reduced, so no step can be taken before that",
+        ),
+    ),
+    *_where(
+        {"offload": "full"},
+        (
+            {"sharding": ["none", "fsdp2"]},
+            "full offload brings parameters to the device block by block, which is fsdp2; the other shardings keep "
+            "them there whole",
+        ),
+    ),
+    *_where(
+        {"offload": "optimizer"},
+        (
+            {"sharding": ["none", "ddp", "zero2", "fsdp2", "zero3"]},
+            "zero1's optimizer keeps its shard of the state on the device; offload it with zero2, fsdp2 or ddp",
+        ),
+    ),
+    *_where(
+        {"offload": "gradients"},
+        (
+            {"sharding": "none"},
+            "sharded gradients leave the device with the optimizer and the parameters (fsdp2 with full offload); "
+            "gradients alone do on one device",
+        ),
+    ),
+    *_where(
+        {"adapters": "lora"},
+        (
+            {"sharding": ["none", "ddp", "zero1"]},
+            "adapters are trained beside weights that are not, of which zero2 and fsdp2 would keep shards alike",
+        ),
+    ),
+    *_where(
+        {"adapters": "qlora"},
+        (
+            {"sharding": "none", "offload": ["none", "optimizer", "gradients"]},
+            "weights in 4 bits are kept by bitsandbytes on one device, which neither shards nor fetches them",
+        ),
+    ),
+    *_where(
+        {"engine": "deepspeed"},
+        (
+            {"sharding": ["zero1", "zero2", "zero3"]},
+            "DeepSpeed's engine is offered for ZeRO; one device, ddp and fsdp2 are torch's",
+        ),
+        (
+            {"precision": ["fp32", "bf16"]},
+            "DeepSpeed keeps masters in fp32 whatever the precision, and scales fp16's loss by rules of its own",
+        ),
+        (
+            {"optimizer": ["adamw", "momentum", "sgd"]},
+            "DeepSpeed flattens parameters, so an optimizer that looks at their shapes is another one there",
+        ),
+        (
+            {"loss": "full", "activation_offload": False, "adapters": "none", "compile": "none"},
+            "DeepSpeed's hooks are on modules; chunked loss, activation offload, adapters, compilation miss them",
+        ),
+    ),
+    *_where(
+        {"sharding": "zero3"},
+        (
+            {"engine": "deepspeed"},
+            "zero3 is DeepSpeed's; torch's is fsdp2",
+        ),
+    ),
+    *_where(
+        {"attention": "flash_attention_2"},
+        (
+            {"precision": ["bf16", "fp16", "bf16-pure"]},
+            "flash-attn computes in 16 bits alone",
+        ),
+    ),
+    *_where(
+        {"precision": "bf16-pure"},
+        (
+            {"sharding": "none"},
+            "the shardings keep parameters in fp32 and gather them in bf16; bf16-pure is for one device",
+        ),
+    ),
+    *_where(
+        {"split_limit": ["64MiB", "256MiB"]},
+        (
+            {"expandable_segments": False},
+            "expandable segments grow at their end and are split at any size, so a split limit changes nothing",
+        ),
+    ),
+    *_where(
+        {"collect_above": ["60%", "80%"]},
+        (
+            {"expandable_segments": False},
+            "the allocator's garbage collection leaves expandable segments alone",
+        ),
+    ),
+    *_where(
+        {"compile": "regional"},
+        (
+            {"sharding": "none", "offload": ["none", "optimizer", "gradients"]},
+            "shards of a block come and go around its forward pass, whose compiled code expects whole parameters",
+        ),
+        (
+            {"checkpointing": ["none", "every-4", "every-2", "full"]},
+            "selective checkpointing chooses among operators, of which a compiled block shows none",
+        ),
+        (
+            {"adapters": "none"},
+            "with adapters each block is compiled by itself, and torch stops at the eighth",
+        ),
+    ),
+    *_where(
+        {"tf32": True},
+        (
+            {"precision": "fp32"},
+            "tf32 is another way to multiply fp32 matrices, and the other precisions multiply none",
+        ),
+    ),
+    *_where(
+        {"precision": "fp16"},
+        (
+            {"loss": "full"},
+            "chunked loss makes its gradients with the loss, before the scale that keeps fp16's from vanishing",
+        ),
+        (
+            {"optimizer_in_backward": False},
+            "fp16 leaves a step out when any gradient overflowed, which is known after the backward pass",
+        ),
+        (
+            {"sharding": ["none", "ddp", "zero1"]},
+            "torch's gradient scaler looks for overflows in whole gradients, of which zero2 and fsdp2 keep shards",
+        ),
+        (
+            {"offload": ["none", "optimizer"]},
+            "the scale lives on the device, and full offload keeps gradients elsewhere",
+        ),
+    ),
+    *_where(
+        {"optimizer": "adafactor"},
+        (
+            {"sharding": ["none", "ddp", "zero1"]},
+            "Adafactor sums over rows and columns of whole parameters, of which zero2 and fsdp2 keep shards",
+        ),
+    ),
+)
+"""What holds in every search space, because the techniques themselves exclude each other."""
+
+
+def illegal(candidate: Candidate, accumulation_steps: int = 1) -> str | None:
+    """Return why no space allows this candidate with so many micro-steps for each optimizer step, or None."""
+    broken = [rule.because for rule in RULES if rule.violated_by(candidate)]
+    if candidate.optimizer_in_backward and accumulation_steps > 1:
+        broken.append(
+            f"gradients that {accumulation_steps} micro-steps accumulate must all be kept until the last one, so an "
+            "optimizer step inside backward frees nothing; it needs a micro-batch that is the whole global batch"
+        )
+    return "; ".join(broken) or None
+
+
+Kind = Literal["cpu", "cuda"]
+
+
+def misplaced(candidate: Candidate, world_size: int, kind: Kind) -> str | None:
+    """Return why `world_size` ranks on devices of a kind cannot run a candidate that is legal elsewhere, or None."""
+    if candidate.sharding == "none" and world_size > 1:
+        return f"{world_size} ranks need a sharding: ddp, zero1, zero2 or fsdp2 (or DeepSpeed's zero3)"
+    if candidate.sharding != "none" and world_size == 1:
+        return f"{candidate.sharding} shares the work out over several ranks, and there is one (--gpus)"
+    if candidate.sharding == "fsdp2" and candidate.offload == "full" and kind == "cpu":
+        return "full offload on the cpu device moves whole parameters to files, not shards; offload the optimizer"
+    return None
