@@ -100,8 +100,10 @@ def run(
     from autotune.options import RunOptions, to_spec
     from autotune.runs import create_run
 
-    options = RunOptions.gather(given, spec)
-    resolved = to_spec(options, check_device, Path.cwd())
+    def resolve(options: RunOptions) -> RunSpec:
+        return to_spec(options, check_device, Path.cwd())
+
+    resolved = resolve(RunOptions.gather(given, spec, resolve))
     _tune(resolved, create_run(resolved, runs), json)
 
 
@@ -245,7 +247,7 @@ def estimate(
 
     for name in ("plot", "json"):
         given.pop(name, None)
-    answer = answer_to(Question.gather(given), LocalTracer(), Path.cwd())
+    answer = answer_to(Question.gather(given, Path.cwd()), LocalTracer(), Path.cwd())
     if plot is not None:
         from autotune.report.plot import draw
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
@@ -63,18 +63,23 @@ class Question(Frozen):
     """Run Python code that comes with a model from the hub."""
 
     @classmethod
-    def gather(cls, given: dict[str, Any]) -> Question:
+    def gather(cls, given: dict[str, Any], base: Path) -> Question:
         """Sort options into axes of a candidate and the rest; `axis` holds texts of the form NAME=VALUE.
 
-        Raises InputError.
+        Raises InputError with every mistake that can be seen, also in what only `settle` looks at.
         """
         pairs = [text.partition("=") for text in given.pop("axis", None) or ()]
-        if wrong := [f"--axis {name}: write it as NAME=VALUE" for name, sign, _ in pairs if not sign]:
-            raise InputError(wrong)
+        wrong = [f"--axis {name}: write it as NAME=VALUE" for name, sign, _ in pairs if not sign]
         chosen = {name: given.pop(name) for name in AXES if name in given}
-        return cls.load(
-            {**given, "candidate": {**chosen, **{name: value for name, _, value in pairs}}}, "options"
-        )
+        axes = {**chosen, **{name: value for name, sign, value in pairs if sign}}
+        data = {**given, "candidate": axes}
+        if not wrong:
+            return cls.load_with(data, "options", lambda question: settle(question, base))
+        try:
+            settle(cls.load_with(data, "options", lambda question: settle(question, base)), base)
+        except InputError as error:
+            wrong += error.problems
+        raise InputError(wrong)
 
 
 @dataclass(frozen=True)
@@ -101,11 +106,30 @@ class Answer:
         return tuple(rung for rung in self.rungs if isinstance(rung, Priced))
 
 
+class Settled(NamedTuple):
+    """What the names in a question stand for."""
+
+    model: ModelSpec
+    hardware: Hardware
+    seq_len: int
+    space: Space
+    chosen: Candidate
+
+
 def estimate(question: Question, tracer: Tracer, base: Path) -> Answer:
     """Answer a question. Relative paths start at `base`.
 
     Raises InputError with every mistake of the question, or where a worker finds that the model cannot be built.
     """
+    model, hardware, seq_len, space, chosen = settle(question, base)
+    candidates = _candidates(question, space, chosen, hardware)
+    traces = _trace(_request(question, model, seq_len, candidates[0]), candidates, tracer)
+    rungs = tuple(_price(candidate, traces[candidate], question, hardware) for candidate in candidates)
+    return Answer(question, model, hardware, seq_len, rungs)
+
+
+def settle(question: Question, base: Path) -> Settled:
+    """Look up what a question names. Raises InputError with every mistake but a combination that is refused."""
     problems: list[str] = []
 
     def attempt(make: Any) -> Any:
@@ -129,10 +153,7 @@ def estimate(question: Question, tracer: Tracer, base: Path) -> Answer:
     seq_len = attempt(lambda: sequence_length(question.seq_len, model)) if model else None
     if problems or seq_len is None:
         raise InputError(problems)
-    candidates = _candidates(question, space, chosen, hardware)
-    traces = _trace(_request(question, model, seq_len, candidates[0]), candidates, tracer)
-    rungs = tuple(_price(candidate, traces[candidate], question, hardware) for candidate in candidates)
-    return Answer(question, model, hardware, seq_len, rungs)
+    return Settled(model, hardware, seq_len, space, chosen)
 
 
 def _candidates(

@@ -76,8 +76,13 @@ class RunOptions(Frozen):
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
     @classmethod
-    def gather(cls, given: dict[str, Any], file: Path | None) -> RunOptions:
-        """Join a spec YAML with what the command line gives; the command line wins. Raises InputError."""
+    def gather(
+        cls, given: dict[str, Any], file: Path | None, check: Callable[[RunOptions], object] = lambda _: None
+    ) -> RunOptions:
+        """Join a spec YAML with what the command line gives; the command line wins.
+
+        Raises InputError, where there is a mistake with those that `check` finds in the rest.
+        """
         data: dict[str, Any] = {}
         source = "options"
         if file is not None:
@@ -87,7 +92,7 @@ class RunOptions(Frozen):
             except (OSError, UnicodeDecodeError) as error:
                 raise InputError(f"{file} cannot be read: {error}") from None
             data = {key.replace("-", "_"): value for key, value in data.items()}
-        return cls.load({**data, **given}, source)
+        return cls.load_with({**data, **given}, source, check)
 
 
 def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec], base: Path) -> RunSpec:

@@ -81,6 +81,8 @@ class Memory(Frozen):
     allocator_retries: Annotated[int, Field(ge=0)] = 0
     """Times the CUDA allocator had to flush its cache to satisfy a request; 0 elsewhere."""
     breakdown: Breakdown
+    by_rank: tuple[Bytes, ...] = ()
+    """The peak of each rank of several that trained together; the other numbers are the fullest one's."""
 
     def free(self) -> int:
         """Return the bytes of the budget that the peak left untouched (at least 0)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -21,6 +22,33 @@ class Frozen(BaseModel):
             return cls.model_validate(data)
         except ValidationError as error:
             raise InputError(f"{source}: {problem}" for problem in explain(error, cls)) from None
+
+    @classmethod
+    def load_with(cls, data: dict[str, Any], source: str, check: Callable[[Self], object]) -> Self:
+        """Validate as `load`; where that finds problems, add those that `check` raises of the rest.
+
+        The rest is `data` without the keys that have a problem, if that alone is a record. Raises InputError.
+        """
+        try:
+            return cls.load(data, source)
+        except InputError as error:
+            problems = list(error.problems)
+            try:
+                check(cls.model_validate(_without_problems(data, cls)))
+            except ValidationError:
+                pass  # a key is required and missing, which has been told
+            except InputError as more:
+                problems += more.problems
+            raise InputError(problems) from None
+
+
+def _without_problems(data: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    try:
+        model.model_validate(data)
+    except ValidationError as error:
+        wrong = {detail["loc"][0] for detail in error.errors() if detail["loc"]}
+        return {key: value for key, value in data.items() if key not in wrong}
+    return data
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:

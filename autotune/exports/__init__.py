@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import suppress
 from typing import cast
 
 from autotune.best import Best
 from autotune.errors import InputError, nearest
+from autotune.exports.fields import CannotExport
 
 Exporter = Callable[[Best], dict[str, str]]
 
@@ -38,3 +40,13 @@ def export(best: Best, target: str) -> dict[str, str]:
     express.
     """
     return load_exporter(target)(best)
+
+
+def possible(best: Best) -> list[str]:
+    """Return the targets that can express a configuration, autotune's own first."""
+    found = []
+    for target in reversed(EXPORTERS):
+        with suppress(CannotExport):
+            export(best, target)
+            found.append(target)
+    return found

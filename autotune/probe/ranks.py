@@ -27,7 +27,8 @@ def join(ended: Sequence[RankOutcome], accumulation_steps: int) -> Outcome:
     a process that died, then what a rank said of itself (a peer that is gone raises exceptions in the others, later),
     and a deadline last. Among equals the first to end.
     """
-    fine = [entry.outcome for entry in ended if isinstance(entry.outcome, Ok)]
+    in_order = sorted(ended, key=lambda entry: entry.rank)
+    fine = [entry.outcome for entry in in_order if isinstance(entry.outcome, Ok)]
     if len(fine) == len(ended):
         return _together(fine, accumulation_steps)
     failed = [entry for entry in ended if not isinstance(entry.outcome, Ok)]
@@ -72,7 +73,12 @@ def _together(fine: Sequence[Ok], accumulation_steps: int) -> Ok:
     checkpoints = [ok.checkpoint_bytes for ok in fine if ok.checkpoint_bytes is not None]
     return fullest.model_copy(
         update={
-            "memory": fullest.memory.model_copy(update={"allocator_retries": retries}),
+            "memory": fullest.memory.model_copy(
+                update={
+                    "allocator_retries": retries,
+                    "by_rank": tuple(ok.memory.peak() for ok in fine) if len(fine) > 1 else (),
+                }
+            ),
             "timing": slowest.timing,
             "losses": tuple(
                 statistics.fmean(losses) for losses in zip(*(ok.losses for ok in fine), strict=True)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from autotune.best import Best
+from autotune.exports import possible
 from autotune.journal import read_record
 from autotune.paths import RunPaths
 from autotune.proof import after_proofs
@@ -101,7 +102,7 @@ def _print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
             "Next",
             [
                 Text(f"{paths.best}  is what training starts from"),
-                Text(f"autotune export {paths.root} --to native|transformers|accelerate"),
+                Text(f"autotune export {paths.root} --to {'|'.join(possible(best))}"),
                 Text(f"autotune verify {paths.best}" + proves),
                 Text(f"autotune report {paths.root}"),
             ],

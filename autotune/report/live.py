@@ -62,6 +62,8 @@ class Terminal:
         self._trials = history
         goal = self._spec.goal
         blocks = f"{facts.blocks} x {facts.block_class}" if facts.block_class else "no repeated block found"
+        each, many = (" each", "s") if goal.gpus > 1 else ("", "")
+        where = f"{goal.gpus} device{many}" + (f" in {goal.nodes} nodes" if goal.nodes > 1 else "")
         if self._spec.device.kind == "sim":
             self._console.print(not_measured())
         self._console.print(
@@ -69,9 +71,9 @@ class Terminal:
                 (self._spec.model.name, "bold"),
                 f"  {format_count(facts.parameters)} parameters, {facts.model_class}, {blocks}\n",
                 (self._device, "bold"),
-                f"  {format_bytes(scope.budget)}, of which {scope.goal.headroom:.0%} stay free\n",
+                f"  {format_bytes(scope.budget)}{each}, of which {scope.goal.headroom:.0%} stay free\n",
                 (f"{format_count(scope.target)} tokens a step", "bold"),
-                f"  on {goal.gpus} device{'s' * (goal.gpus > 1)}, {facts.tokens_per_sample} tokens a sample, "
+                f"  on {where}, {facts.tokens_per_sample} tokens a sample, "
                 f"micro-batch at most {format_count(scope.limit)}\n",
             )
         )

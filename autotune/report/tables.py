@@ -21,6 +21,8 @@ from autotune.units import format_bytes, format_count, format_duration
 
 _STYLES = {"ok": "green", "oom": "red", "unsupported": "yellow"}
 _BAR = 10
+RANKS_SHOWN = 8
+"""Ranks whose peaks are shown one by one."""
 
 
 def trial_table(history: History, scope: Scope, space: Space) -> Table:
@@ -133,10 +135,20 @@ def winner_rows(best: Best) -> list[tuple[str, str]]:
         ),
         ("evidence", best.evidence),
     ]
+    if by_rank := memory.by_rank:
+        at = next(index for index, (name, _) in enumerate(rows) if name == "memory") + 1
+        rows.insert(at, ("of each rank", _peaks(by_rank)))
     if best.proof is not None:
         rows.append(("proof", best.proof.why))
     rows += [("note", note) for note in best.notes]
     return rows
+
+
+def _peaks(by_rank: tuple[int, ...]) -> str:
+    """Return the peaks of all ranks, or of many ranks the range."""
+    if len(by_rank) <= RANKS_SHOWN:
+        return ", ".join(format_bytes(peak) for peak in by_rank)
+    return f"{format_bytes(min(by_rank))} to {format_bytes(max(by_rank))}"
 
 
 def rejected_lines(history: History, scope: Scope, winner: Trial) -> list[str]:

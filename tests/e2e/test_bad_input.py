@@ -57,10 +57,12 @@ def test_all_mistakes_are_reported_at_once(tmp_path):
         "gpu",
         "--space",
         "mine",
+        "--headroom",
+        "2",
         cwd=tmp_path,
     )
     assert done.code == 2
-    assert sum(line.startswith("error: ") for line in done.stderr.splitlines()) == 4
+    assert sum(line.startswith("error: ") for line in done.stderr.splitlines()) == 5
 
 
 def test_a_spec_file_is_checked_key_by_key(tmp_path):

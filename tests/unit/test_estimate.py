@@ -42,7 +42,7 @@ class MadeTracer:
 
 def ask(tracer=None, **options):
     return estimate(
-        Question.gather({"model": "tiny-gpt2", "gpu": "a100-40gb", **options}),
+        Question.gather({"model": "tiny-gpt2", "gpu": "a100-40gb", **options}, Path.cwd()),
         tracer or MadeTracer(),
         Path.cwd(),
     )
@@ -103,6 +103,13 @@ def test_every_mistake_is_told_at_once_with_the_nearest_names():
     assert "gpt2-xl" in told
     assert "h100-80gb" in told.lower().replace("sxm-", "")
     assert "'full'" in told
+    with pytest.raises(InputError) as raised:
+        ask(model="gpt2-xxl", gpus=0, micro_batch="many", headroom=2, sharding="dpp", axis=["split_limit"])
+    assert all(
+        part in str(raised.value)
+        for part in ("gpt2-xl", "gpus", "micro_batch", "headroom", "'ddp'", "split_limit")
+    )
+    assert len(raised.value.problems) == 6, "what is out of its range does not hide what is misspelt"
     with pytest.raises(InputError, match="at most 512 tokens"):
         ask(seq_len=4096)
     with pytest.raises(InputError, match="write it as NAME=VALUE"):

@@ -41,6 +41,7 @@ STOPPED = Crash(reason="signal", phase="backward", message="killed by SIGKILL: i
 def test_memory_is_the_fullest_ranks_and_speed_the_slowest():
     together = joined(ok(50, 1.0, (2.0, 1.0)), ok(60, 0.5, (4.0, 2.0), retries=2), ok(40, 2.0, (3.0, 3.0)))
     assert together.memory.peak() == 60
+    assert together.memory.by_rank == (50, 60, 40)
     assert together.memory.allocator_retries == 2
     assert together.timing.global_step(3) == 8.0
     assert together.losses == (3.0, 2.0)

@@ -1,0 +1,53 @@
+"""A whole run on two ranks, from the outside: tuned, proven, exported, and started from what was exported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from autotune.best import Best
+from tests.e2e.conftest import QUICK, autotune, probes_alive
+
+
+@pytest.mark.slow
+def test_two_ranks_are_tuned_to_a_proven_winner_that_trains_as_it_was_exported(tmp_path):
+    done = autotune(
+        "run", "--model", "tiny-gpt2", "--target-global-batch", "4K", "--gpus", "2", "--device", "cpu:512MiB",
+        "--max-probes", "2", *QUICK, "--proof-time", "1s", "--json", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.code == 0, done.stderr
+    assert probes_alive(tmp_path) == []
+    document = done.document
+    for trial in document["trials"]:
+        by_rank = trial["outcome"]["memory"]["by_rank"]
+        memory = trial["outcome"]["memory"]
+        assert max(by_rank) == max(memory["device_peak"], memory["reserved"])
+        assert len(by_rank) == 2
+        assert all(0 < peak <= memory["budget"] for peak in by_rank), "each has a budget of its own"
+    best = Best.read(tmp_path / document["run"])
+    assert best.model_dump(mode="json") == document["best"]
+    assert best.evidence == "measured"
+    assert best.proof is not None
+    assert best.proof.passed
+    assert best.gpus == 2
+    assert best.candidate.sharding == "ddp", "the cheapest, and it fits"
+    assert best.candidate.micro_batch == 16, "the second probe: all that the global batch can use"
+    assert best.accumulation.equation() == "4,096 = 2,048 x 2 x 1"
+    assert "512 MiB each" in done.stderr
+    assert "on 2 devices" in done.stderr
+    assert "--to native " in done.stderr, "the other libraries would not run it as it was measured"
+
+    folder = tmp_path / "exported"
+    written = autotune("export", document["run"], "--to", "native", "--out", str(folder), cwd=tmp_path)
+    assert written.code == 0, written.stderr
+    assert Best.read(folder) == best
+    trained = subprocess.run(
+        ["sh", str(folder / "launch.sh"), "--steps", "2"], env={**os.environ, "PYTHON": sys.executable}, cwd="/",
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert trained.returncode == 0, trained.stderr
+    losses = [float(line.split()[1]) for line in trained.stdout.splitlines() if line.startswith("loss ")]
+    assert losses == pytest.approx(best.proof.losses[:2], abs=1e-3), "the proof's first steps, on both ranks"
