@@ -24,12 +24,12 @@ device may hand out segments in another order.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import NamedTuple
 
+from autotune.memory.pool import ADDRESS_SPACE, LARGE_SEGMENT, SMALL_SEGMENT, Block, Pool
 from autotune.outcome import Phase
 from autotune.units import GIB, MIB
 
@@ -37,16 +37,10 @@ MIN_BLOCK = 512
 """Every block is a multiple of this (`kMinBlockSize`)."""
 SMALL_LIMIT = MIB
 """Largest rounded request that the small pool serves (`kSmallSize`)."""
-SMALL_SEGMENT = 2 * MIB
-"""Segment of the small pool (`kSmallBuffer`)."""
-LARGE_SEGMENT = 20 * MIB
-"""Segment for requests from 1 to 10 MiB, and the growth of an expandable large segment (`kLargeBuffer`)."""
 LARGE_LIMIT = 10 * MIB
 """From here on a segment is as large as its request, rounded up (`kMinLargeAlloc`)."""
 LARGE_ROUNDING = 2 * MIB
 """What such a request is rounded up to (`kRoundLarge`)."""
-_ADDRESS_SPACE = 1 << 50
-"""Distance between the first addresses of two segments; only has to be larger than any segment."""
 
 
 class OutOfDeviceMemory(Exception):
@@ -93,50 +87,6 @@ class Span(NamedTuple):
     """`used`, `free` (cached) or `unmapped` (address space of an expandable segment without memory)."""
 
 
-class _Block:
-    __slots__ = ("address", "mapped", "next", "pool", "previous", "requested", "size", "used")
-
-    def __init__(self, pool: _Pool, address: int, size: int, mapped: bool) -> None:
-        self.pool = pool
-        self.address = address
-        self.size = size
-        self.mapped = mapped
-        self.used = False
-        self.requested = 0
-        self.previous: _Block | None = None
-        self.next: _Block | None = None
-
-
-_Entry = tuple[int, int, _Block]
-_address = attrgetter("address")
-
-
-class _Pool:
-    """Free blocks of one stream and size class, by size and then address; unmapped ones by address."""
-
-    __slots__ = ("free", "granularity", "segments", "small", "unmapped")
-
-    def __init__(self, small: bool) -> None:
-        self.small = small
-        self.granularity = SMALL_SEGMENT if small else LARGE_SEGMENT
-        self.free: list[_Entry] = []
-        self.unmapped: list[_Block] = []
-        self.segments: list[_Block] = []
-        """First block of every segment, whether in use or not."""
-
-    def add(self, block: _Block) -> None:
-        insort(self.free, (block.size, block.address, block))
-
-    def remove(self, block: _Block) -> None:
-        del self.free[bisect_left(self.free, (block.size, block.address))]
-
-    def add_unmapped(self, block: _Block) -> None:
-        insort(self.unmapped, block, key=_address)
-
-    def remove_unmapped(self, block: _Block) -> None:
-        del self.unmapped[bisect_left(self.unmapped, block.address, key=_address)]
-
-
 class CachingAllocator:
     """One device's caching allocator. Handles are opaque; sizes are in bytes.
 
@@ -154,16 +104,16 @@ class CachingAllocator:
         self.requested = self.allocated = self.reserved = 0
         self.requested_peak = self.allocated_peak = self.reserved_peak = 0
         self.retries = 0
-        self._pools: dict[tuple[int, bool], _Pool] = {}
-        self._next_address = _ADDRESS_SPACE
+        self._pools: dict[tuple[int, bool], Pool] = {}
+        self._next_address = ADDRESS_SPACE
 
-    def allocate(self, size: int, stream: int = 0) -> _Block:
+    def allocate(self, size: int, stream: int = 0) -> Block:
         """Take `size` > 0 bytes and return a handle for `release`. Raises OutOfDeviceMemory."""
         rounded = -(-size // MIN_BLOCK) * MIN_BLOCK
         key = (stream, rounded <= SMALL_LIMIT)
         pool = self._pools.get(key)
         if pool is None:
-            pool = self._pools[key] = _Pool(key[1])
+            pool = self._pools[key] = Pool(key[1])
         block = (
             self._from_cache(pool, rounded)
             or self._from_device(pool, rounded)
@@ -178,13 +128,7 @@ class CachingAllocator:
         else:
             split = remaining > SMALL_LIMIT and (self.split_limit is None or rounded < self.split_limit)
         if split:
-            rest = _Block(pool, block.address + rounded, remaining, True)
-            rest.previous, rest.next = block, block.next
-            if rest.next is not None:
-                rest.next.previous = rest
-            block.next = rest
-            block.size = rounded
-            insort(pool.free, (remaining, rest.address, rest))
+            pool.add(block.cut(rounded))
         block.used = True
         block.requested = size
         self.requested += size
@@ -195,23 +139,21 @@ class CachingAllocator:
             self.allocated_peak = self.allocated
         return block
 
-    def release(self, block: _Block) -> None:
+    def release(self, block: Block) -> None:
         """Give back a block that `allocate` returned; it merges with free neighbours and stays cached."""
         assert block.used, "released twice"
-        pool = block.pool
         block.used = False
         self.requested -= block.requested
         self.allocated -= block.size
-        self._merge(block, pool)
-        insort(pool.free, (block.size, block.address, block))
+        block.pool.merge(block)
 
     def flush(self) -> None:
         """Return all cached memory to the device that can be returned (`torch.cuda.empty_cache`)."""
         for pool in self._pools.values():
             for _, _, block in list(pool.free):
                 if self.expandable:
-                    self._unmap(block, pool)
-                elif block.previous is None and block.next is None:
+                    self.reserved -= pool.unmap(block)
+                elif block.whole_segment:
                     self._give_back(block, pool)
 
     def usage(self) -> Usage:
@@ -223,14 +165,14 @@ class CachingAllocator:
         spans: list[Span] = []
         for pool in self._pools.values():
             for first in pool.segments:
-                block: _Block | None = first
+                block: Block | None = first
                 while block is not None:
                     state = "used" if block.used else "free" if block.mapped else "unmapped"
                     spans.append(Span(block.address, block.size, state))
                     block = block.next
         return sorted(spans)
 
-    def _from_cache(self, pool: _Pool, size: int) -> _Block | None:
+    def _from_cache(self, pool: Pool, size: int) -> Block | None:
         free = pool.free
         index = bisect_left(free, (size,))
         if index == len(free):
@@ -238,7 +180,7 @@ class CachingAllocator:
         if self.expandable:
             # The last block of an expandable segment counts as large as it can grow, so that it is kept for
             # requests that need it and a later, really smaller block is taken instead.
-            while index + 1 < len(free) and _reach(free[index + 1][2]) < _reach(free[index][2]):
+            while index + 1 < len(free) and free[index + 1][2].reach < free[index][2].reach:
                 index += 1
         elif self.split_limit is not None:
             found = free[index][0]
@@ -248,7 +190,7 @@ class CachingAllocator:
                 return None
         return free.pop(index)[2]
 
-    def _from_device(self, pool: _Pool, size: int) -> _Block | None:
+    def _from_device(self, pool: Pool, size: int) -> Block | None:
         if self.expandable:
             return self._grow(pool, size)
         if pool.small:
@@ -261,7 +203,7 @@ class CachingAllocator:
             return None
         return self._segment(pool, segment, mapped=True)
 
-    def _after_giving_back(self, pool: _Pool, size: int) -> _Block | None:
+    def _after_giving_back(self, pool: Pool, size: int) -> Block | None:
         """Return oversize blocks to the device, as many as the request needs, and try it again."""
         if self.split_limit is None:
             return None
@@ -281,12 +223,11 @@ class CachingAllocator:
                 return None
         return self._from_device(pool, size)
 
-    def _give_back(self, block: _Block, pool: _Pool) -> None:
-        pool.remove(block)
-        pool.segments.remove(block)
+    def _give_back(self, block: Block, pool: Pool) -> None:
+        pool.drop(block)
         self.reserved -= block.size
 
-    def _after_flush(self, pool: _Pool, size: int) -> _Block | None:
+    def _after_flush(self, pool: Pool, size: int) -> Block | None:
         self.retries += 1
         self.flush()
         return self._from_device(pool, size)
@@ -299,35 +240,16 @@ class CachingAllocator:
             self.reserved_peak = self.reserved
         return True
 
-    def _segment(self, pool: _Pool, size: int, mapped: bool) -> _Block:
-        block = _Block(pool, self._next_address, size, mapped)
-        self._next_address += _ADDRESS_SPACE
+    def _segment(self, pool: Pool, size: int, mapped: bool) -> Block:
+        block = Block(pool, self._next_address, size, mapped)
+        self._next_address += ADDRESS_SPACE
         pool.segments.append(block)
         return block
 
-    def _merge(self, block: _Block, pool: _Pool) -> None:
-        """Merge a block that is in no list with its unused neighbours of the same kind (mapped or not)."""
-        previous, following = block.previous, block.next
-        if previous is not None and not previous.used and previous.mapped == block.mapped:
-            pool.remove(previous) if block.mapped else pool.remove_unmapped(previous)
-            if previous.previous is None:
-                pool.segments[pool.segments.index(previous)] = block
-            block.address = previous.address
-            block.size += previous.size
-            block.previous = previous.previous
-            if block.previous is not None:
-                block.previous.next = block
-        if following is not None and not following.used and following.mapped == block.mapped:
-            pool.remove(following) if block.mapped else pool.remove_unmapped(following)
-            block.size += following.size
-            block.next = following.next
-            if block.next is not None:
-                block.next.previous = block
-
     # Expandable segments: address space first, memory as needed.
 
-    def _grow(self, pool: _Pool, size: int) -> _Block | None:
-        block = self._room(pool, size)
+    def _grow(self, pool: Pool, size: int) -> Block | None:
+        block = pool.with_room(size) or self._space(pool, size)
         if not block.mapped and not self._map(block, min(block.size, size), pool):
             return None
         while block.size < size:
@@ -339,82 +261,22 @@ class CachingAllocator:
         pool.remove(block)
         return block
 
-    def _room(self, pool: _Pool, size: int) -> _Block:
-        """Return the first unused block from which `size` bytes of address space are unused."""
-        for unmapped in pool.unmapped:
-            first = unmapped
-            if first.previous is not None and not first.previous.used:
-                first = first.previous
-            room, block = 0, first
-            while room < size and not block.used:
-                room += block.size
-                if block.next is None:
-                    break
-                block = block.next
-            if room >= size:
-                return first
+    def _space(self, pool: Pool, size: int) -> Block:
+        """Return the first block of a new segment's address space, of at least `size` bytes."""
         # PyTorch reserves 9/8 of the device's memory as address space for each segment.
         capacity = self.capacity if self.capacity is not None else 1024 * GIB
         wanted = max(capacity + capacity // 8, size)
         space = self._segment(pool, -(-wanted // pool.granularity) * pool.granularity, mapped=False)
-        pool.add_unmapped(space)
+        pool.add(space)
         return space
 
-    def _map(self, block: _Block, size: int, pool: _Pool) -> bool:
+    def _map(self, block: Block, size: int, pool: Pool) -> bool:
         """Back the start of an unmapped block with memory, in whole handles; False if the device refuses."""
         mapped = min(-(-size // pool.granularity) * pool.granularity, block.size)
         if not self._take(mapped):
             return False
-        pool.remove_unmapped(block)
-        block.mapped = True
-        if mapped < block.size:
-            rest = _Block(pool, block.address + mapped, block.size - mapped, False)
-            rest.previous, rest.next = block, block.next
-            if rest.next is not None:
-                rest.next.previous = rest
-            block.next = rest
-            block.size = mapped
-            pool.add_unmapped(rest)
-        self._merge(block, pool)
-        pool.add(block)
+        pool.map(block, mapped)
         return True
-
-    def _unmap(self, block: _Block, pool: _Pool) -> None:
-        """Return the whole handles inside a free block to the device; the ragged ends stay cached."""
-        grain = pool.granularity
-        origin = block.address // _ADDRESS_SPACE * _ADDRESS_SPACE
-        start = -(-(block.address - origin) // grain) * grain + origin
-        end = (block.address + block.size - origin) // grain * grain + origin
-        if start >= end:
-            return
-        pool.remove(block)
-        before, after = start - block.address, block.address + block.size - end
-        if before:
-            head = _Block(pool, block.address, before, True)
-            head.previous, head.next = block.previous, block
-            if head.previous is None:
-                pool.segments[pool.segments.index(block)] = head
-            else:
-                head.previous.next = head
-            block.previous = head
-            pool.add(head)
-        if after:
-            tail = _Block(pool, end, after, True)
-            tail.previous, tail.next = block, block.next
-            if tail.next is not None:
-                tail.next.previous = tail
-            block.next = tail
-            pool.add(tail)
-        block.address, block.size, block.mapped = start, end - start, False
-        self.reserved -= block.size
-        self._merge(block, pool)
-        pool.add_unmapped(block)
-
-
-def _reach(block: _Block) -> int:
-    """Return the size that a free block can grow to."""
-    following = block.next
-    return block.size + following.size if following is not None and not following.mapped else block.size
 
 
 def simulate(
@@ -430,7 +292,7 @@ def simulate(
     """
     allocator = CachingAllocator(capacity, expandable_segments, split_limit)
     allocate, release = allocator.allocate, allocator.release
-    live: dict[int, _Block] = {}
+    live: dict[int, Block] = {}
     for identity, size in events:
         if size > 0:
             live[identity] = allocate(size)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotune.memory.timeline import CATEGORIES, PLACES, Category, Timeline
+from autotune.memory.segment import CATEGORIES, PLACES, Category
+from autotune.memory.timeline import Timeline
 from autotune.outcome import Phase
 
 

@@ -13,7 +13,8 @@ from typing import Literal
 
 from autotune.candidate import Candidate
 from autotune.memory.calibration import Calibration, Corrected, Observation, Prior
-from autotune.memory.timeline import CATEGORIES, Peak, Timeline
+from autotune.memory.segment import CATEGORIES
+from autotune.memory.timeline import Peak, Timeline
 from autotune.outcome import Breakdown, Ok, Oom, Phase
 from autotune.prediction import Prediction
 from autotune.trial import History

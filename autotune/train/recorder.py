@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules import module as hooks
 from torch.utils._pytree import tree_leaves
 
-from autotune.memory.timeline import CATEGORIES, PLACES, Accumulated, Category, Segment
+from autotune.memory.segment import CATEGORIES, PLACES, Accumulated, Category, Segment
 from autotune.outcome import Phase
 from autotune.train.holdings import local
 from autotune.train.known import KnownValues

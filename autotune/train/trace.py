@@ -31,7 +31,8 @@ from torch._subclasses.fake_tensor import (
 from torch.amp import GradScaler
 
 from autotune.candidate import Candidate
-from autotune.memory.timeline import Segment, Slots, Timeline, renamed
+from autotune.memory.segment import Segment, Slots, renamed
+from autotune.memory.timeline import Timeline
 from autotune.probe.protocol import ProbeRequest
 from autotune.timing.work import Work
 from autotune.train import build, mapped, scratch

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from autotune.memory.timeline import Segment, survivors
+from autotune.memory.segment import Segment, survivors
 from autotune.train.recorder import Recorder
 from autotune.train.steps import gradient_norm
 from autotune.train.training import StepOptimizer, Training

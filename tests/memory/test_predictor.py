@@ -6,7 +6,8 @@ import pytest
 
 from autotune.candidate import Candidate
 from autotune.memory.predictor import NCCL_BUFFERS, Ground, Predictor
-from autotune.memory.timeline import CATEGORIES, Accumulated, Segment, Slots, Timeline, into_existing
+from autotune.memory.segment import CATEGORIES, Accumulated, Segment, Slots, into_existing
+from autotune.memory.timeline import Timeline
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Sample, StepTiming
 from autotune.trial import Trial
 from autotune.units import MIB

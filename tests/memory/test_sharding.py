@@ -10,7 +10,7 @@ import torch
 
 from autotune.candidate import Candidate
 from autotune.memory.formula import states
-from autotune.memory.timeline import CATEGORIES, PLACES
+from autotune.memory.segment import CATEGORIES, PLACES
 from autotune.rules import illegal, misplaced
 from autotune.train import build
 from autotune.train.refusal import CannotRun

@@ -3,7 +3,8 @@
 import pytest
 
 from autotune.hardware import find_hardware, table
-from autotune.memory.timeline import Accumulated, Segment, Slots, Timeline
+from autotune.memory.segment import Accumulated, Segment, Slots
+from autotune.memory.timeline import Timeline
 from autotune.timing.communication import LATENCY, Links, collectives
 from autotune.timing.roofline import Busy, Extra, Machine, busy, step_time
 from autotune.timing.work import MATH_TYPES, Operator, Operators, Work

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from autotune.candidate import Candidate, choices
 from autotune.memory.predictor import Ground, Predictor
-from autotune.memory.timeline import Segment, Slots, Timeline
+from autotune.memory.segment import Segment, Slots
+from autotune.memory.timeline import Timeline
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Outcome, Sample, StepTiming
 from autotune.strategies.decision import Scope
 

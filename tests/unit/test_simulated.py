@@ -11,7 +11,8 @@ from autotune.devices.find import find
 from autotune.emission import PREDICTED
 from autotune.executors.simulated import SimulatedExecutor
 from autotune.memory.predictor import CUDA_CONTEXT, NCCL_BUFFERS
-from autotune.memory.timeline import CATEGORIES, Accumulated, Segment, Slots, Timeline
+from autotune.memory.segment import CATEGORIES, Accumulated, Segment, Slots
+from autotune.memory.timeline import Timeline
 from autotune.options import load_space
 from autotune.outcome import Crash, Ok, Oom, Unsupported
 from autotune.probe.ending import Ending, Report

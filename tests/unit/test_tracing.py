@@ -6,7 +6,8 @@ import pytest
 
 from autotune import trace_cache
 from autotune.candidate import Candidate
-from autotune.memory.timeline import Segment, Slots, Timeline
+from autotune.memory.segment import Segment, Slots
+from autotune.memory.timeline import Timeline
 from autotune.outcome import Crash, Unsupported
 from autotune.probe.ending import Ending, Report
 from autotune.probe.protocol import Result, Traced, TracedRung

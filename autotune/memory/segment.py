@@ -1,0 +1,123 @@
+"""A stretch of a training as allocations and releases, the words for what they hold, and how stretches fit together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple
+
+from autotune.outcome import Phase
+
+Category = Literal[
+    "parameter", "gradient", "optimizer_state", "activation", "buffer", "workspace", "temporary"
+]
+CATEGORIES: tuple[Category, ...] = (
+    "parameter", "gradient", "optimizer_state", "activation", "buffer", "workspace", "temporary",
+)  # fmt: skip
+"""What an allocation holds. Activations are what forward leaves for backward; `workspace` is a kernel's scratch."""
+
+Place = Literal["device", "host"]
+PLACES: tuple[Place, ...] = ("device", "host")
+
+
+@dataclass(frozen=True)
+class Slots:
+    """One entry for each allocation of the trace; all lists are of equal length."""
+
+    base: list[int] = field(default_factory=list)
+    slope: list[int] = field(default_factory=list)
+    """An allocation takes base + slope x micro-batch bytes."""
+    category: list[int] = field(default_factory=list)
+    """Index into CATEGORIES."""
+    place: list[int] = field(default_factory=list)
+    """Index into PLACES."""
+    module: list[int] = field(default_factory=list)
+    """Index into the timeline's `modules`."""
+
+
+class Accumulated(NamedTuple):
+    """A parameter's gradient arrived, after event `position` of the micro-step."""
+
+    position: int
+    parameter: int
+    """The parameter's number, in the order of the model's parameters."""
+    slot: int
+    copied: bool
+    """Autograd copied it into storage of its own, which it does not when adding to an earlier gradient."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of the training that repeats as a whole."""
+
+    events: list[int] = field(default_factory=list)
+    """Slot numbers: s allocates slot s, ~s (that is, -s - 1) releases it."""
+    marks: list[tuple[int, Phase]] = field(default_factory=list)
+    """Where a phase begins: (index into `events`, phase)."""
+    accumulated: list[Accumulated] = field(default_factory=list)
+
+    @classmethod
+    def parse(cls, data: dict[str, Any]) -> Segment:
+        """Return the segment that a timeline's JSON holds."""
+        return cls(
+            events=data["events"],
+            marks=[(position, phase) for position, phase in data["marks"]],
+            accumulated=[Accumulated(*entry) for entry in data["accumulated"]],
+        )
+
+
+def into_existing(micro: Segment) -> Segment:
+    """Return a micro-step whose gradients are added to those of an earlier one.
+
+    Autograd adds in place and drops the new gradient at once; where it had copied the gradient into storage of its
+    own, no copy is made (`torch/csrc/autograd/functions/accumulate_grad.h`).
+    """
+    copied = {entry.slot for entry in micro.accumulated if entry.copied}
+    taken = {entry.position: entry.slot for entry in micro.accumulated if not entry.copied}
+    kept = {entry.slot for entry in micro.accumulated}
+    moved: list[int] = []  # new position of every event, for the marks
+    events: list[int] = []
+    for position, event in enumerate(micro.events):
+        if position in taken:
+            events.append(~taken[position])
+        moved.append(len(events))
+        if event >= 0:
+            if event not in copied:
+                events.append(event)
+        elif ~event not in kept:
+            events.append(event)
+    if len(micro.events) in taken:
+        events.append(~taken[len(micro.events)])
+    moved.append(len(events))
+    return Segment(events, [(moved[position], phase) for position, phase in micro.marks])
+
+
+def without(segment: Segment, slots: set[int]) -> Segment:
+    """Return a segment whose allocations of some slots are left out, for composing; it follows no gradients."""
+    if not slots:
+        return segment
+    moved = [0, *accumulate(event not in slots for event in segment.events)]
+    events = [event for event in segment.events if event not in slots]
+    return Segment(events, [(moved[position], phase) for position, phase in segment.marks])
+
+
+def survivors(segment: Segment) -> list[int]:
+    """Return the slots that are alive at the end of a segment which allocated them."""
+    alive = dict.fromkeys(event for event in segment.events if event >= 0)
+    for event in segment.events:
+        if event < 0:
+            alive.pop(~event, None)
+    return list(alive)
+
+
+def renamed(traced: Segment, micro: Segment) -> dict[int, int]:
+    """Map the slots that the micro-step `traced` leaves behind to those of `micro`: those that an update releases."""
+    if micro is traced:
+        return {}
+    theirs = {entry.parameter: entry.slot for entry in micro.accumulated}
+    names = {entry.slot: theirs[entry.parameter] for entry in traced.accumulated if entry.parameter in theirs}
+    ours_left = [slot for slot in survivors(traced) if slot not in names]
+    gradients = set(theirs.values())
+    theirs_left = [slot for slot in survivors(micro) if slot not in gradients]
+    assert len(ours_left) == len(theirs_left), "the micro-steps leave different things behind"
+    return {**names, **dict(zip(ours_left, theirs_left, strict=True))}
