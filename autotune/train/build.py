@@ -10,9 +10,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from autotune.candidate import Candidate
 from autotune.probe.protocol import ProbeRequest
 from autotune.rules import Kind, illegal, misplaced
 from autotune.train.activation_offload import ActivationOffload
@@ -22,10 +21,9 @@ from autotune.train.chunked_loss import chunk_loss
 from autotune.train.compiled import compile_blocks
 from autotune.train.four_bit import quantize_blocks
 from autotune.train.host_gradients import HostGradients
-from autotune.train.in_backward import BackwardOptimizer
-from autotune.train.mapped import MappedFiles, MappedOptimizer, map_gradients, map_parameters, parameters_in
+from autotune.train.mapped import MappedFiles, map_gradients, map_parameters, parameters_in
 from autotune.train.model import BuiltModel, build_model, loss_of
-from autotune.train.optimizers import PlainOptimizer, optimizer_maker
+from autotune.train.optimizers import optimizer_maker
 from autotune.train.precision import (
     born_in,
     cast_inputs,
@@ -37,14 +35,11 @@ from autotune.train.precision import (
 from autotune.train.refusal import CannotRun
 from autotune.train.scaling import ScaledOptimizer
 from autotune.train.stream import stream, target_counter
-from autotune.train.streamed import StreamedOptimizer
 from autotune.train.training import Batch, Ranks, StepOptimizer, Training, no_reduction
+from autotune.train.updating import IN_SHARDS, REPLICATED, optimizer_of
 
 if TYPE_CHECKING:
     from autotune.train.sharding.engine import DeepSpeedEngine
-
-IN_SHARDS, REPLICATED = ("zero2", "fsdp2"), ("ddp", "zero1")
-"""torch's shardings by what a rank keeps of the parameters between steps: its shard, or all."""
 
 
 def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
@@ -276,7 +271,7 @@ def _add_optimizer(draft: _Draft) -> None:
         if candidate.precision == "bf16":
             draft.casting = partial(cast_inputs, dtype=torch.bfloat16)
         return
-    draft.optimizer = _optimizer(candidate, model, draft.device, draft.files, draft.gradients)
+    draft.optimizer = optimizer_of(candidate, model, draft.device, draft.files, draft.gradients)
 
 
 def make_optimizer(request: ProbeRequest, training: Training) -> StepOptimizer:
@@ -285,38 +280,7 @@ def make_optimizer(request: ProbeRequest, training: Training) -> StepOptimizer:
     Raises CannotRun where its library is not installed.
     """
     files = MappedFiles(request.folder) if training.device.type == "cpu" else None
-    return _optimizer(request.candidate, training.model, training.device, files)
-
-
-def _optimizer(
-    candidate: Candidate,
-    model: nn.Module,
-    device: torch.device,
-    files: MappedFiles | None,
-    gradients: HostGradients | None = None,
-) -> StepOptimizer:
-    parameters = list(model.parameters())
-    make = optimizer_maker(candidate.optimizer, sum(parameter.numel() for parameter in parameters))
-
-    def over(those: list[nn.Parameter]) -> StepOptimizer:
-        if candidate.offload != "none" and files is not None:
-            return MappedOptimizer(those, make, files)
-        if candidate.offload in {"optimizer", "gradients"}:
-            return StreamedOptimizer(those, make, device, gradients)
-        return PlainOptimizer(those, make)
-
-    if candidate.sharding in REPLICATED:
-        from autotune.train.sharding.replicated import InPlace, Zero1Optimizer
-
-        whole = Zero1Optimizer(model, make) if candidate.sharding == "zero1" else over(parameters)
-        return InPlace(whole, model)
-    if candidate.sharding in IN_SHARDS or (candidate.offload == "full" and files is None):
-        from autotune.train.sharding.fully import ShardOptimizer
-
-        return ShardOptimizer(parameters, over)
-    if candidate.optimizer_in_backward:
-        return BackwardOptimizer(parameters, make)
-    return over(parameters)
+    return optimizer_of(request.candidate, training.model, training.device, files)
 
 
 def _scale_loss(draft: _Draft) -> None:

@@ -1,0 +1,48 @@
+"""The optimizer of a candidate: torch's or a library's, inside what its offload and its sharding put around it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from autotune.candidate import Candidate
+from autotune.train.host_gradients import HostGradients
+from autotune.train.in_backward import BackwardOptimizer
+from autotune.train.mapped import MappedFiles, MappedOptimizer
+from autotune.train.optimizers import PlainOptimizer, optimizer_maker
+from autotune.train.streamed import StreamedOptimizer
+from autotune.train.training import StepOptimizer
+
+IN_SHARDS, REPLICATED = ("zero2", "fsdp2"), ("ddp", "zero1")
+"""torch's shardings by what a rank keeps of the parameters between steps: its shard, or all."""
+
+
+def optimizer_of(
+    candidate: Candidate,
+    model: nn.Module,
+    device: torch.device,
+    files: MappedFiles | None,
+    gradients: HostGradients | None = None,
+) -> StepOptimizer:
+    parameters = list(model.parameters())
+    make = optimizer_maker(candidate.optimizer, sum(parameter.numel() for parameter in parameters))
+
+    def over(those: list[nn.Parameter]) -> StepOptimizer:
+        if candidate.offload != "none" and files is not None:
+            return MappedOptimizer(those, make, files)
+        if candidate.offload in {"optimizer", "gradients"}:
+            return StreamedOptimizer(those, make, device, gradients)
+        return PlainOptimizer(those, make)
+
+    if candidate.sharding in REPLICATED:
+        from autotune.train.sharding.replicated import InPlace, Zero1Optimizer
+
+        whole = Zero1Optimizer(model, make) if candidate.sharding == "zero1" else over(parameters)
+        return InPlace(whole, model)
+    if candidate.sharding in IN_SHARDS or (candidate.offload == "full" and files is None):
+        from autotune.train.sharding.fully import ShardOptimizer
+
+        return ShardOptimizer(parameters, over)
+    if candidate.optimizer_in_backward:
+        return BackwardOptimizer(parameters, make)
+    return over(parameters)
