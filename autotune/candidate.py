@@ -18,6 +18,7 @@ Loss = Literal["full", "chunked"]
 Compile = Literal["none", "regional"]
 Offload = Literal["none", "optimizer", "gradients", "full"]
 Optimizer = Literal["adamw", "adamw-8bit", "adafactor", "momentum", "sgd"]
+OptimizerKernel = Literal["fused", "foreach"]
 SplitLimit = Literal["none", "64MiB", "256MiB"]
 CollectAbove = Literal["none", "60%", "80%"]
 Sharding = Literal["none", "ddp", "zero1", "zero2", "fsdp2", "zero3"]
@@ -52,6 +53,9 @@ class Candidate(Frozen):
     optimizer: Optimizer = "adamw"
     """`adamw` (two moments a parameter), `adamw-8bit` (the same in 8 bits, bitsandbytes), `adafactor` (sums of rows
     and columns, transformers), `momentum` (SGD with one moment) or `sgd` (plain, stateless)."""
+    optimizer_kernel: OptimizerKernel = "fused"
+    """How torch's own optimizers update: `fused` all of it in one kernel, in place; `foreach` one operator after the
+    other, each over all parameters, for which AdamW makes temporaries as large as half its state."""
     optimizer_in_backward: bool = False
     """Update each parameter as soon as its gradient is there, and free that gradient; one micro-step a global step."""
     sharding: Sharding = "none"
@@ -126,7 +130,13 @@ class Candidate(Frozen):
         ):
             return self
         sharding = "ddp" if self.sharding == "zero1" else self.sharding
-        return self.model_copy(update={"optimizer": "adamw", "offload": "none", "sharding": sharding})
+        plainest = {
+            "optimizer": "adamw",
+            "optimizer_kernel": "fused",
+            "offload": "none",
+            "sharding": sharding,
+        }
+        return self.model_copy(update=plainest)
 
     def title(self) -> str:
         """Return a short name of the rung for people: `bf16 + checkpointing + optimizer offload`."""
@@ -151,6 +161,8 @@ class Candidate(Frozen):
             parts.append(f"{self.offload} offload")
         if self.optimizer != "adamw":
             parts.append(self.optimizer)
+        if self.optimizer_kernel != "fused":
+            parts.append(f"{self.optimizer_kernel} update")
         if self.optimizer_in_backward:
             parts.append("step in backward")
         if self.sharding != "none":

@@ -159,6 +159,13 @@ RULES: tuple[Constraint, ...] = (
         ),
     ),
     *_where(
+        {"optimizer_kernel": "foreach"},
+        (
+            {"optimizer": ["adamw", "momentum", "sgd"]},
+            "torch's own optimizers have a fused and a foreach implementation; Adafactor and 8-bit AdamW have one",
+        ),
+    ),
+    *_where(
         {"optimizer": "adafactor"},
         (
             {"sharding": ["none", "ddp", "zero1"]},

@@ -54,7 +54,7 @@ ALONE: tuple[dict[str, Any], ...] = (
     {"loss": "chunked"},
     {"activation_offload": True},
     {"optimizer": "adamw-8bit"}, {"optimizer": "adafactor"}, {"optimizer": "momentum"}, {"optimizer": "sgd"},
-    {"optimizer_in_backward": True},
+    {"optimizer_kernel": "foreach"}, {"optimizer_in_backward": True},
     {"adapters": "lora"}, {"adapters": "qlora"},
     {"offload": "optimizer"}, {"offload": "gradients"}, {"offload": "full"},
 )  # fmt: skip

@@ -40,6 +40,7 @@ FIELDS = {
     "activation_offload": Expressed("nowhere: only `off` is exported", refuse_activation_offload),
     "offload": Expressed("nowhere: only `none` is exported", refuse_offload),
     "optimizer": Expressed("training.json: optimizer"),
+    "optimizer_kernel": Expressed("training.json: optimizer_kernel"),
     "optimizer_in_backward": Expressed("nowhere: only `off` is exported", refuse_in_backward),
     "sharding": Expressed("nowhere: only `none` is exported", refuse_sharding),
     "engine": Expressed("nowhere: only `torch` is exported", refuse_engine),
@@ -58,6 +59,7 @@ def export(best: Best) -> dict[str, str]:
         "accumulation_steps": best.accumulation.steps,
         "checkpointing": best.candidate.checkpointing,
         "optimizer": best.candidate.optimizer,
+        "optimizer_kernel": best.candidate.optimizer_kernel,
         "tf32": best.candidate.tf32 and best.device.kind == "cuda",
         "seed": best.seed,
     }

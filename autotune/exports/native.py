@@ -18,6 +18,7 @@ FIELDS = {
     "activation_offload": _FILE,
     "offload": _FILE,
     "optimizer": _FILE,
+    "optimizer_kernel": _FILE,
     "optimizer_in_backward": _FILE,
     "sharding": _FILE,
     "engine": _FILE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.best import Best
+from autotune.candidate import Candidate
 from autotune.exports.fields import Expressed, refuse
 from autotune.exports.shared import (
     launch_script,
@@ -26,6 +27,19 @@ from autotune.exports.shared import (
 )
 from autotune.zero import deepspeed_settings
 
+
+def _refuse_kernel(best: Best) -> str | None:
+    """Return why the optimizer's implementation cannot be expressed, or None."""
+    if best.candidate.optimizer_kernel == "fused":
+        return None
+    if best.device.kind == "cuda" and best.candidate.offload == "none":
+        return None
+    return (
+        "the Trainer can only leave it to torch, which takes foreach for parameters on a GPU, and a plain loop "
+        "elsewhere. Use --to native"
+    )
+
+
 FIELDS = {
     "precision": Expressed("training_arguments.json: bf16, fp16", refuse_precision),
     "tf32": Expressed("training_arguments.json: tf32 (no effect on a cpu)"),
@@ -37,6 +51,7 @@ FIELDS = {
     "activation_offload": Expressed("nowhere: only `off` is exported", refuse_activation_offload),
     "offload": Expressed("deepspeed.json: zero_optimization, of DeepSpeed's alone", refuse_offload),
     "optimizer": Expressed("training_arguments.json: optim"),
+    "optimizer_kernel": Expressed("training_arguments.json: optim; SGD's is torch's choice", _refuse_kernel),
     "optimizer_in_backward": Expressed("nowhere: only `off` is exported", refuse_in_backward),
     "sharding": Expressed("deepspeed.json: zero_optimization, of DeepSpeed's alone", refuse_sharding),
     "engine": Expressed("deepspeed.json"),
@@ -68,6 +83,14 @@ def export(best: Best) -> dict[str, str]:
     }
 
 
+def _optimizer(candidate: Candidate) -> dict[str, Any]:
+    """Return the arguments of the optimizer; without `fused` torch takes foreach on a GPU."""
+    arguments = dict(OPTIMIZERS[candidate.optimizer])
+    if candidate.optimizer == "adamw" and candidate.optimizer_kernel == "foreach":
+        arguments["optim"] = "adamw_torch"
+    return arguments
+
+
 def _deepspeed(best: Best) -> dict[str, str]:
     """Return DeepSpeed's configuration, where it shards; what is `auto` in it follows the Trainer's arguments."""
     candidate = best.candidate
@@ -90,7 +113,7 @@ def _arguments(best: Best) -> dict[str, Any]:
         "bf16": candidate.precision == "bf16",
         "fp16": candidate.precision == "fp16",
         "gradient_checkpointing": candidate.checkpointing == "full",
-        **OPTIMIZERS[candidate.optimizer],
+        **_optimizer(candidate),
         "lr_scheduler_type": "constant",
         "max_grad_norm": 1.0,
         "seed": best.seed,

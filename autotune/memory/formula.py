@@ -11,6 +11,7 @@ Sources, by the names used below:
 - Flash: Dao 2023, "FlashAttention-2"; it keeps one float32 log-sum a row and head instead of the scores.
 - DeepSpeed: `estimate_zero2_model_states_mem_needs` and its like for stage 3, deepspeed/runtime/zero.
 - 8-bit: Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization"; QLoRA: Dettmers et al. 2023, section 3.
+- foreach: the documentation of torch.optim.AdamW: at its peak a list of tensors, as large as the parameters.
 - Adafactor: Shazeer and Stern 2018; LoRA: Hu et al. 2021.
 """
 
@@ -216,6 +217,8 @@ class Setup(Frozen):
     world: Annotated[int, Field(ge=1)] = 1
     checkpointing: Literal["none", "selective", "full"] = "none"
     """`selective` recomputes the attention's scores alone, `full` all of a layer but its input."""
+    optimizer_kernel: Literal["fused", "foreach"] = "fused"
+    """Whether AdamW updates in place, or takes the roots of all second moments at once (foreach)."""
     offload: Literal["none", "optimizer", "full"] = "none"
     """What lives in host memory: nothing, optimizer state and master weights, or parameters and gradients too."""
     attention: Literal["flash", "eager"] = "flash"
@@ -321,10 +324,17 @@ def estimate(architecture: Architecture, setup: Setup) -> Estimate:
     if setup.offload == "full":
         host += kept.parameters + kept.gradients
         kept = kept._replace(parameters=0.0, gradients=0.0)
+    living = activations(architecture, setup)
+    logits = logits_bytes(architecture, setup)
+    roots = 0.0
+    if setup.optimizer == "adamw" and setup.optimizer_kernel == "foreach" and setup.offload == "none":
+        roots = kept.optimizer_state / 2
+    if roots > living + logits + temporary:  # the peak is in the optimizer's step, when these are gone
+        living, logits, temporary = 0.0, 0.0, roots
     return Estimate(
         *kept,
-        activations=activations(architecture, setup),
-        logits=logits_bytes(architecture, setup),
+        activations=living,
+        logits=logits,
         temporary=temporary,
         framework=float(setup.framework),
         host=host,

@@ -23,7 +23,6 @@ from autotune.train.four_bit import quantize_blocks
 from autotune.train.host_gradients import HostGradients
 from autotune.train.mapped import MappedFiles, map_gradients, map_parameters, parameters_in
 from autotune.train.model import BuiltModel, build_model, loss_of
-from autotune.train.optimizers import optimizer_maker
 from autotune.train.precision import (
     born_in,
     cast_inputs,
@@ -36,7 +35,7 @@ from autotune.train.refusal import CannotRun
 from autotune.train.scaling import ScaledOptimizer
 from autotune.train.stream import stream, target_counter
 from autotune.train.training import Batch, Ranks, StepOptimizer, Training, no_reduction
-from autotune.train.updating import IN_SHARDS, REPLICATED, optimizer_of
+from autotune.train.updating import IN_SHARDS, REPLICATED, maker_of, optimizer_of
 
 if TYPE_CHECKING:
     from autotune.train.sharding.engine import DeepSpeedEngine
@@ -262,10 +261,9 @@ def _add_optimizer(draft: _Draft) -> None:
     if candidate.engine == "deepspeed":
         from autotune.train.sharding.engine import DeepSpeedEngine as Engine  # late: it takes a second
 
-        make = optimizer_maker(
-            candidate.optimizer, sum(parameter.numel() for parameter in model.parameters())
+        engine = draft.engine = Engine(
+            model, maker_of(candidate, model.parameters()), candidate, draft.device
         )
-        engine = draft.engine = Engine(model, make, candidate, draft.device)
         draft.closing.callback(engine.close)
         draft.optimizer, draft.forward, draft.reduction = engine, engine.forward, engine.reduction
         if candidate.precision == "bf16":

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autotune.candidate import Optimizer
+from autotune.candidate import Optimizer, OptimizerKernel
 from autotune.train.refusal import CannotRun
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -19,20 +19,22 @@ MOMENTUM = 0.9
 """Share of the moment that each step keeps: the usual one."""
 
 
-def optimizer_maker(name: Optimizer, parameters: int) -> MakeOptimizer:
+def optimizer_maker(name: Optimizer, parameters: int, kernel: OptimizerKernel = "fused") -> MakeOptimizer:
     """Return what makes the optimizer for some of a model's `parameters` (their number).
 
-    torch's are fused: one kernel reads and writes parameter, gradient and state in place, with no temporaries.
-    Adafactor is transformers', as its Trainer sets it up; 8-bit AdamW is bitsandbytes'. Memory and speed do not
-    depend on the learning rate. It is constant and falls with the root of the number of parameters: a rule found by
-    trial, under which the loss falls on the stream from the first steps, with no warm-up, for models from 0.1M to
-    270M parameters. Raises CannotRun where a library is not installed.
+    torch's are fused (one kernel reads and writes parameter, gradient and state in place, with no temporaries), or
+    `foreach`, whose AdamW takes the roots of all second moments at once. Adafactor is transformers', as its Trainer
+    sets it up; 8-bit AdamW is bitsandbytes'. Memory and speed do not depend on the learning rate. It is constant and
+    falls with the root of the number of parameters: a rule found by trial, under which the loss falls on the stream
+    from the first steps, with no warm-up, for models from 0.1M to 270M parameters. Raises CannotRun where a library
+    is not installed.
     """
     root = math.sqrt(parameters)
+    how: dict[str, Any] = {kernel: True}
     rate = min(1e-3, 0.5 / root)
     match name:
         case "adamw":
-            return lambda group: torch.optim.AdamW(group, lr=rate, weight_decay=0.01, fused=True)
+            return lambda group: torch.optim.AdamW(group, lr=rate, weight_decay=0.01, **how)
         case "adamw-8bit":
             bitsandbytes = _bitsandbytes()
             return lambda group: bitsandbytes.optim.AdamW(group, lr=rate, weight_decay=0.01, optim_bits=8)
@@ -40,10 +42,10 @@ def optimizer_maker(name: Optimizer, parameters: int) -> MakeOptimizer:
             return lambda group: _adafactor(group, rate)
         case "momentum":
             slower = min(1e-3, 1 / root)  # a moment of 0.9 sums ten steps
-            return lambda group: torch.optim.SGD(group, lr=slower, momentum=MOMENTUM, fused=True)
+            return lambda group: torch.optim.SGD(group, lr=slower, momentum=MOMENTUM, **how)
         case "sgd":
             faster = min(1e-2, 10 / root)
-            return lambda group: torch.optim.SGD(group, lr=faster, fused=True)
+            return lambda group: torch.optim.SGD(group, lr=faster, **how)
 
 
 def _adafactor(group: Iterable[nn.Parameter], rate: float) -> torch.optim.Optimizer:

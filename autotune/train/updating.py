@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 
@@ -9,12 +11,18 @@ from autotune.candidate import Candidate
 from autotune.train.host_gradients import HostGradients
 from autotune.train.in_backward import BackwardOptimizer
 from autotune.train.mapped import MappedFiles, MappedOptimizer
-from autotune.train.optimizers import PlainOptimizer, optimizer_maker
+from autotune.train.optimizers import MakeOptimizer, PlainOptimizer, optimizer_maker
 from autotune.train.streamed import StreamedOptimizer
 from autotune.train.training import StepOptimizer
 
 IN_SHARDS, REPLICATED = ("zero2", "fsdp2"), ("ddp", "zero1")
 """torch's shardings by what a rank keeps of the parameters between steps: its shard, or all."""
+
+
+def maker_of(candidate: Candidate, parameters: Iterable[nn.Parameter]) -> MakeOptimizer:
+    """Return what makes the candidate's optimizer for some of a model's `parameters`."""
+    count = sum(parameter.numel() for parameter in parameters)
+    return optimizer_maker(candidate.optimizer, count, candidate.optimizer_kernel)
 
 
 def optimizer_of(
@@ -25,7 +33,7 @@ def optimizer_of(
     gradients: HostGradients | None = None,
 ) -> StepOptimizer:
     parameters = list(model.parameters())
-    make = optimizer_maker(candidate.optimizer, sum(parameter.numel() for parameter in parameters))
+    make = maker_of(candidate, parameters)
 
     def over(those: list[nn.Parameter]) -> StepOptimizer:
         if candidate.offload != "none" and files is not None:

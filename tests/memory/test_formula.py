@@ -153,6 +153,19 @@ def test_offload_moves_bytes_to_the_host_and_loses_none():
     assert full.temporary == LLAMA_8B.layer_parameters() * 4
 
 
+def test_foreach_adamw_peaks_in_its_step_where_activations_are_smaller_than_a_copy_of_the_parameters():
+    fused, foreach = (
+        estimate(LLAMA_8B, Setup(seq_len=512, optimizer_kernel=kernel)) for kernel in ("fused", "foreach")
+    )
+    assert (foreach.activations, foreach.logits) == (0, 0)
+    assert foreach.temporary == 4 * LLAMA_8B.parameters()
+    assert foreach.device > fused.device
+    long = Setup(seq_len=4096, micro_batch=64)
+    assert estimate(LLAMA_8B, long) == estimate(
+        LLAMA_8B, long.model_copy(update={"optimizer_kernel": "foreach"})
+    )
+
+
 def test_frozen_weights_have_no_gradients_and_no_state():
     adapters = lora_parameters(16, ((4096, 4096), (4096, 1024)), copies=32)
     tuned = estimate(LLAMA_8B, Setup(seq_len=512, trained=adapters, frozen_bits=4))

@@ -202,6 +202,20 @@ def test_optimizers_are_traced_as_they_run(optimizer, in_backward):
     assert state > 0.01 * timeline.peak(5).breakdown["parameter"]
 
 
+def test_foreach_takes_the_roots_of_all_second_moments_at_once():
+    peaks = {}
+    for kernel in ("fused", "foreach"):
+        probe = request(
+            seq_len=4, micro_batch=2, optimizer_kernel=kernel
+        )  # so short that the peak is in the step
+        peaks[kernel] = trace(probe).peak(2)
+        assert peaks[kernel].bytes == pytest.approx(measured(probe), rel=1e-3)
+    assert peaks["foreach"].phase == "optimizer"
+    assert peaks["foreach"].breakdown["temporary"] == pytest.approx(
+        peaks["fused"].breakdown["parameter"], rel=0.01
+    )
+
+
 @pytest.mark.parametrize("offload", ["optimizer", "full"])
 def test_what_lives_in_files_is_not_counted(offload, tmp_path):
     timeline = trace(request("tiny-llama", offload=offload))

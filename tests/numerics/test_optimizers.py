@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from autotune.candidate import choices
+from autotune.candidate import Candidate, choices
 from autotune.rules import illegal
 from autotune.train.build import assemble
 from autotune.train.mapped import is_mapped
@@ -62,6 +62,23 @@ def test_a_step_inside_backward_goes_with_neither_accumulation_nor_offload(tmp_p
     with pytest.raises(CannotRun, match="no step can be taken inside"):
         assemble(whole.model_copy(update={"candidate": offloaded}))
     assert illegal(whole.candidate) is None
+
+
+@pytest.mark.parametrize("moving", [{}, {"offload": "optimizer"}, {"optimizer_in_backward": True}], ids=str)
+@pytest.mark.parametrize("optimizer", ["adamw", "momentum", "sgd"])
+def test_foreach_is_the_same_update_to_rounding(optimizer, moving):
+    # Fused and foreach divide and multiply in another order: a few roundings of fp32 (2^-24) a step.
+    run = train("gpt2", optimizer=optimizer, optimizer_kernel="foreach", precision="fp32", **moving)
+    reference = plain("gpt2", "fp32", optimizer)
+    assert run.losses == pytest.approx(reference.losses, rel=1e-6)
+    # AdamW's step has the size of the rate whatever the gradient, so one of rounding's size may point elsewhere.
+    ours, theirs = (torch.cat([weight.flatten() for weight in one.weights]) for one in (run, reference))
+    assert (ours - theirs).norm() < 1e-5 * theirs.norm()
+
+
+def test_foreach_is_refused_where_an_optimizer_has_one_implementation():
+    assert "have one" in illegal(Candidate(optimizer="adafactor", optimizer_kernel="foreach"))
+    assert illegal(Candidate(optimizer="momentum", optimizer_kernel="foreach")) is None
 
 
 def test_eight_bit_moments_are_those_of_adamw_to_half_a_step_of_their_code(tmp_path):

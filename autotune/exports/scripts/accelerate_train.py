@@ -15,6 +15,7 @@ from model import SETTINGS, build_model
 from transformers import Adafactor
 
 TRAINING = json.loads(Path(__file__).with_name("training.json").read_text())
+KERNEL = {TRAINING["optimizer_kernel"]: True}  # fused or foreach, of torch's own optimizers
 
 
 def adamw_8bit(parameters):
@@ -24,13 +25,13 @@ def adamw_8bit(parameters):
 
 
 OPTIMIZERS = {
-    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=2e-4, weight_decay=0.01, fused=True),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=2e-4, weight_decay=0.01, **KERNEL),
     "adamw-8bit": adamw_8bit,
     "adafactor": lambda parameters: Adafactor(
         parameters, lr=2e-4, scale_parameter=False, relative_step=False
     ),
-    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, fused=True),
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, fused=True),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, **KERNEL),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, **KERNEL),
 }
 
 
