@@ -16,6 +16,7 @@ Checkpointing = Literal["none", "selective", "every-4", "every-2", "full"]
 Adapters = Literal["none", "lora", "qlora"]
 Loss = Literal["full", "chunked"]
 Compile = Literal["none", "regional"]
+MemoryBudget = Literal["none", "75%", "50%", "25%"]
 Offload = Literal["none", "optimizer", "gradients", "full"]
 Optimizer = Literal["adamw", "adamw-8bit", "adafactor", "momentum", "sgd"]
 OptimizerKernel = Literal["fused", "foreach"]
@@ -46,6 +47,9 @@ class Candidate(Frozen):
     """`chunked` makes a causal language model's logits and their gradients a sixteenth of the sequence at a time."""
     compile: Compile = "none"
     """`regional` compiles the repeated block once, by torch.compile: faster steps, after a start of a minute or so."""
+    memory_budget: MemoryBudget = "none"
+    """Share of its activations that a compiled block may keep; the compiler makes the rest again in backward. It is
+    rough: a smaller budget may take more memory or less time than a larger one, so none tells anything of another."""
     activation_offload: bool = False
     """Activations rest off the device from forward to backward: in pinned host memory, on `cpu` in files on disk."""
     offload: Offload = "none"
@@ -91,6 +95,11 @@ class Candidate(Frozen):
     def needs_bf16(self) -> bool:
         """Whether the device has to compute in bf16."""
         return self.precision in {"bf16", "bf16-pure"}
+
+    @property
+    def kept_share(self) -> float:
+        """The memory budget as a share; 1 where there is none."""
+        return 1.0 if self.memory_budget == "none" else int(self.memory_budget.rstrip("%")) / 100
 
     @property
     def split_limit_bytes(self) -> int | None:
@@ -155,6 +164,8 @@ class Candidate(Frozen):
             parts.append(f"{self.loss} loss")
         if self.compile != "none":
             parts.append("compiled blocks")
+        if self.memory_budget != "none":
+            parts.append(f"{self.memory_budget} of activations")
         if self.activation_offload:
             parts.append("activation offload")
         if self.offload != "none":
@@ -184,6 +195,10 @@ def choices(field: str) -> tuple[object, ...]:
 
 AXES: tuple[str, ...] = tuple(name for name in Candidate.model_fields if name != "micro_batch")
 """The fields that make up a rung, in the order in which keys and tables show them."""
+
+
+UNORDERED: tuple[str, ...] = ("memory_budget",)
+"""The fields of whose values none tells what another takes or how fast it is: each has to be tried for itself."""
 
 
 ALLOCATOR: tuple[str, ...] = ("expandable_segments", "split_limit", "collect_above")

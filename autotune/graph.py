@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from autotune.candidate import AXES, choices
+from autotune.candidate import AXES, UNORDERED, Candidate, choices
 from autotune.errors import nearest
 from autotune.validation import Frozen
 
@@ -24,6 +24,8 @@ SET_EDGES: tuple[str, ...] = (
 """Results of a `set` node. `oom_PHASE` takes precedence over `oom`: the phase tells what can still help."""
 GROW_EDGES: tuple[str, ...] = ("oom", "limit")
 """Results of a `grow` node: a larger micro-batch does not fit, or none larger makes sense or works."""
+TELLING_EDGES: tuple[str, ...] = ("ok", "oom", "oom_forward", "oom_backward", "limit")
+"""Results that tell of memory while activations are alive."""
 
 
 class Growth(Frozen):
@@ -95,6 +97,7 @@ class Graph(Frozen):
             problems += [f"nodes.{name}: no edge leads here" for name in self.nodes if name not in reached]
             if loop := self._loop():
                 problems.append(f"nodes: the path {' -> '.join(loop)} is a loop")
+            problems += self._presumed()
             if self.nodes[self.start].grow is not None:
                 problems.append("start: the first node must 'set' a candidate before one can grow")
         if problems:
@@ -122,6 +125,38 @@ class Graph(Frozen):
             return []
 
         return visit(self.start, [])
+
+    def _presumed(self) -> list[str]:
+        """Return where a value of an unordered axis is tried or not by what another value came to."""
+        problems = []
+        for axis in UNORDERED:
+            default = Candidate.model_fields[axis].default
+            values = {name: (node.set or {}).get(axis, default) for name, node in self.nodes.items()}
+            nodes = [name for name, value in values.items() if value != default]
+            for one in nodes:
+                for other in nodes:
+                    if values[one] == values[other] or other not in self._told(one):
+                        continue
+                    if DONE in self._told(one, without=other) or self.nodes[other].micro_batch == "beyond":
+                        problems.append(
+                            f"nodes.{other}: what {axis} {values[one]} came to ({one}) tells nothing of "
+                            f"{values[other]}, so every edge has to lead here (of its growth too), and the micro-batch "
+                            "is `smallest`"
+                        )
+        return problems
+
+    def _told(self, start: str, without: str | None = None) -> set[str]:
+        """Return every node that results telling of memory lead to from `start`, and `done`; not through `without`."""
+        reached: set[str] = set()
+        pending = [start]
+        while pending:
+            name = pending.pop()
+            node = self.nodes[name]
+            edges = SET_EDGES if node.set is not None else GROW_EDGES
+            following = {node.target(edge) for edge in edges if edge in TELLING_EDGES} - reached - {without}
+            reached |= {target for target in following if target is not None}
+            pending += [target for target in following if target not in {DONE, None}]
+        return reached
 
     def mermaid(self, taken: tuple[tuple[str, str], ...] = ()) -> str:
         """Return the graph as a Mermaid flowchart; `taken` are the (node, edge) pairs to mark."""

@@ -133,6 +133,17 @@ RULES: tuple[Constraint, ...] = (
         ),
     ),
     *_where(
+        {"memory_budget": ["75%", "50%", "25%"]},
+        (
+            {"compile": "regional"},
+            "the memory budget is the compiler's choice of what to keep; without it nothing chooses",
+        ),
+        (
+            {"checkpointing": "none"},
+            "a checkpoint around a compiled block keeps nothing of it, so a budget for what it keeps changes nothing",
+        ),
+    ),
+    *_where(
         {"tf32": True},
         (
             {"precision": "fp32"},

@@ -15,6 +15,7 @@ FIELDS = {
     "adapters": _FILE,
     "loss": _FILE,
     "compile": _FILE,
+    "memory_budget": _FILE,
     "activation_offload": _FILE,
     "offload": _FILE,
     "optimizer": _FILE,

@@ -100,6 +100,13 @@ def refuse_compile(best: Best) -> str | None:
     return "each block was compiled by itself; this library compiles the whole model. Use --to native"
 
 
+def refuse_memory_budget(best: Best) -> str | None:
+    """Return why the compiler's memory budget cannot be expressed, or None."""
+    if best.candidate.memory_budget == "none":
+        return None
+    return "the budget is for blocks that were compiled each by itself. Use --to native"
+
+
 def refuse_loss(best: Best) -> str | None:
     """Return why the way the loss is computed cannot be expressed, or None."""
     if best.candidate.loss == "full":

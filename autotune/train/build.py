@@ -213,8 +213,9 @@ def _chunk_loss(draft: _Draft) -> None:
 
 
 def _compile(draft: _Draft) -> None:
-    if draft.request.candidate.compile == "regional":
-        compile_blocks(draft.blocks, draft.device)
+    candidate = draft.request.candidate
+    if candidate.compile == "regional":
+        draft.closing.enter_context(compile_blocks(draft.blocks, draft.device, candidate.kept_share))
 
 
 def _checkpoint(draft: _Draft) -> None:

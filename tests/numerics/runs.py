@@ -50,7 +50,8 @@ def gradients_of(training):
 def train(model, files=None, check=None, **candidate):
     """Train three steps; `check` is called with the training before it is closed."""
     with TemporaryDirectory() as folder:
-        training = assemble(request(MODELS[model], Path(folder), **candidate), files=files)
+        spec = MODELS[model] if isinstance(model, str) else model
+        training = assemble(request(spec, Path(folder), **candidate), files=files)
         losses, gradients = [], []
         for step in range(STEPS):
             loss = training.loss(training.batch(step, MICRO_BATCH))

@@ -59,12 +59,61 @@ def test_the_compilers_own_code_agrees_to_fp32s_rounding():
     assert 0 < run.gradient_error(reference) < 1e-4
 
 
+@pytest.fixture
+def saved(graphs, monkeypatch):
+    """Let the compiler divide graphs as it does, and count the bytes that it keeps of one training's first step."""
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager_decomp_partition")
+
+    def count(model, **candidate):
+        torch._dynamo.reset()
+        kept = {}
+
+        def keep(tensor):
+            kept[tensor.data_ptr()] = tensor.nbytes
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            run = train(model, compile="regional", precision="fp32", **candidate)
+        assert torch._functorch.config.activation_memory_budget == 1.0
+        return run, sum(kept.values())
+
+    return count
+
+
+def test_a_memory_budget_keeps_less_and_changes_no_bit(saved):
+    reference, whole = saved("llama")
+    for budget in ("75%", "25%"):
+        run, kept = saved("llama", memory_budget=budget)
+        assert run == reference
+        assert kept < whole
+
+
+def test_a_memory_budget_is_refused_where_it_would_make_dropouts_masks_anew(saved):
+    # Without the refusal, gradients of the first step are off by 14% at 50% (torch 2.13).
+    with pytest.raises(CannotRun, match=r"GPT2Block has dropout .* gradients would be wrong"):
+        saved("gpt2", memory_budget="75%")
+    config = {**MODELS["gpt2"].config, "resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.1}
+    assert saved(MODELS["gpt2"].model_copy(update={"config": config}), memory_budget="75%")[0].losses
+
+
+@pytest.mark.slow
+def test_the_compilers_own_code_agrees_within_a_memory_budget():
+    torch._dynamo.reset()
+    run = train("llama", precision="fp32", compile="regional", memory_budget="25%")
+    reference = plain("llama", "fp32")
+    assert run.losses == pytest.approx(reference.losses, rel=1e-5)  # as above
+    assert 0 < run.gradient_error(reference) < 1e-4
+    torch._dynamo.reset()
+
+
 def test_what_compile_lacks_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(CannotRun, match="needs a C\\+\\+ compiler"):
         assemble(request(MODELS["llama"], tmp_path, compile="regional"))
     with pytest.raises(CannotTrace, match="only a probe shows it"):
-        trace(request(MODELS["llama"], tmp_path, compile="regional"))
+        trace(request(MODELS["llama"], tmp_path, compile="regional", memory_budget="50%"))
+    with pytest.raises(CannotRun, match="without it nothing chooses"):
+        assemble(request(MODELS["llama"], tmp_path, memory_budget="50%"))
     with (
         pytest.raises(CannotRun, match="chooses among operators"),
         closing(assemble(request(MODELS["llama"], tmp_path, compile="regional", checkpointing="selective"))),

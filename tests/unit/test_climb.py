@@ -1,6 +1,11 @@
+from dataclasses import dataclass
 from functools import partial
 
+import pytest
+
+from autotune.options import load_space
 from autotune.outcome import Crash, Ok, Timeout
+from autotune.selection import rank
 from autotune.strategies.climb import propose
 from autotune.strategies.decision import Done
 from autotune.trial import Trial
@@ -188,3 +193,33 @@ def test_a_timeout_after_a_jump_falls_back_to_doubling(space, scope):
         )  # fmt: skip
     plain = [trial.candidate.micro_batch for trial in history if trial.candidate.checkpointing == "none"]
     assert plain == [1, 11, 2, 4, 8]
+
+
+@dataclass(frozen=True)
+class OfItsOwnMind(Arithmetic):
+    """A compiler whose peak rises and falls with the budget, and whose speed does too."""
+
+    def outcome(self, candidate):
+        each = {"none": 50, "75%": 60, "50%": 20, "25%": 120}[candidate.memory_budget]
+        outcome = Arithmetic(self.budget, activations=each).outcome(candidate)
+        if isinstance(outcome, Ok):
+            pace = {"none": 0.02, "75%": 0.03, "50%": 0.02, "25%": 0.01}[candidate.memory_budget]
+            outcome = ok(outcome.memory.peak(), pace * candidate.micro_batch, budget=self.budget)
+        return outcome
+
+
+@pytest.mark.parametrize("budget", [455, 1000])  # where 25% and 75% do not fit at all, and where all do
+def test_a_budget_that_takes_more_when_it_allows_less_does_not_mislead(budget, scope):
+    space, bounds = load_space("compiled"), scope(budget=budget)
+    history, _ = search(OfItsOwnMind(budget), space, bounds, propose)
+    seen = {(trial.candidate.memory_budget, trial.outcome.kind) for trial in history}
+    if budget == 455:
+        assert {("75%", "oom"), ("50%", "ok"), ("25%", "oom")} < seen
+    else:
+        assert {(kept, "ok") for kept in ("none", "75%", "50%", "25%")} < seen
+    winner = rank(history, bounds)[0].trial.candidate
+    assert winner.memory_budget == {455: "none", 1000: "25%"}[budget]
+    largest = {kept: max((trial.candidate.micro_batch for trial in history if isinstance(trial.outcome, Ok)
+               and (trial.candidate.memory_budget, trial.candidate.checkpointing) == (kept, "none")), default=0)
+               for kept in ("none", "75%", "50%", "25%")}  # fmt: skip
+    assert all(largest["50%"] > most for kept, most in largest.items() if kept != "50%")
