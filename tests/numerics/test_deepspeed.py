@@ -36,11 +36,11 @@ def of_two(tmp_path_factory):
 @pytest.mark.parametrize("position", range(len(DEEPSPEED)), ids=["-".join(c.values()) for c in DEEPSPEED])
 def test_two_ranks_train_as_one_with_both_batches(of_two, position):
     case = DEEPSPEED[position]
-    losses, parameters = of_two[position]
-    expected, reference = train({**case, "engine": "torch", "sharding": "none"})
+    losses, parameters, _ = of_two[position]
+    expected, reference, _ = train({**case, "engine": "torch", "sharding": "none"})
     assert losses[-1] < losses[0]
     assert losses == pytest.approx(expected, rel=1e-5 if case["precision"] == "fp32" else 0.02)
-    if case["optimizer"] == "sgd":
+    if case["optimizer"] == "sgd" and case["precision"] == "fp32":
         assert sorted(parameters) == sorted(reference)
         for name, value in reference.items():
             torch.testing.assert_close(parameters[name], value, rtol=1e-4, atol=1e-6)
