@@ -24,8 +24,8 @@ IN_FLIGHT = 1
 """Storages that are still being copied to the host while the next one is."""
 
 
-SAME_VALUES = ("TBackward0", "ToCopyBackward0", "TransposeBackward0", "ViewBackward0")
-"""What autograd calls views and casts."""
+SAME_VALUES = ("TBackward0", "ToCopyBackward0", "TransposeBackward0", "ViewBackward0", "_RowsBackward")
+"""What autograd calls views and casts, and the whole of chosen rows."""
 
 Fetch = Callable[[Tensor], tuple[Tensor, Any]]
 """From a tensor on the host to its copy on the device, and the event of its arrival."""

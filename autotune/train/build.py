@@ -19,6 +19,7 @@ from autotune.train.blocks import Blocks, find_blocks
 from autotune.train.checkpointing import checkpoint_blocks
 from autotune.train.chunked_loss import chunk_loss
 from autotune.train.compiled import compile_blocks
+from autotune.train.experts import shared_rows
 from autotune.train.four_bit import quantize_blocks
 from autotune.train.host_gradients import HostGradients
 from autotune.train.mapped import MappedFiles, map_gradients, map_parameters, parameters_in
@@ -189,10 +190,29 @@ def _build(draft: _Draft) -> None:
         for parameter in draft.built.model.parameters():
             cast_parameter(parameter, torch.bfloat16)
         draft.casting = partial(cast_inputs, dtype=torch.bfloat16)
+    if shared_rows(draft.built.model):
+        _check_experts(draft)
     draft.forward = draft.built.model
     draft.blocks = find_blocks(draft.built.model, request.model.block_class)
     # Dropout must not depend on how many random numbers the build drew on which device, and differs by rank.
     torch.manual_seed(request.seed + draft.ranks.rank)
+
+
+def _check_experts(draft: _Draft) -> None:
+    candidate = draft.request.candidate
+    if candidate.sharding not in {"none", "ddp"} or (candidate.offload == "full" and draft.files is None):
+        raise CannotRun(
+            "chosen experts share the memory of the tensor that they are rows of, and what shards parameters gives "
+            "each memory of its own; train whole layers, or take no sharding or ddp"
+        )
+    if candidate.compile != "none":
+        raise CannotRun(
+            "compiled blocks were not tried with chosen experts; leave out compile, or train whole layers"
+        )
+    if candidate.precision == "bf16-pure" and draft.request.model.source == "function":
+        raise CannotRun(
+            "a function's model is cast once it is built, which parts chosen experts from their tensor"
+        )
 
 
 def _add_adapters(draft: _Draft) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from autotune.probe.protocol import ProbeRequest
 from autotune.specs import ModelFacts
 from autotune.train.blocks import find_blocks
+from autotune.train.experts import parameter_count, shared_rows
 from autotune.train.model import BuiltModel, build_model, loss_of
 from autotune.train.phases import Phases
 
@@ -46,7 +47,7 @@ def describe(built: BuiltModel, block_class: str | None = None) -> ModelFacts:
     return ModelFacts(
         task=built.task,
         model_class=type(model).__name__,
-        parameters=_count(parameters),
+        parameters=parameter_count(model),
         trainable_parameters=_count(p for p in parameters if p.requires_grad),
         active_parameters=active_parameters(model, config),
         layers=_layers(config) or found,
@@ -67,12 +68,14 @@ def active_parameters(model: nn.Module, config: Any) -> int:
     2024, section 2.1). Routers, shared experts and all else count in full. The experts are what transformers
     keeps under the name `experts`; `k` and `n` are the configuration's.
     """
-    total = _count(model.parameters())
+    total = parameter_count(model)
     chosen = _first(config, "num_experts_per_tok", "num_experts_per_token", "moe_topk")
     available = _first(config, "num_local_experts", "num_experts", "n_routed_experts")
     if not chosen or not available:
         return total
-    experts = _count(p for name, p in model.named_parameters() if _EXPERTS.search(name))
+    shared = shared_rows(model)
+    named = [(name, p) for name, p in model.named_parameters() if p not in shared]
+    experts = _count(p for name, p in named if _EXPERTS.search(name))
     return total - experts + experts * chosen // available
 
 

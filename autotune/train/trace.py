@@ -36,6 +36,7 @@ from autotune.memory.timeline import Timeline
 from autotune.probe.protocol import ProbeRequest
 from autotune.timing.work import Work
 from autotune.train import build, mapped, scratch
+from autotune.train.experts import parameter_count
 from autotune.train.fake_cuda import fake_cuda
 from autotune.train.mapped import MappedFiles
 from autotune.train.optimizers import optimizer_maker
@@ -343,7 +344,7 @@ def _timeline(
             "rung": request.candidate.rung().key(),
             "sharding": request.candidate.sharding,
             "world_size": request.world_size,
-            "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
+            "parameters": parameter_count(training.model),
             "seq_len": request.seq_len,
             "tokens_per_sample": training.tokens_per_sample,
             "attention": training.attention or "",
