@@ -255,11 +255,24 @@ class _Facts:
             return _grouped(args, result)
         if self.formula is None:
             return None
-        flops = int(self.formula(*args, **kwargs, out_val=result))
+        counted = _with_all_heads(self.name, args) if self.attention else args
+        flops = int(self.formula(*counted, **kwargs, out_val=result))
         causal = kwargs.get("is_causal", False)
         if self.causal is not None and self.causal < len(args):
             causal = args[self.causal]
         return flops // 2 if causal is True else flops
+
+
+def _with_all_heads(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments of an attention with keys and values as shapes that have the queries' heads.
+
+    Every query head computes, however few heads its keys have; the formulas of torch 2.11 refuse to count that.
+    """
+    if not name.startswith("_scaled_dot_product"):
+        return args
+    at = 1 if "backward" in name else 0
+    query, *shared = (value.shape for value in args[at : at + 3])
+    return (*args[: at + 1], *((s[0], query[1], *s[2:]) for s in shared), *args[at + 3 :])
 
 
 def _grouped(args: tuple[Any, ...], result: Tensor) -> int:
