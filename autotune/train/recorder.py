@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.nn.modules import module as hooks
 from torch.utils._pytree import tree_leaves
 
 from autotune.memory.segment import CATEGORIES, PLACES, Accumulated, Category, Segment
 from autotune.outcome import Phase
+from autotune.train.attribution import Attribution
 from autotune.train.holdings import local
 from autotune.train.known import KnownValues
 from autotune.train.scratch import Scratch
@@ -62,8 +61,7 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         self.category: list[int] = []
         self.place: list[int] = []
         self.module: list[int] = []
-        self.modules: list[str] = [""]
-        """Names that `module` points into; the first stands for no module."""
+        self._modules = Attribution()
         self.log = WorkLog(device)
         self._device = device
         self._scratch_of = scratch
@@ -75,15 +73,16 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         self._live: dict[int, _Storage] = {}
         self._newest: _Storage
         self._segment = Segment()
-        self._path = [0]
-        self._names: dict[nn.Module, int] = {}
-        self._borders: list[int] = []  # autograd's sequence numbers at which the running module changed ...
-        self._owners: list[int] = []  # ... and the module from there on
         self._entered = 0
         self._first = 0  # slot with which the segment began
         self._parameters: dict[int, tuple[int, int]] = {}  # by identity: number and module
         self._sum: tuple[int, int, int] | None = None  # operand's slot, sum's slot, index of the sum's event
         self._copies: set[int] = set()  # slots that autograd made to copy a gradient into
+
+    @property
+    def modules(self) -> list[str]:
+        """Names that `module` points into; the first stands for no module."""
+        return self._modules.names
 
     @property
     def avoid_device_init(self) -> bool:
@@ -183,14 +182,14 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
     def _allocate(self, size: int, place: int) -> int:
         slot = len(self.sizes)
         self._sum = None
-        module = self._path[-1]
+        module = self._modules.running
         if self._backward:
             node = torch._C._current_autograd_node()
             if node is not None:
                 if node.name() == _ACCUMULATE:
                     self._copies.add(slot)
                 elif not module:
-                    module = self._made_by(node)
+                    module = self._modules.made_by(node)
         self.sizes.append(size)
         self.category.append(_TEMPORARY)
         self.place.append(place)
@@ -244,11 +243,6 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
             self.category[slot] = _WORKSPACE
             self._segment.events.append(~slot)
 
-    def _made_by(self, node: Any) -> int:
-        """Return the module whose forward made a node of the backward graph."""
-        border = bisect_right(self._borders, node._sequence_nr()) - 1
-        return self._owners[border] if border >= 0 else 0
-
     # What surrounds it.
 
     @contextmanager
@@ -257,8 +251,7 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         self._segment = segment = Segment()
         self.log.begin()
         self._first = len(self.sizes)
-        self._borders.clear()
-        self._owners.clear()
+        self._modules.forget()
         yield segment
         self._segment = Segment()
 
@@ -316,14 +309,7 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Attribute allocations to the model's modules, and follow its gradients as they arrive."""
-        for name, module in model.named_modules():
-            self._names[module] = len(self.modules)
-            self.modules.append(name or type(model).__name__)
-        owner = {
-            id(parameter): self._names[module]
-            for module in model.modules()
-            for parameter in module.parameters(recurse=False)
-        }
+        owner = self._modules.add(model)
         handles: list[Any] = []
         for number, parameter in enumerate(model.parameters()):
             slot = self.see(local(parameter))
@@ -332,10 +318,9 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
             if parameter.requires_grad:
                 self._parameters[id(parameter)] = (number, owner[id(parameter)])
                 handles.append(parameter.register_post_accumulate_grad_hook(self._gradient_arrived))
-        handles.append(hooks.register_module_forward_pre_hook(self._enter))
-        handles.append(hooks.register_module_forward_hook(self._leave, always_call=True))
         try:
-            yield
+            with self._modules.following():
+                yield
         finally:
             for handle in handles:
                 handle.remove()
@@ -353,19 +338,6 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         self._segment.accumulated.append(
             Accumulated(len(self._segment.events), number, slot, slot in self._copies)
         )
-
-    def _enter(self, module: nn.Module, args: Any) -> None:  # noqa: ARG002 - the hook's signature
-        name = self._names.get(module, self._path[-1])
-        self._path.append(name)
-        self._border(name)
-
-    def _leave(self, module: nn.Module, args: Any, result: Any) -> None:  # noqa: ARG002 - likewise
-        self._path.pop()
-        self._border(self._path[-1])
-
-    def _border(self, name: int) -> None:
-        self._borders.append(torch.autograd._get_sequence_nr())
-        self._owners.append(name)
 
 
 # torch keeps its compiler out of every dispatch mode, at a cost for each call; nothing compiles while recording.
