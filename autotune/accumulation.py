@@ -16,6 +16,7 @@ class Accumulation(Frozen):
     """Samples per device and micro-step."""
     tokens_per_sample: int
     world_size: int
+    """Devices that take samples of their own: all, or one of each group that shares a model (tensor parallelism)."""
     steps: int
     """Micro-steps per optimizer step."""
     target: int

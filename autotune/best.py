@@ -91,7 +91,7 @@ class Best(Frozen):
     seq_len: Annotated[int, Field(ge=1)]
     """Tokens per sequence."""
     gpus: Annotated[int, Field(ge=1)]
-    """World size: devices that train together by data parallelism, on all nodes."""
+    """World size: devices that train together, on all nodes; those of a tensor-parallel group share one model."""
     nodes: Annotated[int, Field(ge=1)] = 1
     """Machines that the devices are in."""
     seed: Annotated[int, Field(ge=0)] = 0
@@ -128,10 +128,12 @@ class Best(Frozen):
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
         """A hand-edited file must not describe a batch that was not measured."""
+        shared = " x candidate.tensor_parallel" if self.candidate.tensor_parallel > 1 else ""
         pairs = (
             ("candidate.micro_batch", self.candidate.micro_batch, "accumulation.micro_batch",
              self.accumulation.micro_batch),
-            ("gpus", self.gpus, "accumulation.world_size", self.accumulation.world_size),
+            ("gpus", self.gpus, f"accumulation.world_size{shared}",
+             self.accumulation.world_size * self.candidate.tensor_parallel),
             ("facts.tokens_per_sample", self.facts.tokens_per_sample, "accumulation.tokens_per_sample",
              self.accumulation.tokens_per_sample),
         )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from autotune.units import MIB, parse_bytes
 from autotune.validation import Frozen
@@ -24,6 +24,7 @@ SplitLimit = Literal["none", "64MiB", "256MiB"]
 CollectAbove = Literal["none", "60%", "80%"]
 Sharding = Literal["none", "ddp", "zero1", "zero2", "fsdp2", "zero3"]
 Engine = Literal["torch", "deepspeed"]
+TensorParallel = Literal[1, 2, 4, 8]
 
 
 class Candidate(Frozen):
@@ -70,6 +71,9 @@ class Candidate(Frozen):
     engine: Engine = "torch"
     """What shards: torch's own DDP, ZeroRedundancyOptimizer and FSDP2, or `deepspeed` under `zero1`, `zero2`, `zero3`,
     where bf16 keeps parameters and gradients in bf16, and an fp32 copy in the optimizer's shard."""
+    tensor_parallel: TensorParallel = 1
+    """Ranks that share one model's matrices and take the same samples, by the plan that transformers ships with the
+    model. The ranks of a run are those of `sharding`, which take samples of their own, times these."""
     expandable_segments: bool = True
     """CUDA caching allocator maps memory into growing segments (less fragmentation); no effect on `cpu`."""
     split_limit: SplitLimit = "none"
@@ -78,11 +82,27 @@ class Candidate(Frozen):
     """Share of the GPU's memory above which the allocator gives back cached blocks that were long unused, before it
     takes more (`garbage_collection_threshold`); no effect on `cpu`."""
     micro_batch: Annotated[int, Field(ge=1)] = 1
-    """Sequences (samples) that one device takes through forward and backward at a time."""
+    """Sequences (samples) that one device takes through forward and backward at a time; the ranks of one
+    `tensor_parallel` group take the same."""
+
+    @field_validator("tensor_parallel", mode="before")
+    @classmethod
+    def _read_number(cls, value: object) -> object:
+        """Take a number's text, as options give it."""
+        return int(value) if isinstance(value, str) and value.isdecimal() else value
 
     def key(self) -> str:
         """Return the canonical text of all fields, the same for equal candidates in any process."""
         return ",".join(f"{name}={_text(value)}" for name, value in self)
+
+    @property
+    def distributed(self) -> bool:
+        """Whether several ranks train together."""
+        return self.sharding != "none" or self.tensor_parallel > 1
+
+    def data_ranks(self, devices: int) -> int:
+        """Return how many of so many devices take samples of their own."""
+        return max(1, devices // self.tensor_parallel)
 
     @property
     def math_type(self) -> str:
@@ -178,6 +198,8 @@ class Candidate(Frozen):
             parts.append("step in backward")
         if self.sharding != "none":
             parts.append(self.sharding if self.engine == "torch" else f"DeepSpeed {self.sharding}")
+        if self.tensor_parallel > 1:
+            parts.append(f"{self.tensor_parallel}-way tensor parallel")
         if not self.expandable_segments:
             parts.append("fixed segments")
         if self.split_limit != "none":

@@ -224,6 +224,9 @@ def estimate(
     sharding: Annotated[
         str | None, typer.Option(help="none, ddp, zero1, zero2, fsdp2 or DeepSpeed's zero3, with --gpus.")
     ] = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option(help="Of --gpus, how many share each model's matrices: 1, 2, 4 or 8.")
+    ] = None,
     axis: Annotated[
         list[str] | None, typer.Option(help="Any other axis of a candidate, as NAME=VALUE; may be repeated.")
     ] = None,

@@ -37,7 +37,7 @@ def contender(
     notes = [PREDICTED] if device.simulated else []
     if goal.gpus > 1 and device.simulated:
         notes.append(f"the time that {goal.gpus} devices take to communicate is not in the predicted one")
-    elif goal.gpus > 1 and candidate.sharding == "none":
+    elif goal.gpus > 1 and not candidate.distributed:
         notes.append(
             f"probes ran on one of {goal.gpus} devices: gradient synchronization and its buffers are not in the "
             "recorded time and memory"

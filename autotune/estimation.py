@@ -175,7 +175,9 @@ def _candidates(
 
     if question.candidate:
         if ranks > 1 and "sharding" not in question.candidate:
-            chosen = chosen.model_copy(update={"sharding": "ddp"})
+            cut = chosen.tensor_parallel
+            alone = "none" if ranks == cut else "fsdp2"
+            chosen = chosen.model_copy(update={"sharding": "ddp" if cut == 1 else alone})
         if problems := refusals(chosen):
             raise InputError(problems)
         return (chosen.at(question.micro_batch),)
@@ -235,6 +237,6 @@ def _price(candidate: Candidate, trace: Trace, question: Question, hardware: Har
     made = price(
         candidate, timeline, hardware, usable=int(hardware.usable_bytes() * (1 - question.headroom)),
         gpus=question.gpus, accumulation_steps=question.accumulation_steps, speed=speed,
-        tokens_per_micro_batch=lambda micro_batch: micro_batch * tokens * question.gpus,
+        tokens_per_micro_batch=lambda micro_batch: micro_batch * tokens * candidate.data_ranks(question.gpus),
     )  # fmt: skip
     return Priced(made, timeline)

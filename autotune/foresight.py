@@ -31,7 +31,9 @@ class Foresight:
         self._machine = Machine.of(row) if row else None
         blas = row.cublas_bytes() if row else 0
         ground = Ground.measured(facts.kind, inspected.baseline, blas, scope.goal.gpus)
-        self._accumulating: Callable[[int], bool] = lambda size: scope.accumulation(size).steps > 1
+        self._accumulating: Callable[[Candidate], bool] = lambda candidate: (
+            scope.of_rung(candidate).accumulation(candidate.micro_batch).steps > 1
+        )
         self.predictor = Predictor({}, ground, self._accumulating)
         self._tracer = tracer
         self._budget = inspected.budget
@@ -86,5 +88,5 @@ class Foresight:
         if self._machine is None or timeline is None:
             return None
         size = candidate.micro_batch
-        step = step_time(timeline, size, self._machine, self._accumulating(size))
+        step = step_time(timeline, size, self._machine, self._accumulating(candidate))
         return None if step is None else step.timing()

@@ -24,7 +24,7 @@ def proof_request(
     return ProbeRequest(
         kind="prove", model=best.model, candidate=best.candidate, seq_len=best.seq_len,
         accumulation_steps=best.accumulation.steps, device=device or best.device.torch_name,
-        world_size=best.gpus if best.candidate.sharding != "none" else 1,
+        world_size=best.gpus if best.candidate.distributed else 1,
         budget=budget or best.memory.budget, headroom=best.headroom,
         seed=best.seed, sample_seconds=seconds, sample_steps=20, folder="",
     )  # fmt: skip

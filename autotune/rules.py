@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from autotune.candidate import Candidate
 from autotune.constraints import Constraint
+from autotune.specs import ModelFacts
 
 
 def _where(when: dict[str, Any], *rules: tuple[dict[str, Any], str]) -> tuple[Constraint, ...]:
@@ -183,6 +185,39 @@ RULES: tuple[Constraint, ...] = (
             "Adafactor sums over rows and columns of whole parameters, of which zero2 and fsdp2 keep shards",
         ),
     ),
+    *_where(
+        {"tensor_parallel": [2, 4, 8]},
+        (
+            {"sharding": ["none", "zero2", "fsdp2"], "engine": "torch"},
+            "matrices that are cut are distributed tensors, which only FSDP2 (zero2, fsdp2) shards once more; ddp, "
+            "zero1 and DeepSpeed keep flat buffers of plain ones",
+        ),
+        (
+            {"offload": ["none", "optimizer"], "activation_offload": False},
+            "what is kept elsewhere is kept by its memory, of which a distributed tensor has none of its own; the "
+            "optimizer's state is kept for the slices",
+        ),
+        (
+            {"optimizer": ["adamw", "adamw-8bit", "momentum", "sgd"]},
+            "Adafactor sums over rows and columns of whole parameters, of which each rank keeps a slice",
+        ),
+        (
+            {"optimizer_in_backward": False},
+            "a slice is updated as a plain tensor, when all gradients are there",
+        ),
+        (
+            {"precision": ["fp32", "bf16", "bf16-pure"]},
+            "torch's gradient scaler looks for overflows on each rank alone, and the ranks of one model must agree",
+        ),
+        (
+            {"adapters": "none", "loss": "full"},
+            "adapters and chunked loss multiply by the matrices themselves, which here are slices",
+        ),
+        (
+            {"compile": "none"},
+            "a compiled block expects plain tensors where slices of matrices are distributed ones",
+        ),
+    ),
 )
 """What holds in every search space, because the techniques themselves exclude each other."""
 
@@ -203,10 +238,34 @@ Kind = Literal["cpu", "cuda"]
 
 def misplaced(candidate: Candidate, world_size: int, kind: Kind) -> str | None:
     """Return why `world_size` ranks on devices of a kind cannot run a candidate that is legal elsewhere, or None."""
-    if candidate.sharding == "none" and world_size > 1:
-        return f"{world_size} ranks need a sharding: ddp, zero1, zero2 or fsdp2 (or DeepSpeed's zero3)"
-    if candidate.sharding != "none" and world_size == 1:
-        return f"{candidate.sharding} shares the work out over several ranks, and there is one (--gpus)"
+    cut = candidate.tensor_parallel
+    if world_size % cut:
+        return f"{cut}-way tensor parallelism needs {cut} ranks or a multiple, and there are {world_size} (--gpus)"
+    ranks = world_size // cut
+    if candidate.sharding == "none" and ranks > 1:
+        each = (
+            f" of {cut} each: zero2 or fsdp2"
+            if cut > 1
+            else ": ddp, zero1, zero2 or fsdp2 (or DeepSpeed's zero3)"
+        )
+        return f"{ranks} {'groups' if cut > 1 else 'ranks'} need a sharding{each}"
+    if candidate.sharding != "none" and ranks == 1:
+        there = f"{world_size} make up one model" if cut > 1 else "there is one"
+        return f"{candidate.sharding} shares the work out over several ranks, and {there} (--gpus)"
     if candidate.sharding == "fsdp2" and candidate.offload == "full" and kind == "cpu":
         return "full offload on the cpu device moves whole parameters to files, not shards; offload the optimizer"
     return None
+
+
+def uncut(candidate: Candidate, facts: ModelFacts) -> str | None:
+    """Return why the candidate's tensor parallelism cannot cut this model, or None."""
+    cut = candidate.tensor_parallel
+    if cut == 1:
+        return None
+    return facts.uncut or indivisible(facts.divided, cut)
+
+
+def indivisible(numbers: Mapping[str, int], ranks: int) -> str | None:
+    """Return which numbers of a model so many ranks do not divide, or None."""
+    left = [f"{name} ({number})" for name, number in numbers.items() if number % ranks]
+    return f"{ranks} ranks of tensor parallelism do not divide {', '.join(left)}" if left else None

@@ -37,7 +37,7 @@ from autotune.record import (
     Skipped,
     Started,
 )  # fmt: skip
-from autotune.rules import illegal, misplaced
+from autotune.rules import illegal, misplaced, uncut
 from autotune.selection import Score, rank
 from autotune.space import Space
 from autotune.specs import RunSpec
@@ -214,9 +214,15 @@ class _Run:
             self.space.refusal(candidate)
             or illegal(candidate, request.accumulation_steps)
             or misplaced(candidate, self.spec.goal.gpus, kind)
+            or self.is_uncut(candidate)
             or self.lacks_bf16(candidate)
             or self.lacks_room(candidate)
         )
+
+    def is_uncut(self, candidate: Candidate) -> str | None:
+        """Return why the model's matrices cannot be cut as the candidate would, or None."""
+        inspected = self.journal.record.inspection
+        return None if inspected is None else uncut(candidate, inspected.facts)
 
     def lacks_bf16(self, candidate: Candidate) -> str | None:
         """Return why the device cannot compute in the candidate's precision, or None."""
@@ -240,12 +246,13 @@ class _Run:
         spec, inspected = self.spec, self.journal.record.inspection
         steps = 1
         if inspected is not None:
-            steps = Scope.of(spec, inspected).accumulation(candidate.micro_batch).steps
+            scope = Scope.of(spec, inspected).of_rung(candidate)
+            steps = scope.accumulation(candidate.micro_batch).steps
         return ProbeRequest.model_validate(
             {
                 "kind": kind, "model": spec.model, "candidate": candidate, "seq_len": spec.goal.seq_len,
                 "accumulation_steps": steps, "device": self.executor.facts.torch_name,
-                "world_size": spec.goal.gpus if candidate.sharding != "none" else 1,
+                "world_size": spec.goal.gpus if candidate.distributed else 1,
                 "budget": self.executor.facts.budget, "seed": spec.seed,
                 "sample_seconds": spec.limits.sample_seconds, "sample_steps": spec.limits.sample_steps,
                 "folder": "",

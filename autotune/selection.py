@@ -28,7 +28,7 @@ class Score:
 def score(trial: Trial, scope: Scope) -> Score:
     """Compose the speed of a trial that fitted: t = (accum - 1) t_micro + t_last + t_optimizer."""
     assert isinstance(trial.outcome, Ok)
-    accumulation = scope.accumulation(trial.candidate.micro_batch)
+    accumulation = scope.of_rung(trial.candidate).accumulation(trial.candidate.micro_batch)
     seconds, speed, interval = throughput(trial.outcome.timing, accumulation)
     return Score(trial, accumulation, seconds, speed, interval)
 
@@ -51,7 +51,7 @@ def rank(history: History, scope: Scope) -> list[Score]:
         for trial in history
         if isinstance(trial.outcome, Ok)
         and scope.fits(trial.outcome.memory)
-        and scope.allows(trial.candidate.micro_batch)
+        and scope.of_rung(trial.candidate).allows(trial.candidate.micro_batch)
     ]
     return sorted(scores, key=lambda s: (s.seconds, _peak(s.trial), s.trial.number))
 

@@ -48,6 +48,10 @@ class ModelFacts(Frozen):
     blocks: int
     tokens_per_sample: int
     """Tokens that one sample counts for: the sequence length, or an image's patches."""
+    uncut: str = ""
+    """Why tensor parallelism cannot cut the model's matrices; empty where it can, and in older records."""
+    divided: dict[str, int] = Field(default_factory=dict)
+    """Numbers of the configuration that the ranks of tensor parallelism have to divide, by their names there."""
     torch_version: str
     transformers_version: str
 

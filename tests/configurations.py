@@ -15,9 +15,13 @@ SAMPLE = Sample(mean=0.1, half_width=0.002, count=9)
 def make_best(
     *, device="cpu", gpus=1, steps=3, seq_len=32, model=None, block_class=None, variables=None, **candidate
 ) -> Best:
-    """Return a best configuration of `tiny-gpt2` (or of another model) with `steps` accumulation steps."""
+    """Return a best configuration of `tiny-gpt2` (or of another model) with `steps` accumulation steps.
+
+    `gpus` take samples of their own, each together with those that share its model under tensor parallelism.
+    """
     chosen = Candidate(**{"micro_batch": 2, **candidate})
     target = chosen.micro_batch * seq_len * gpus * steps
+    ranks = gpus * chosen.tensor_parallel
     return Best(
         run="20260102-tiny-gpt2",
         created="2026-01-02T03:04:05+00:00",
@@ -25,7 +29,7 @@ def make_best(
         candidate=chosen,
         accumulation=accumulate(target, chosen.micro_batch, seq_len, gpus),
         seq_len=seq_len,
-        gpus=gpus,
+        gpus=ranks,
         headroom=0.05,
         tokens_per_second=2000.0,
         tokens_per_second_interval=1e-05,

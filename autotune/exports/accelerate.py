@@ -27,6 +27,7 @@ from autotune.exports.shared import (
     refuse_offload,
     refuse_precision,
     refuse_sharding,
+    refuse_tensor_parallel,
     script,
 )
 
@@ -46,6 +47,7 @@ FIELDS = {
     "optimizer_in_backward": Expressed("nowhere: only `off` is exported", refuse_in_backward),
     "sharding": Expressed("nowhere: only `none` is exported", refuse_sharding),
     "engine": Expressed("nowhere: only `torch` is exported", refuse_engine),
+    "tensor_parallel": Expressed("nowhere: only `1` is exported", refuse_tensor_parallel),
     "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
     "split_limit": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
     "collect_above": Expressed("nowhere: only `none` is exported", refuse_collection),

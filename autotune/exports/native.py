@@ -23,6 +23,7 @@ FIELDS = {
     "optimizer_in_backward": _FILE,
     "sharding": _FILE,
     "engine": _FILE,
+    "tensor_parallel": _FILE,
     "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
     "split_limit": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
     "collect_above": Expressed("best.yaml: candidate; launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
@@ -41,6 +42,6 @@ def export(best: Best) -> dict[str, str]:
 
 
 def _refuse_gpus(best: Best) -> str | None:
-    if best.gpus == 1 or best.candidate.sharding != "none":
+    if best.gpus == 1 or best.candidate.distributed:
         return None
     return f"{best.gpus} ranks need a sharding, and the candidate has none; use --to accelerate or --to transformers"

@@ -134,6 +134,16 @@ def refuse_sharding(best: Best) -> str | None:
     )
 
 
+def refuse_tensor_parallel(best: Best) -> str | None:
+    """Return why matrices that are cut over ranks cannot be expressed, or None."""
+    if best.candidate.tensor_parallel == 1:
+        return None
+    return (
+        "transformers cuts a model while it loads published weights (`from_pretrained`), and the exported script "
+        "builds it from its configuration, without any. Use --to native"
+    )
+
+
 def refuse_engine(best: Best) -> str | None:
     """Return why another library's way to run DeepSpeed is not the one that was measured, or None."""
     if best.candidate.engine == "torch":

@@ -85,6 +85,11 @@ class Architecture(Frozen):
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
         return self.layers * self.layer_parameters() + embeddings + self.hidden
 
+    def slice_parameters(self, ranks: int) -> float:
+        """Return the parameters on each rank of tensor parallelism: all matrices are cut, norms and routers are not."""
+        whole = self.hidden + self.layers * (2 * self.hidden + self.experts * self.hidden)
+        return whole + (self.parameters() - whole) / ranks
+
 
 class States(NamedTuple):
     """What training keeps for the weights."""
@@ -215,6 +220,8 @@ class Setup(Frozen):
     optimizer: Optimizer = "adamw"
     sharding: Sharding = "none"
     world: Annotated[int, Field(ge=1)] = 1
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1
+    """Ranks that share one model's matrices; `world` counts groups of them."""
     checkpointing: Literal["none", "selective", "full"] = "none"
     """`selective` recomputes the attention's scores alone, `full` all of a layer but its input."""
     optimizer_kernel: Literal["fused", "foreach"] = "fused"
@@ -256,18 +263,21 @@ def layer_activations(architecture: Architecture, setup: Setup) -> float:
 
     Korthikanti's count, term by term, so that grouped-query attention, gated layers and experts have their own
     widths: with `heads x head_dim = hidden`, a width of 4 x hidden, dropout and 16 bits it is their
-    s x b x h x (34 + 5 x heads x s / hidden). Not covered: norms that compute in float32 and keep that copy.
+    s x b x h x (34 + 5 x heads x s / hidden). Tensor parallelism over t ranks divides what lies between the two
+    matrices of a pair (their section 4.2.1: 10 + 24 / t). Not covered: norms that compute in float32 and
+    keep that copy.
     """
     a, s = architecture, setup
+    t = s.tensor_parallel
     element = 4 if s.precision == "fp32" else 2
     mask = 1 if s.dropout else 0
-    queries, keys = a.heads * a.head_dim, a.kv_heads * a.head_dim
+    queries, keys = a.heads * a.head_dim / t, a.kv_heads * a.head_dim / t
     attention = element * (a.hidden + 2 * queries + 2 * keys) + mask * a.hidden
     if s.attention == "flash":
-        attention += 4 * a.heads  # log-sums of the rows (Flash)
+        attention += 4 * a.heads / t  # log-sums of the rows (Flash)
     elif s.checkpointing != "selective":
-        attention += a.heads * s.seq_len * (element + (mask + element if s.dropout else 0))
-    width = a.intermediate * (4 if a.gated else 2)
+        attention += a.heads / t * s.seq_len * (element + (mask + element if s.dropout else 0))
+    width = a.intermediate * (4 if a.gated else 2) / t
     feed_forward = element * (a.hidden + width)
     if a.experts:
         feed_forward = a.experts_per_token * feed_forward + element * a.hidden + 4 * a.experts
@@ -302,8 +312,8 @@ def estimate(architecture: Architecture, setup: Setup) -> Estimate:
     is larger in its own temporaries; gradients are counted in full at either, as they are from the second
     micro-step on. Under sharding of parameters, one layer is gathered at a time and its gradients with it.
     """
-    everything = architecture.parameters()
-    trained = everything if setup.trained is None else setup.trained
+    everything = architecture.slice_parameters(setup.tensor_parallel)
+    trained = everything if setup.trained is None else setup.trained / setup.tensor_parallel
     frozen = max(0, everything - trained) if setup.trained is not None else 0
     stored = quantized_bytes(frozen) if setup.frozen_bits == 4 else frozen * setup.frozen_bits / 8
     kept = states(
@@ -312,7 +322,7 @@ def estimate(architecture: Architecture, setup: Setup) -> Estimate:
     )  # fmt: skip
     weights, gradients, _ = weight_bytes(setup.precision)
     temporary = 0.0
-    gathered = architecture.layer_parameters() * (weights + gradients)
+    gathered = architecture.layer_parameters() / setup.tensor_parallel * (weights + gradients)
     if setup.sharding in {"fsdp2", "zero3"} or setup.offload == "full":
         temporary += gathered
     if setup.precision == "autocast" and not temporary:

@@ -74,13 +74,13 @@ class Predictor:
         self,
         timelines: Mapping[str, Timeline],
         ground: Ground,
-        accumulating: Callable[[int], bool] = lambda _: False,
+        accumulating: Callable[[Candidate], bool] = lambda _: False,
         calibration: Calibration | None = None,
     ) -> None:
         """Take timelines by `Candidate.rung().key()`.
 
         Rungs that differ in the allocator's options alone may share one; one that holds for a single micro-batch
-        goes by `Candidate.key()`. `accumulating` tells whether a micro-batch takes several micro-steps.
+        goes by `Candidate.key()`. `accumulating` tells whether a candidate takes several micro-steps.
         """
         self.timelines = dict(timelines)
         self.ground = ground
@@ -135,9 +135,7 @@ class Predictor:
             peak=round(corrected.mean),
             low=max(0, round(corrected.low)),
             high=round(corrected.high),
-            breakdown=breakdown(
-                timeline.peak(candidate.micro_batch, self._accumulating(candidate.micro_batch))
-            ),
+            breakdown=breakdown(timeline.peak(candidate.micro_batch, self._accumulating(candidate))),
         )
 
     def bounds(self, candidate: Candidate) -> Corrected | None:
@@ -152,7 +150,7 @@ class Predictor:
         assert bounds is not None
         assert timeline is not None
         beside = bounds.mean - usage[0]
-        accumulating = self._accumulating(candidate.micro_batch)
+        accumulating = self._accumulating(candidate)
         curve = timeline.curve(candidate.micro_batch, accumulating)
         above = (phase for phase, _, level in curve if level + beside > usable)
         return next(above, timeline.peak(candidate.micro_batch, accumulating).phase)
@@ -175,7 +173,9 @@ class Predictor:
             return bounds is not None and float(getattr(bounds, bound)) <= usable
 
         def may_fit(micro_batch: int) -> bool:
-            raw = self.ground.baseline + timeline.allocated(micro_batch, self._accumulating(micro_batch))
+            raw = self.ground.baseline + timeline.allocated(
+                micro_batch, self._accumulating(rung.at(micro_batch))
+            )
             bounds = self.calibration.correct(_rung(rung), float(raw))
             return float(getattr(bounds, bound)) <= usable
 
@@ -204,7 +204,7 @@ class Predictor:
         if timeline is None:
             return None
         if candidate not in self._raw:
-            accumulating = self._accumulating(candidate.micro_batch)
+            accumulating = self._accumulating(candidate)
             if self.ground.kind == "cpu":
                 bytes_ = timeline.allocated(candidate.micro_batch, accumulating)
                 self._raw[candidate] = (bytes_, bytes_)

@@ -176,9 +176,12 @@ class Probe:
         if self._request.candidate.engine == "deepspeed":
             with contextlib.suppress(ImportError):  # `assemble` refuses with the reason
                 importlib.import_module("deepspeed")
-        elif self._request.candidate.sharding != "none":
+        elif self._request.candidate.distributed:
             import autotune.train.sharding.fully
-            import autotune.train.sharding.replicated  # noqa: F401 - some 30 MiB that are not the model's
+            import autotune.train.sharding.replicated  # some 30 MiB that are not the model's
+
+            if self._request.candidate.tensor_parallel > 1:
+                import autotune.train.tensor_parallel  # noqa: F401 - likewise
         if self._request.candidate.compile != "none":
             import torch._inductor.compile_fx  # some 100 MiB that are not the model's
         meter = meter_for(device)  # before anything else touches the GPU: it takes the difference

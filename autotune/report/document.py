@@ -115,7 +115,7 @@ def _trial(trial: Trial, scope: Scope) -> dict[str, Any]:
         **trial.model_dump(mode="json"), "verdict": verdict(trial.outcome, scope),
         "prediction_error": trial.error(), "time_prediction_error": trial.time_error(),
     }  # fmt: skip
-    if trial.outcome.kind == "ok" and scope.allows(trial.candidate.micro_batch):
+    if trial.outcome.kind == "ok" and scope.of_rung(trial.candidate).allows(trial.candidate.micro_batch):
         entry["tokens_per_second"] = score(trial, scope).tokens_per_second
     return entry
 

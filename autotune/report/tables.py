@@ -53,7 +53,7 @@ def trial_row(trial: Trial, scope: Scope, space: Space) -> tuple[RenderableType,
         peak = _bar(outcome.memory.peak(), scope)
         speed = (
             format_count(score(trial, scope).tokens_per_second)
-            if scope.allows(trial.candidate.micro_batch)
+            if scope.of_rung(trial.candidate).allows(trial.candidate.micro_batch)
             else "-"
         )
         if not scope.fits(outcome.memory):

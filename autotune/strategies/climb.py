@@ -76,7 +76,8 @@ class _Walk:
         return self._last_resort() or self._done("the graph is walked to its end")
 
     def _set(self, name: str, node: Node, rung: Candidate) -> Step | Try:
-        start = min(self._beyond, self._scope.limit) if node.micro_batch == "beyond" else self._smallest()
+        scope = self._scope.of_rung(rung)
+        start = min(self._beyond, scope.limit) if node.micro_batch == "beyond" else scope.above(0) or 1
         candidate = rung.at(start)
         if (trial := self._known.get(candidate)) is not None:
             return Step(node=name, edge=edge_of(trial, self._scope), candidate=candidate)
@@ -153,9 +154,6 @@ class _Walk:
     def _grows_after(self, node: Node) -> bool:
         target = node.target("ok")
         return target != DONE and self._graph.nodes[target].grow is not None
-
-    def _smallest(self) -> int:
-        return self._scope.above(0) or 1
 
     def _try(self, candidate: Candidate, node: str, why: str) -> Try:
         return Try(candidate, node, why, tuple(self._path), tuple(self._skipped))

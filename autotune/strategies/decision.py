@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.accumulation import Accumulation, accumulate, is_balanced, largest_micro_batch
 from autotune.candidate import Candidate
@@ -57,6 +57,8 @@ class Scope:
     tokens_per_sample: int
     budget: int
     """Bytes of the device."""
+    tensor_parallel: int = 1
+    """Ranks that take the same samples."""
 
     @classmethod
     def of(cls, spec: RunSpec, inspected: Inspected) -> Scope:
@@ -66,6 +68,16 @@ class Scope:
             base=Candidate(optimizer=spec.optimizer, sharding="ddp" if spec.goal.gpus > 1 else "none"), goal=spec.goal,
             tokens_per_sample=inspected.facts.tokens_per_sample, budget=inspected.budget,
         )  # fmt: skip
+
+    def of_rung(self, candidate: Candidate) -> Scope:
+        """Return the scope of a candidate's micro-batches: fewer ranks take samples where some share a model."""
+        same = candidate.tensor_parallel == self.tensor_parallel
+        return self if same else replace(self, tensor_parallel=candidate.tensor_parallel)
+
+    @property
+    def ranks(self) -> int:
+        """Devices that take samples of their own."""
+        return max(1, self.goal.gpus // self.tensor_parallel)
 
     @property
     def target(self) -> int:
@@ -79,7 +91,7 @@ class Scope:
     @property
     def limit(self) -> int:
         """The largest micro-batch (samples) that the global batch has use for. Raises InputError if below 1."""
-        return largest_micro_batch(self.target, self.tokens_per_sample, self.goal.gpus, self.goal.exact)
+        return largest_micro_batch(self.target, self.tokens_per_sample, self.ranks, self.goal.exact)
 
     @property
     def usable(self) -> int:
@@ -108,13 +120,11 @@ class Scope:
         """Tell whether a micro-batch is worth a probe: it divides the goal exactly, or is balanced."""
         if self.goal.exact:
             return self.allows(micro_batch)
-        return is_balanced(self.target, micro_batch, self.tokens_per_sample, self.goal.gpus)
+        return is_balanced(self.target, micro_batch, self.tokens_per_sample, self.ranks)
 
     def accumulation(self, micro_batch: int) -> Accumulation:
         """Return how a micro-batch adds up to the global batch. Raises InputError where `exact` forbids it."""
-        return accumulate(
-            self.target, micro_batch, self.tokens_per_sample, self.goal.gpus, exact=self.goal.exact
-        )
+        return accumulate(self.target, micro_batch, self.tokens_per_sample, self.ranks, exact=self.goal.exact)
 
     def allows(self, micro_batch: int) -> bool:
         """Tell whether this micro-batch can make up the global batch."""

@@ -44,10 +44,10 @@ class Grower:
         self._rung = candidate
         self._growth = growth
         self._edges = edges
-        self._scope = scope
+        self._scope = scope.of_rung(candidate)
         self._predictor = predictor
         self._low = candidate.micro_batch
-        self._high = scope.limit + 1
+        self._high = self._scope.limit + 1
         self._failing: int | None = None
 
     def go(self) -> Next | Grown:

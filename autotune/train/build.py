@@ -39,6 +39,8 @@ from autotune.train.training import Batch, Ranks, StepOptimizer, Training, no_re
 from autotune.train.updating import IN_SHARDS, REPLICATED, maker_of, optimizer_of
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from autotune.train.sharding.engine import DeepSpeedEngine
 
 
@@ -71,7 +73,7 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
 
     ranks = draft.ranks
     # A user's own batch maker repeats one batch, so each rank has to draw its own.
-    own = 0 if draft.built.make_batch is None else ranks.rank
+    own = 0 if draft.built.make_batch is None else ranks.data_rank
     batches = stream(draft.built, request.seq_len, request.seed + own, device)
 
     gradients = None if draft.gradients is None else draft.gradients.all
@@ -83,7 +85,7 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
         optimizer=draft.optimizer,
         device=device,
         loss=loss,
-        batch=lambda index, micro_batch: batches(index * ranks.size + ranks.rank, micro_batch),
+        batch=lambda index, micro_batch: batches(index * ranks.data_size + ranks.data_rank, micro_batch),
         tokens_per_sample=draft.built.tokens_per_sample,
         attention=draft.built.attention,
         close=draft.closing.close,
@@ -111,6 +113,8 @@ class _Draft:
     closing: ExitStack = field(default_factory=ExitStack)
     precision: Callable[[], AbstractContextManager[object]] = nullcontext
     ranks: Ranks = field(default_factory=Ranks)
+    mesh: DeviceMesh | None = None
+    """The ranks as data x tensor, where some share a model."""
     saving: Callable[[Batch], AbstractContextManager[object]] = nullcontext
     """Opened around every forward pass: decides how activations are kept."""
     casting: Callable[[Batch], Batch] = _as_it_is
@@ -149,12 +153,14 @@ def _check_attention(draft: _Draft) -> None:
 
 def _form_group(draft: _Draft) -> None:
     candidate = draft.request.candidate
-    if candidate.sharding == "none" and (candidate.offload != "full" or draft.files is not None):
+    if not candidate.distributed and (candidate.offload != "full" or draft.files is not None):
         return
     from autotune.train.sharding import ranks  # late: half a second that other candidates save
 
-    draft.ranks = ranks.form_group(draft.device, draft.request.world_size)
+    draft.ranks = ranks.form_group(draft.device, draft.request.world_size, candidate.tensor_parallel)
     draft.closing.callback(ranks.end_group)
+    if candidate.tensor_parallel > 1:
+        draft.mesh = ranks.form_mesh(draft.device, draft.ranks)
 
 
 def _set_precision(draft: _Draft) -> None:
@@ -175,7 +181,8 @@ def _build(draft: _Draft) -> None:
     # What will be sharded, offloaded or quantized is built whole off the device, and leaves for it block by block.
     candidate = request.candidate
     shards = candidate.sharding in IN_SHARDS if candidate.engine == "torch" else candidate.sharding == "zero3"
-    away = candidate.offload == "full" or candidate.adapters == "qlora" or shards
+    cut = candidate.tensor_parallel > 1
+    away = candidate.offload == "full" or candidate.adapters == "qlora" or shards or cut
     torch.manual_seed(request.seed)
     pure = request.candidate.precision == "bf16-pure"
     # A user's own function has to give fp32, as the model's contract says; it is cast when it is there.
@@ -194,8 +201,17 @@ def _build(draft: _Draft) -> None:
         _check_experts(draft)
     draft.forward = draft.built.model
     draft.blocks = find_blocks(draft.built.model, request.model.block_class)
-    # Dropout must not depend on how many random numbers the build drew on which device, and differs by rank.
-    torch.manual_seed(request.seed + draft.ranks.rank)
+    # Dropout must not depend on how many random numbers the build drew on which device. It differs by samples: what
+    # the ranks of one model have whole, they must drop alike.
+    torch.manual_seed(request.seed + draft.ranks.data_rank)
+
+
+def _cut(draft: _Draft) -> None:
+    if draft.mesh is not None:
+        from autotune.train.tensor_parallel import cut  # late: half a second that other candidates save
+
+        shards = draft.request.candidate.sharding in IN_SHARDS
+        cut(draft.built, draft.mesh["tensor"], None if shards else draft.device)
 
 
 def _check_experts(draft: _Draft) -> None:
@@ -258,7 +274,11 @@ def _place_parameters(draft: _Draft) -> None:
         from autotune.train.sharding.fully import shard
 
         gathered = candidate.sharding == "zero2"
-        shard(model, draft.blocks, candidate.precision, draft.device, keep_gathered=gathered, on_host=on_host)
+        mesh = None if draft.mesh is None else draft.mesh["data"]
+        shard(
+            model, draft.blocks, candidate.precision, draft.device,
+            keep_gathered=gathered, on_host=on_host, mesh=mesh,
+        )  # fmt: skip
     elif on_host and draft.files is not None:
         map_parameters(model, draft.files)
     if candidate.offload in {"gradients", "full"} and draft.files is not None:
@@ -314,6 +334,7 @@ TECHNIQUES: tuple[Callable[[_Draft], None], ...] = (
     _check_attention,
     _form_group,  # before anything depends on the rank
     _build,  # under full offload the parameters are born where they will live
+    _cut,  # first of what changes modules: a plan knows them as transformers made them
     _add_adapters,  # before what looks at parameters
     _chunk_loss,
     _compile,  # before what goes around a block's forward

@@ -16,6 +16,8 @@ from autotune.train.blocks import find_blocks
 from autotune.train.experts import parameter_count, shared_rows
 from autotune.train.model import BuiltModel, build_model, loss_of
 from autotune.train.phases import Phases
+from autotune.train.refusal import CannotRun
+from autotune.train.tensor_plan import divided_numbers, tensor_plan
 
 _EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
 
@@ -55,9 +57,20 @@ def describe(built: BuiltModel, block_class: str | None = None) -> ModelFacts:
         block_class=blocks.class_name if blocks is not None else None,
         blocks=found,
         tokens_per_sample=built.tokens_per_sample,
+        uncut=_why_uncut(model),
+        divided=divided_numbers(built.config) if hasattr(built.config, "get_text_config") else {},
         torch_version=torch.__version__,
         transformers_version=transformers.__version__,
     )
+
+
+def _why_uncut(model: nn.Module) -> str:
+    """Return why tensor parallelism cannot cut the model, or nothing."""
+    try:
+        tensor_plan(model)
+    except CannotRun as refusal:
+        return str(refusal)
+    return ""
 
 
 def active_parameters(model: nn.Module, config: Any) -> int:

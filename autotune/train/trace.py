@@ -267,7 +267,7 @@ def _in_files(recorder: Recorder) -> AbstractContextManager[None]:
 def sharded(request: ProbeRequest) -> bool:
     """Tell whether a process group takes part: over several ranks, or in full offload from a GPU."""
     on_cuda = request.device.startswith("cuda")
-    return request.candidate.sharding != "none" or (on_cuda and request.candidate.offload == "full")
+    return request.candidate.distributed or (on_cuda and request.candidate.offload == "full")
 
 
 def _among_ranks(request: ProbeRequest, recorder: Recorder) -> AbstractContextManager[None]:

@@ -47,7 +47,8 @@ def optimizer_of(
 
         whole = Zero1Optimizer(model, make) if candidate.sharding == "zero1" else over(parameters)
         return InPlace(whole, model)
-    if candidate.sharding in IN_SHARDS or (candidate.offload == "full" and files is None):
+    in_slices = candidate.tensor_parallel > 1 or candidate.sharding in IN_SHARDS
+    if in_slices or (candidate.offload == "full" and files is None):
         from autotune.train.sharding.fully import ShardOptimizer
 
         return ShardOptimizer(parameters, over)

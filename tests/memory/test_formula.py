@@ -65,6 +65,19 @@ def test_from_8_to_128_devices_fully_sharded_llama_gives_back_14_gib():
     assert drop / GIB == pytest.approx(14.0, abs=0.05)
 
 
+def test_eight_ranks_that_share_a_layers_matrices_divide_what_lies_between_them():
+    # Korthikanti, section 4.2.1: s b h (10 + 24 / t + 5 a s / (h t)), with dropout and 16 bits.
+    setup = Setup(seq_len=2048, attention="eager", dropout=True, tensor_parallel=8)
+    tokens_wide = 2048 * 12288
+    expected = tokens_wide * (10 + 24 / 8 + 5 * 96 * 2048 / (12288 * 8))
+    assert layer_activations(GPT3, setup) == pytest.approx(expected)
+    alone, shared = (
+        estimate(LLAMA_8B, Setup(seq_len=1024, tensor_parallel=ranks)).parameters for ranks in (1, 8)
+    )
+    norms = 65 * 4096
+    assert shared == pytest.approx(2 * (norms + (alone / 2 - norms) / 8))
+
+
 def test_the_experts_of_mixtral():
     expert = MIXTRAL.expert_parameters()
     assert 2 * expert / 1e6 == pytest.approx(352, abs=0.5)

@@ -62,6 +62,35 @@ def test_a_trace_counts_the_bytes_of_real_tensors(sharding, precision, monkeypat
         assert timeline.allocated(micro_batch, accumulating=micro_steps > 1) == pytest.approx(real, rel=2e-4)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_cut_matrices_are_traced_byte_by_byte(precision, monkeypatch, tmp_path):
+    for operator in GLOO:
+        monkeypatch.delitem(ON_CPU, operator)
+    fields = {"tensor_parallel": 2, "precision": precision}
+    timeline = trace(request(2, **fields))
+    assert timeline.exact is None
+    probe = request(2, micro_batch=5, **fields).model_copy(update={"folder": str(tmp_path)})
+    with replaced([(ranks, "form_group", fake._form_group)]):
+        assert timeline.allocated(5, accumulating=True) == measured(probe, 2)
+    expected = states(timeline.facts["parameters"] / 2, "fp32", "adamw")
+    kept = held(timeline, "optimizer")
+    assert kept["parameter"] == pytest.approx(expected.parameters, rel=0.01)
+    assert kept["gradient"] == pytest.approx(expected.gradients, rel=0.01)
+    assert kept["optimizer_state"] == pytest.approx(expected.optimizer_state, rel=0.01)
+
+
+def test_two_blocks_sum_twice_a_pass_and_the_head_gathers():
+    """One sum after attention and one after the feed-forward layer; backward one before each, and one at the head."""
+    work = trace(request(2, tensor_parallel=2)).work
+    found = {
+        phase: sorted((one.kind, one.ranks, count) for one, count in work.of(phase, 2) if one.ranks > 1)
+        for phase in ("forward", "backward", "optimizer")
+    }
+    assert found["forward"] == [("all_gather", 2, 1), ("all_gather", 2, 1), ("all_reduce", 2, 4)]
+    assert found["backward"] == [("all_reduce", 2, 5)]
+    assert not found["optimizer"]
+
+
 def check_states(device):
     """Compare with the formulas at the points where they hold: between backward and update, or at the loss."""
     for world_size in (2, 8):
@@ -152,6 +181,13 @@ def test_illegal_combinations_are_told_before_anything_is_launched():
     assert "look" in told(sharding="zero2", engine="deepspeed", optimizer="adafactor")
     assert "miss them" in told(sharding="zero2", engine="deepspeed", loss="chunked")
     assert told(sharding="zero3", engine="deepspeed", offload="optimizer") is None
+    assert told(tensor_parallel=2) is None
+    assert "2 ranks or a multiple" in told(world_size=3, tensor_parallel=2)
+    assert "2 groups need a sharding of 2 each: zero2 or fsdp2" in told(world_size=4, tensor_parallel=2)
+    assert told(world_size=4, tensor_parallel=2, sharding="fsdp2") is None
+    assert "2 make up one model" in told(tensor_parallel=2, sharding="fsdp2")
+    assert "flat buffers" in told(world_size=4, tensor_parallel=2, sharding="ddp")
+    assert "must agree" in told(tensor_parallel=2, precision="fp16")
     assert told(sharding="fsdp2", offload="full") is None
     assert "whole parameters to files" in told(sharding="fsdp2", offload="full", kind="cpu")
     for sharding in ("ddp", "zero2", "fsdp2"):

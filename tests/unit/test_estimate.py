@@ -184,6 +184,17 @@ def test_several_gpus_are_estimated_by_sharding():
         ask(sharding="fsdp2")
 
 
+def test_ranks_that_share_a_model_are_not_sharded_unless_there_are_more():
+    alone = ask(gpus=2, tensor_parallel=2).priced[0].estimate.candidate
+    both = ask(gpus=4, tensor_parallel=2).priced[0].estimate.candidate
+    assert (alone.sharding, both.sharding) == ("none", "fsdp2")
+    assert (alone.data_ranks(2), both.data_ranks(4)) == (1, 2)
+    with pytest.raises(InputError, match="2 ranks or a multiple, and there are 3"):
+        ask(gpus=3, tensor_parallel=2)
+    with pytest.raises(InputError, match=r"3.* is not one of 1, 2, 4 or 8"):
+        ask(gpus=3, axis=["tensor_parallel=3"])
+
+
 def test_the_largest_micro_batch_is_found_with_few_simulations(monkeypatch):
     from autotune.memory.predictor import Ground, Predictor
     from autotune.memory.timeline import Timeline

@@ -95,8 +95,9 @@ def test_remote_code_goes_to_native_only(tmp_path):
 def test_native_starts_as_many_ranks_as_were_measured():
     with pytest.raises(CannotExport, match="gpus: 8 ranks need a sharding"):
         export(make_best(gpus=8), "native")
-    launch = export(make_best(gpus=8, sharding="zero2"), "native")["launch.sh"]
-    assert "torch.distributed.run --standalone --nproc_per_node=8 train.py" in launch
+    for best in (make_best(gpus=8, sharding="zero2"), make_best(tensor_parallel=8)):
+        launch = export(best, "native")["launch.sh"]
+        assert "torch.distributed.run --standalone --nproc_per_node=8 train.py" in launch
 
 
 def test_accelerate_on_eight_gpus():

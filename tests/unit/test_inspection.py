@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from autotune.candidate import Candidate
+from autotune.rules import uncut
 from autotune.specs import ModelSpec
 from autotune.train.inspection import describe
 from autotune.train.model import build_model
@@ -64,3 +66,15 @@ def test_an_image_counts_its_patches_as_tokens():
     )  # fmt: skip
     assert facts.tokens_per_sample == 17
     assert (facts.layers, facts.hidden) == (2, 32)
+
+
+def test_what_tensor_parallelism_can_cut_is_known_before_any_probe():
+    llama = facts_of(model_type="llama", architectures=["LlamaForCausalLM"], **WIDTH)
+    four = Candidate(tensor_parallel=4)
+    assert uncut(Candidate(tensor_parallel=2), llama) is None
+    assert uncut(four, llama) == "4 ranks of tensor parallelism do not divide num_key_value_heads (2)"
+    gpt2 = facts_of(model_type="gpt2", architectures=["GPT2LMHeadModel"], n_embd=32, n_layer=2, n_head=4)
+    assert "ships no plan for tensor parallelism with GPT2LMHeadModel" in uncut(four, gpt2)
+    mixtral = facts_of(model_type="mixtral", architectures=["MixtralForCausalLM"], **WIDTH)
+    assert "the style moe_tp_experts, packed_colwise" in uncut(four, mixtral)
+    assert uncut(Candidate(), gpt2) is None

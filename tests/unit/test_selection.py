@@ -38,6 +38,18 @@ def test_equal_speed_goes_to_the_smaller_peak(scope):
     assert [s.trial.number for s in rank((trial(1, ok(900)), trial(2, ok(500))), scope())] == [2, 1]
 
 
+def test_devices_that_share_a_model_take_the_same_samples(scope):
+    """On 8 devices, in fours: two take samples of their own, so the same global batch takes four times the steps."""
+    wide = scope(gpus=8)
+    apart, together = (
+        score(trial(1, ok(500), sharding="fsdp2", tensor_parallel=cut), wide) for cut in (1, 4)
+    )
+    assert apart.accumulation.equation() == "6,400 = 400 x 8 x 2"
+    assert together.accumulation.equation() == "6,400 = 400 x 2 x 8"
+    assert wide.of_rung(together.trial.candidate).limit == 4 * wide.limit
+    assert together.tokens_per_second == pytest.approx(6400 / together.seconds)
+
+
 def test_what_is_missing_is_told_from_the_last_rung(scope):
     history = (
         trial(1, Oom(phase="build", requested=900, free=100)),

@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as _functional_collectives
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+from torch.distributed.tensor import _collective_utils, _dispatch, _redistribute, _sharding_prop
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -51,16 +53,34 @@ def fake_ranks(recorder: Recorder) -> Iterator[None]:
         (_fsdp_param, "alloc_storage", alloc_storage),
         (_fsdp_param, "free_storage", free_storage),
         (_fsdp_param_group, "alloc_storage", alloc_storage),
+        *_eager_tensors(),
     ]
     with replaced(changes), ExitStack() as ending:
         ending.callback(ranks.end_group)
         yield
 
 
-def _form_group(device: torch.device, size: int) -> Ranks:
+def _eager_tensors() -> list[tuple[Any, str, Any]]:
+    """Let distributed tensors take the paths of eager mode, which a mode for fake tensors turns them from.
+
+    In eager mode they remember how an operator's slices follow from its arguments'. The shapes behind that are found
+    under a mode of their own, or they would be recorded as allocations. What a collective gives is there at once, where
+    a wait for it would be recorded as a copy.
+    """
+    changes: list[tuple[Any, str, Any]] = [
+        (_sharding_prop, "detect_fake_mode", lambda *_: None),
+        (_functional_collectives, "_maybe_wrap_tensor", lambda tensor: tensor),
+    ]
+    for module in (_functional_collectives, _collective_utils, _dispatch, _redistribute, _sharding_prop):
+        if hasattr(module, "_are_we_tracing"):
+            changes.append((module, "_are_we_tracing", lambda: False))
+    return changes
+
+
+def _form_group(device: torch.device, size: int, alike: int = 1) -> Ranks:
     backend = "fake" if device.type == "cpu" else f"cpu:fake,{device.type}:fake"
     dist.init_process_group(backend, store=FakeStore(), rank=0, world_size=size)
-    return Ranks(0, size)
+    return Ranks(0, size, alike)
 
 
 class _Replica(DistributedDataParallel):  # type: ignore[misc]  # mypy does not follow torch

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -26,12 +26,14 @@ def shard(
     *,
     keep_gathered: bool = False,
     on_host: bool = False,
+    mesh: DeviceMesh | None = None,
 ) -> None:
     """Shard parameters, gradients and optimizer state of `model` (built on the CPU) over the ranks of the group.
 
     `keep_gathered` keeps a block's parameters whole from its forward to its backward pass (ZeRO-2); otherwise they
     are gathered for each (ZeRO-3). Those outside the blocks (embeddings, head) are gathered once a pass either way.
-    `on_host` keeps the shards in host memory. `device` is the current one.
+    `on_host` keeps the shards in host memory. `device` is the current one. `mesh` (one dimension) holds the ranks that
+    share the shards out, where they are not all of the group.
 
     With bf16 the gathered parameters are bf16 and the shards fp32; gradients are summed and kept in fp32. Inputs of
     a block are cast too, so that all types within it agree: the residual stream is then bf16 where plain autocast
@@ -43,8 +45,8 @@ def shard(
         raise CannotRun(
             "no repeated transformer block was found to shard or offload one by one; name its class with --block-class"
         )
-    ranks = dist.get_world_size()
-    mesh = init_device_mesh(device.type, (ranks,))
+    mesh = mesh or init_device_mesh(device.type, (dist.get_world_size(),))
+    ranks = mesh.size()
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_host else OffloadPolicy()
     low = torch.bfloat16 if precision == "bf16" else None
     inside = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
@@ -79,7 +81,7 @@ class ShardOptimizer:
 
     def step(self) -> None:
         for parameter, part in self._pairs:
-            part.grad = None if parameter.grad is None else _local(parameter.grad)
+            part.grad = None if parameter.grad is None else _local(as_kept(parameter.grad, parameter))
         self._optimizer.step()
 
     def zero_grad(self) -> None:
@@ -89,6 +91,13 @@ class ShardOptimizer:
 
     def state_tensors(self) -> Iterator[Tensor]:
         return self._optimizer.state_tensors()
+
+
+def as_kept(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """Return a gradient in its parameter's slices: of tied embeddings torch leaves sums that are still to be taken."""
+    if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
+        gradient = gradient.redistribute(placements=parameter.placements)
+    return gradient
 
 
 def _local(tensor: Tensor) -> Tensor:

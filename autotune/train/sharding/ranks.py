@@ -6,6 +6,7 @@ import os
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autotune.train.training import Ranks
 
@@ -28,8 +29,8 @@ class Group(Ranks):
         return float(number)
 
 
-def form_group(device: torch.device, size: int) -> Ranks:
-    """Form the process group of `size` ranks; this one trains on `device`.
+def form_group(device: torch.device, size: int, alike: int = 1) -> Ranks:
+    """Form the process group of `size` ranks, `alike` of which share a model each; this one trains on `device`.
 
     Several ranks know their number by RANK, and find each other by the file that AUTOTUNE_RENDEZVOUS names, else by
     MASTER_ADDR and MASTER_PORT, as torch's launcher sets them. One rank forms a group alone.
@@ -45,7 +46,12 @@ def form_group(device: torch.device, size: int) -> Ranks:
         dist.init_process_group(backend)
     found = dist.get_world_size()
     assert found == size, f"{found} ranks were launched, and the request is for {size}"
-    return Group(dist.get_rank(), size)
+    return Group(dist.get_rank(), size, alike)
+
+
+def form_mesh(device: torch.device, ranks: Ranks) -> DeviceMesh:
+    """Return the ranks as a mesh of `data` x `tensor`: those in a row of the second dimension share one model."""
+    return init_device_mesh(device.type, (ranks.data_size, ranks.alike), mesh_dim_names=("data", "tensor"))
 
 
 def end_group() -> None:

@@ -1,0 +1,91 @@
+"""One rank of trainings whose matrices are cut; rank 0 writes what they gave. Started by torch's launcher."""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from autotune.train.build import assemble
+from autotune.train.holdings import gradient_bytes, parameter_bytes, state_bytes
+from autotune.train.replacing import replaced
+from autotune.train.sharding import ranks
+from autotune.train.sharding.fully import as_kept
+from tests.data.requests import family, request
+
+STEPS, SAMPLES = 3, 8
+"""Optimizer steps, and samples of each."""
+TWO = [
+    {"model": "llama", "precision": "fp32"},
+    {"model": "llama", "precision": "bf16"},
+    {"model": "llama", "precision": "bf16-pure"},
+    {"model": "llama", "precision": "fp32", "checkpointing": "full"},
+    {"model": "llama", "precision": "fp32", "checkpointing": "selective"},
+    {"model": "llama", "precision": "fp32", "optimizer": "adamw", "offload": "optimizer"},
+    {"model": "gemma2", "precision": "fp32"},
+    {"model": "gemma2", "precision": "bf16"},
+    {"model": "qwen3", "precision": "fp32"},
+    {"model": "gpt_neox", "precision": "fp32"},
+]
+"""Two ranks share one model. Gemma's embeddings are tied; Qwen3 has norms that see a rank's heads alone."""
+DROPPING = {"model": "gpt_neox", "precision": "fp32", "hidden_dropout": 0.1}
+FOUR = [
+    {"model": "llama", "precision": "fp32", "sharding": "fsdp2"},
+    {"model": "llama", "precision": "bf16", "sharding": "fsdp2"},
+    {"model": "llama", "precision": "fp32", "sharding": "zero2"},
+    {"model": "gemma2", "precision": "fp32", "sharding": "fsdp2"},
+]
+"""Two pairs of ranks: each pair shares one model, in shards over the pairs."""
+
+
+def train(case, size=1):
+    """Return losses, each step's whole gradients and the bytes held, however many ranks share a step's samples.
+
+    Two micro-steps over several ranks, one on one.
+    """
+    fields = {"optimizer": "sgd", **case}
+    changes = {name: fields.pop(name) for name in ("hidden_dropout",) if name in fields}
+    model = family(fields.pop("model"), **changes)
+    cut, steps = (2, 2) if size > 1 else (1, 1)
+    micro_batch = SAMPLES // steps // max(1, size // cut)
+    with tempfile.TemporaryDirectory() as folder:
+        probe = request(model, Path(folder), micro_batch=micro_batch, tensor_parallel=cut, **fields)
+        training = assemble(probe.model_copy(update={"world_size": size, "accumulation_steps": steps}))
+        losses, gradients = [], []
+        for step in range(STEPS):
+            total = 0.0
+            batches = [training.batch(step * steps + index, micro_batch) for index in range(steps)]
+            for index, (batch, share) in enumerate(zip(batches, training.shares(batches), strict=True)):
+                with training.reduction(index == steps - 1):
+                    loss = training.loss(batch)
+                    (loss * share).backward()
+                total += float(loss.detach()) * share
+            held = gradient_bytes(training)
+            named = training.model.named_parameters()
+            gradients.append({name: whole(as_kept(value.grad, value)) for name, value in named})
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+            losses.append(training.ranks.mean(total))
+        bytes_ = [parameter_bytes(training), held, state_bytes(training)]
+        apart = training.ranks.largest(total) + training.ranks.largest(-total)
+        training.close()
+    return losses, gradients, bytes_, apart
+
+
+def whole(tensor):
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+
+
+def main(file, cases):
+    size = int(os.environ["WORLD_SIZE"])
+    formed = ranks.form_group(torch.device("cpu"), size, 2)
+    with replaced([(ranks, "form_group", lambda *_: formed), (ranks, "end_group", lambda: None)]):
+        results = [train(case, size) for case in [*globals()[cases], DROPPING][: None if size == 2 else -1]]
+    if os.environ["RANK"] == "0":
+        torch.save(results, file)
+    ranks.end_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
