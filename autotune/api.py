@@ -45,7 +45,7 @@ def tune(*, runs: Path = Path("runs"), watch: Watch | None = None, **options: An
 
     spec = to_spec(RunOptions.load(options, "options"), check_device, Path.cwd())
     tracer = LocalTracer()
-    executor = find_executor(spec.device, tracer, spec.goal.gpus)
+    executor = find_executor(spec.device, tracer, spec.goal.gpus, spec.goal.nodes)
     return loop(spec, create_run(spec, runs), executor, watch, tracer)
 
 

@@ -64,7 +64,7 @@ def run(
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="Devices that train together, on each node.")] = None,
     nodes: Annotated[
-        int | None, typer.Option(help="Machines that train together (simulated devices).")
+        int | None, typer.Option(help="Machines that train together (cpu and simulated devices).")
     ] = None,
     headroom: Annotated[float | None, typer.Option(help="Share of memory that must stay free.")] = None,
     exact: Annotated[bool | None, typer.Option("--exact", help="Meet the global batch exactly.")] = None,
@@ -203,7 +203,8 @@ def export(
 def estimate(
     model: Annotated[str, typer.Option(help="Preset, path to a config.json, hub name, or module:function.")],
     gpu: Annotated[str | None, typer.Option(help="A known GPU, which need not be there: h100-80gb.")] = None,
-    gpus: Annotated[int | None, typer.Option(help="GPUs that train together.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs that train together, on each node.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Machines that train together.")] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
     micro_batch: Annotated[int | None, typer.Option(help="Samples on each GPU.")] = None,
     accumulation_steps: Annotated[int | None, typer.Option(help="Micro-steps for an optimizer step.")] = None,
@@ -338,7 +339,7 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool) -> None:
 
     console = _console()
     tracer = LocalTracer()
-    executor = find_executor(spec.device, tracer, spec.goal.gpus)
+    executor = find_executor(spec.device, tracer, spec.goal.gpus, spec.goal.nodes)
     console.print(f"run {paths.root}", style="dim")
     try:
         with Terminal(console, spec, executor.facts.name) as watch:

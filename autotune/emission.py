@@ -35,9 +35,12 @@ def contender(
     peak = device.peak_flops.get(candidate.math_type)
     share = mfu(score.tokens_per_second, facts, goal.seq_len, peak, goal.gpus) if peak else None
     notes = [PREDICTED] if device.simulated else []
-    if goal.gpus > 1 and device.simulated:
-        notes.append(f"the time that {goal.gpus} devices take to communicate is not in the predicted one")
-    elif goal.gpus > 1 and not candidate.distributed:
+    if goal.nodes > 1 and not device.simulated:
+        notes.append(
+            f"groups of {goal.gpus // goal.nodes} ranks on one machine stood for {goal.nodes} nodes: memory is as it "
+            "would be on them, the time to communicate between them is not"
+        )
+    if goal.gpus > 1 and not device.simulated and not candidate.distributed:
         notes.append(
             f"probes ran on one of {goal.gpus} devices: gradient synchronization and its buffers are not in the "
             "recorded time and memory"

@@ -42,7 +42,9 @@ class Question(Frozen):
     gpu: str = DEFAULT
     """A GPU of hardware.yaml, by its id or the vendor's name."""
     gpus: Annotated[int, Field(ge=1)] = 1
-    """GPUs that train together."""
+    """GPUs that train together, on each node."""
+    nodes: Annotated[int, Field(ge=1)] = 1
+    """Machines that train together."""
     seq_len: Annotated[int, Field(ge=1)] | None = None
     """Tokens per sequence; by default 1024, or the model's longest if that is less."""
     micro_batch: Annotated[int, Field(ge=1)] = 1
@@ -61,6 +63,16 @@ class Question(Frozen):
     """Patterns of the names of modules or parameters that train; none trains all."""
     trust_remote_code: bool = False
     """Run Python code that comes with a model from the hub."""
+
+    @property
+    def world_size(self) -> int:
+        """GPUs that train together, on all nodes."""
+        return self.gpus * self.nodes
+
+    @property
+    def devices(self) -> str:
+        """How many GPUs there are, before the name of one: `2 x 8 x ` are two nodes of eight; empty for one."""
+        return "".join(f"{count} x " for count in (self.nodes, self.gpus) if count > 1)
 
     @classmethod
     def gather(cls, given: dict[str, Any], base: Path) -> Question:
@@ -161,7 +173,7 @@ def _candidates(
 ) -> tuple[Candidate, ...]:
     """Return the one candidate that was asked for, or every rung. Raises InputError for an illegal one."""
     has_bf16 = hardware.bf16_tflops is not None
-    ranks = question.gpus
+    ranks = question.world_size
 
     def refusals(candidate: Candidate) -> list[str]:
         reasons = [
@@ -196,7 +208,7 @@ def _request(question: Question, model: ModelSpec, seq_len: int, candidate: Cand
     return ProbeRequest(
         kind="trace", model=model, candidate=candidate, seq_len=seq_len,
         accumulation_steps=question.accumulation_steps, device="cuda:0",
-        world_size=question.gpus, budget=0, seed=0, sample_seconds=1.0,
+        world_size=question.world_size, nodes=question.nodes, budget=0, seed=0, sample_seconds=1.0,
         sample_steps=2, folder="",
     )  # fmt: skip
 
@@ -236,7 +248,7 @@ def _price(candidate: Candidate, trace: Trace, question: Question, hardware: Har
 
     made = price(
         candidate, timeline, hardware, usable=int(hardware.usable_bytes() * (1 - question.headroom)),
-        gpus=question.gpus, accumulation_steps=question.accumulation_steps, speed=speed,
-        tokens_per_micro_batch=lambda micro_batch: micro_batch * tokens * candidate.data_ranks(question.gpus),
+        gpus=question.world_size, accumulation_steps=question.accumulation_steps, speed=speed,
+        tokens_per_micro_batch=lambda micro_batch: micro_batch * tokens * candidate.data_ranks(question.world_size),
     )  # fmt: skip
     return Priced(made, timeline)

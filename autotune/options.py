@@ -12,6 +12,7 @@ from autotune import assets
 from autotune.candidate import Optimizer
 from autotune.errors import InputError
 from autotune.models.resolve import resolve
+from autotune.rules import unlaunched
 from autotune.space import Space, parse_yaml
 from autotune.specs import DeviceSpec, GlobalBatch, Goal, Limits, ModelSpec, RunSpec
 from autotune.validation import Frozen
@@ -38,7 +39,8 @@ class RunOptions(Frozen):
     gpus: Annotated[int, Field(ge=1)] = 1
     """Devices that train together, on each node."""
     nodes: Annotated[int, Field(ge=1)] = 1
-    """Machines that train together; several are priced on a simulated device, and launched by what is exported."""
+    """Machines that train together. On `cpu` groups of ranks on this machine stand for them, a simulated device prices
+    them, and what is exported starts on each."""
     headroom: Annotated[float, Field(ge=0, lt=0.9)] = Goal.model_fields["headroom"].default
     """Share of the device's memory that the winner must leave free."""
     exact: bool = False
@@ -119,11 +121,8 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
     )
     limits = attempt("limits", lambda: _limits(options))
     seq_len = attempt("--seq-len", lambda: sequence_length(options.seq_len, model)) if model else None
-    if device and device.kind != "sim" and options.nodes > 1:
-        problems.append(
-            f"--nodes {options.nodes}: probes run on this machine alone. Tune one machine with "
-            "--nodes 1 and start the export on each, or price all ranks on a simulated device: --device sim:h100-80gb"
-        )
+    if device and (reason := unlaunched(device.kind, options.nodes)):
+        problems.append(reason)
     if problems or not (model and device and target and space and limits and seq_len):
         raise InputError(problems)
     goal = Goal(

@@ -236,6 +236,16 @@ def illegal(candidate: Candidate, accumulation_steps: int = 1) -> str | None:
 Kind = Literal["cpu", "cuda"]
 
 
+def unlaunched(kind: str, nodes: int) -> str | None:
+    """Return why probes cannot be launched on so many nodes of devices of a kind (as `--device` names it), or None."""
+    if nodes == 1 or kind in {"cpu", "sim"}:
+        return None
+    return (
+        f"--nodes {nodes}: probes on GPUs run on this machine alone. Tune one machine with --nodes 1 and start the "
+        "export on each, or price all ranks on a simulated device: --device sim:h100-80gb"
+    )
+
+
 def misplaced(candidate: Candidate, world_size: int, kind: Kind) -> str | None:
     """Return why `world_size` ranks on devices of a kind cannot run a candidate that is legal elsewhere, or None."""
     cut = candidate.tensor_parallel

@@ -253,6 +253,7 @@ class _Run:
                 "kind": kind, "model": spec.model, "candidate": candidate, "seq_len": spec.goal.seq_len,
                 "accumulation_steps": steps, "device": self.executor.facts.torch_name,
                 "world_size": spec.goal.gpus if candidate.distributed else 1,
+                "nodes": spec.goal.nodes if candidate.distributed else 1,
                 "budget": self.executor.facts.budget, "seed": spec.seed,
                 "sample_seconds": spec.limits.sample_seconds, "sample_steps": spec.limits.sample_steps,
                 "folder": "",

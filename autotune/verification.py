@@ -31,7 +31,7 @@ def verify(
         raise InputError(
             "a proof needs a real device, and there is none of this kind here; a simulated one proves nothing"
         )
-    executor = find_executor(chosen, LocalTracer(), best.gpus)
+    executor = find_executor(chosen, LocalTracer(), best.gpus, best.nodes)
     facts = executor.facts
     say(f"proving {file} on {facts.name} with {format_bytes(facts.budget)}")
     request = proof_request(best, limits.proof_seconds, facts.torch_name, facts.budget)

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from autotune.devices.find import find, resolve_device
 from autotune.devices.simulated import SimulatedDevice
+from autotune.errors import InputError
 from autotune.executors.executor import Executor
 from autotune.executors.local import LocalExecutor
 from autotune.executors.ranks import RanksExecutor
 from autotune.executors.simulated import SimulatedExecutor
+from autotune.rules import unlaunched
 from autotune.specs import DeviceSpec
 from autotune.tracing import Tracer
 
 
-def find_executor(spec: DeviceSpec, tracer: Tracer, gpus: int = 1) -> Executor:
+def find_executor(spec: DeviceSpec, tracer: Tracer, gpus: int = 1, nodes: int = 1) -> Executor:
     """Return the executor of `gpus` ranks: on as many GPUs from the named one on, or each with the cpu's budget.
 
-    A simulated device answers from `tracer`, whatever the number. Raises what `find` raises.
+    They are in `nodes` machines, for which on the cpu groups of ranks stand. A simulated device answers from `tracer`,
+    whatever the numbers. Raises what `find` raises, and InputError for several machines with GPUs.
     """
+    if reason := unlaunched(resolve_device(spec).kind, nodes):
+        raise InputError(reason)
     device = find(spec)
     if isinstance(device, SimulatedDevice):
         return SimulatedExecutor(device, tracer)
     if gpus == 1:
         return LocalExecutor(device)
     if spec.kind == "cpu":
-        return RanksExecutor([device] * gpus)
+        return RanksExecutor([device] * gpus, nodes=nodes)
     first = resolve_device(spec)
     others = [find(first.model_copy(update={"index": first.index + rank})) for rank in range(1, gpus)]
     return RanksExecutor([device, *others])

@@ -28,11 +28,18 @@ _Event = tuple[int, Progress | Finding | BaseException]
 
 
 class RanksExecutor:
-    """Runs each request as one rank on each device. The first to fail ends all, and no rank outlives the others."""
+    """Runs each request as one rank on each device. The first to fail ends all, and no rank outlives the others.
 
-    def __init__(self, devices: Sequence[Device], launcher: Launcher = launch) -> None:
+    Several nodes are groups of ranks on this machine that talk over loopback: each rank is told by its environment, in
+    the words of torch's launcher, which node it is in, so that what looks at nodes (hybrid sharding) does what it
+    would on machines of their own.
+    """
+
+    def __init__(self, devices: Sequence[Device], launcher: Launcher = launch, nodes: int = 1) -> None:
+        assert len(devices) % nodes == 0, "as many ranks in each node"
         self._devices = tuple(devices)
         self._launch = launcher
+        self._nodes = nodes
         self._alone = LocalExecutor(self._devices[0], launcher)
         self.facts: DeviceFacts = self._alone.facts
 
@@ -59,7 +66,7 @@ class RanksExecutor:
         """Launch all ranks, watch them, and join their verdicts; an inspection needs one process alone."""
         if request.world_size == 1:
             return self._alone.run(request, folder, timeout=timeout, on_progress=on_progress)
-        assert request.world_size == len(self._devices), "one device a rank"
+        assert (request.world_size, request.nodes) == (len(self._devices), self._nodes), "one device a rank"
         place = ProbeFolder(folder)
         place.root.mkdir(parents=True, exist_ok=True)
         place.rendezvous.unlink(missing_ok=True)
@@ -86,11 +93,13 @@ class _Group:
         self._stopped: set[int] = set()
         self._cancel, self._held = os.pipe()
         self._threads = []
+        each = len(devices) // request.nodes
         for rank, device in enumerate(devices):
             added = {
                 **executor.environment(request.candidate),
                 **device.environment(request.candidate),
-                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(devices)),
+                "RANK": str(rank), "WORLD_SIZE": str(len(devices)),
+                "LOCAL_RANK": str(rank % each), "LOCAL_WORLD_SIZE": str(each), "GROUP_RANK": str(rank // each),
                 "AUTOTUNE_RENDEZVOUS": str(place.rendezvous),
             }  # fmt: skip
             local = LocalExecutor(device, partial(self._launched, rank, launcher, added))

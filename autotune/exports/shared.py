@@ -203,6 +203,8 @@ def launch_script(best: Best, command: str) -> str:
     `PYTHON` names the interpreter (default: `python`); further arguments go to the training script.
     """
     variables = dict(best.variables)
+    if best.nodes > 1:  # the probes' own was loopback; between machines gloo finds its way by the host's name
+        variables.pop("GLOO_SOCKET_IFNAME", None)
     lines = []
     if best.device.kind == "cuda":
         allocator = allocator_options(variables.get("PYTORCH_ALLOC_CONF", ""), best.candidate)

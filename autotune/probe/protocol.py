@@ -37,6 +37,8 @@ class ProbeRequest(Frozen):
     """torch's name of the device: `cpu` or `cuda:0`."""
     world_size: int = 1
     """Ranks that train together, one a device; which rank a process is stands in its environment (RANK)."""
+    nodes: int = 1
+    """Machines that the ranks are in, as many in each and numbered machine by machine."""
     budget: int
     """Bytes of each rank; reported with the memory, enforced by the device."""
     headroom: float = 0.0

@@ -25,6 +25,7 @@ def estimates_document(answer: Answer) -> dict[str, Any]:
     ]
     asked = {
         "model": answer.model.name, "gpu": answer.hardware.id, "gpus": answer.question.gpus,
+        "nodes": answer.question.nodes,
         "seq_len": answer.seq_len, "accumulation_steps": answer.question.accumulation_steps,
         "headroom": answer.question.headroom, "evidence": "predicted",
     }  # fmt: skip
@@ -34,12 +35,11 @@ def estimates_document(answer: Answer) -> dict[str, Any]:
 def print_estimates(answer: Answer, console: Console) -> None:
     """Print what was asked, under the words that say where the numbers come from."""
     question, hardware = answer.question, answer.hardware
-    several = f"{question.gpus} x " if question.gpus > 1 else ""
     console.print(Text(BANNER, style="bold yellow"))
     console.print(
         Text.assemble(
             (answer.model.name, "bold"),
-            f" on {several}",
+            f" on {question.devices}",
             (hardware.id, "bold"),
             f": {format_bytes(hardware.usable_bytes())} each, of which {question.headroom:.0%} stay free; "
             f"sequences of {format_count(answer.seq_len)} tokens\n",

@@ -57,10 +57,9 @@ def _shown(answer: Answer) -> tuple[int, Curve]:
 
 
 def _heading(answer: Answer) -> str:
-    several = f"{answer.question.gpus} x " if answer.question.gpus > 1 else ""
     return (
-        f"{answer.model.name} on {several}{answer.hardware.id}, micro-batch {answer.question.micro_batch} x "
-        f"{answer.seq_len} tokens (predicted, not measured)"
+        f"{answer.model.name} on {answer.question.devices}{answer.hardware.id}, "
+        f"micro-batch {answer.question.micro_batch} x {answer.seq_len} tokens (predicted, not measured)"
     )
 
 

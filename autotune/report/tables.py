@@ -116,6 +116,7 @@ def winner_rows(best: Best) -> list[tuple[str, str]]:
         batch += f"; {more} more than the {target} asked for"
     rows = [
         ("configuration", f"{best.candidate.title()}, {best.candidate.optimizer}"),
+        *([("devices", f"{best.gpus} in {best.nodes} nodes")] if best.nodes > 1 else []),
         (
             "micro-batch",
             f"{best.candidate.micro_batch} x {format_count(accumulation.tokens_per_sample)} tokens",

@@ -37,22 +37,23 @@ class Links:
     server: int = SERVER
     """GPUs in a server."""
 
-    def bandwidth(self, ranks: int) -> float:
-        """Return bytes/s of every rank's link in a collective of the first `ranks` devices.
+    def bandwidth(self, ranks: int, stride: int = 1) -> float:
+        """Return bytes/s of every rank's link in a collective of `ranks` devices, each `stride` after the one before.
 
-        A ring over several servers enters each of them through all of its cards at once, one ring for each.
+        A ring over several servers enters each of them through the cards of all its members there at once, one ring
+        for each. Those of a server that are members of other groups talk at the same time, through their own.
         """
-        if ranks <= self.server:
+        if (ranks - 1) * stride < self.server:
             return self.within
-        return min(self.within, self.server * self.across)
+        return min(self.within, max(1, self.server // stride) * self.across)
 
-    def seconds(self, kind: Kind, size: float, ranks: int) -> float:
-        """Return the seconds of one collective over `ranks` devices, of `size` bytes in its larger tensor."""
+    def seconds(self, kind: Kind, size: float, ranks: int, stride: int = 1) -> float:
+        """Return the seconds of one collective over such devices, of `size` bytes in its larger tensor."""
         if ranks < 2:
             return 0.0
         share = (ranks - 1) / ranks
         factor = {"all_reduce": 2 * share, "broadcast": 1.0}.get(kind, share)
-        return LATENCY + factor * size / self.bandwidth(ranks)
+        return LATENCY + factor * size / self.bandwidth(ranks, stride)
 
 
 def collectives(

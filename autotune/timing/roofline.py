@@ -97,8 +97,12 @@ class Machine:
             case "memory":
                 arithmetic = operator.flops / self.matrix["none"]
             case _:
-                return self.links.seconds(operator.kind, operator.bytes, operator.ranks)
+                return self.links.seconds(operator.kind, operator.bytes, operator.ranks, operator.stride)
         return max(arithmetic, operator.bytes / self.memory) + self.start
+
+    def in_nodes(self, ranks: int, nodes: int) -> Machine:
+        """Return the machine as one of `ranks` that are known to be in so many nodes, as many in each."""
+        return self if nodes == 1 else replace(self, links=replace(self.links, server=ranks // nodes))
 
 
 def _peaks(hardware: Hardware) -> dict[MathType, float]:
@@ -209,6 +213,7 @@ def step_time(
     work = timeline.work
     if work is None or not timeline.covers(micro_batch):
         return None
+    machine = machine.in_nodes(int(timeline.facts.get("world_size", 1)), int(timeline.facts.get("nodes", 1)))
     extra = extra or untraced(timeline)
     adding = _accumulation(timeline) if accumulating else []
     forward = work.of("forward", micro_batch)

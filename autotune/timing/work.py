@@ -40,6 +40,8 @@ class Operator(NamedTuple):
     flops: int
     bytes: int
     """Moved in the device's memory, over the host link, or the whole tensor of a collective (its larger side)."""
+    stride: int = 1
+    """From one of a collective's devices to the next, in ranks: 1 for neighbours."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Operators:
     math: list[int] = field(default_factory=list)
     """Index into MATH_TYPES."""
     ranks: list[int] = field(default_factory=list)
+    stride: list[int] = field(default_factory=list)
     flops: list[int] = field(default_factory=list)
     flops_slope: list[int] = field(default_factory=list)
     """A call takes flops + flops_slope x micro-batch."""
@@ -64,6 +67,7 @@ class Operators:
             self.name[index], KINDS[self.kind[index]], MATH_TYPES[self.math[index]], self.ranks[index],
             max(0, self.flops[index] + self.flops_slope[index] * micro_batch),
             max(0, self.bytes[index] + self.bytes_slope[index] * micro_batch),
+            self.stride[index],
         )  # fmt: skip
 
     def add(self, least: Operator, flops_slope: int, bytes_slope: int, micro_batch: int) -> None:
@@ -72,6 +76,7 @@ class Operators:
         self.kind.append(KINDS.index(least.kind))
         self.math.append(MATH_TYPES.index(least.math))
         self.ranks.append(least.ranks)
+        self.stride.append(least.stride)
         self.flops.append(least.flops - flops_slope * micro_batch)
         self.flops_slope.append(flops_slope)
         self.bytes.append(least.bytes - bytes_slope * micro_batch)

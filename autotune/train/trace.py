@@ -344,6 +344,7 @@ def _timeline(
             "rung": request.candidate.rung().key(),
             "sharding": request.candidate.sharding,
             "world_size": request.world_size,
+            "nodes": request.nodes,
             "parameters": parameter_count(training.model),
             "seq_len": request.seq_len,
             "tokens_per_sample": training.tokens_per_sample,

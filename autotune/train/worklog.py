@@ -206,7 +206,8 @@ class _Facts:
             sizes = [_bytes(value) for value in given]
             size = sum(sizes) if self.collective == "all_reduce" else max(sizes, default=0)
             size = max([size, *map(_bytes, _tensors(result))])
-            return Operator(self.name, self.collective, "none", _ranks(args, kwargs), 0, size)
+            ranks, stride = _group(args, kwargs)
+            return Operator(self.name, self.collective, "none", ranks, 0, size, stride)
         if self.namespace == "_c10d_functional":  # waiting
             return None
         storages = {value.untyped_storage()._cdata for value in given}
@@ -315,22 +316,26 @@ def _place(tensor: Tensor, device: str) -> str:
     return "device" if own.type == device else "host"
 
 
-def _ranks(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """Return how many processes a collective spans, from its group's name or its group."""
-    from torch.distributed import ProcessGroup
+def _group(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many processes a collective spans and how far apart in rank, from its group's name or its group."""
+    from torch.distributed import ProcessGroup, get_process_group_ranks
     from torch.distributed.distributed_c10d import _resolve_process_group
+
+    def described(group: ProcessGroup) -> tuple[int, int]:
+        ranks = get_process_group_ranks(group)
+        return len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1
 
     for value in tree_leaves((args, dict(kwargs))):
         if isinstance(value, ProcessGroup):
-            return int(value.size())
+            return described(value)
         if isinstance(value, torch.ScriptObject):
             try:
-                return int(ProcessGroup.unbox(value).size())
-            except (RuntimeError, TypeError):
+                return described(ProcessGroup.unbox(value))
+            except (RuntimeError, TypeError, KeyError):
                 continue
     for value in reversed([v for v in (*args, *kwargs.values()) if isinstance(v, str)]):
         try:
-            return int(_resolve_process_group(value).size())
+            return described(_resolve_process_group(value))
         except (RuntimeError, ValueError, KeyError):
             continue
-    return 1
+    return 1, 1

@@ -25,17 +25,26 @@ def model(function: str) -> ModelSpec:
     return ModelSpec(name=f"tests.data.faulty_ranks:{function}", source="function", path=str(ROOT))
 
 
-def run(folder: Path, function: str, *, timeout: float = 120, kind: str = "train", **candidate: object):
+def run(
+    folder: Path,
+    function: str,
+    *,
+    timeout: float = 120,
+    kind: str = "train",
+    nodes: int = 1,
+    **candidate: object,
+):
     fields = {"sharding": "fsdp2", "precision": "fp32", **candidate}
     ranks = 1 if kind == "inspect" else 2
     request = ProbeRequest.model_validate(
         {
             "kind": kind, "model": model(function), "candidate": Candidate.model_validate(fields), "seq_len": 16,
-            "accumulation_steps": 2, "device": "cpu", "world_size": ranks, "budget": GIB, "seed": 0,
+            "accumulation_steps": 2, "device": "cpu", "world_size": ranks, "nodes": min(nodes, ranks),
+            "budget": GIB, "seed": 0,
             "sample_seconds": 0.1, "sample_steps": 3, "folder": "",
         }
     )  # fmt: skip
-    finding = RanksExecutor([CpuDevice(GIB)] * 2).run(request, folder, timeout=timeout)
+    finding = RanksExecutor([CpuDevice(GIB)] * 2, nodes=nodes).run(request, folder, timeout=timeout)
     alive = []
     for process in psutil.process_iter():
         try:
@@ -69,7 +78,7 @@ def test_an_oom_of_one_rank_is_the_probes_with_its_rank(tmp_path):
 
 
 def test_a_rank_that_is_killed_ends_the_group(tmp_path):
-    answer = run(tmp_path, "killed").answer
+    answer = run(tmp_path, "killed", nodes=2).answer
     assert isinstance(answer, Crash)
     assert answer.reason == "signal"
     assert "rank 1" in answer.message

@@ -135,6 +135,16 @@ def test_rings_move_what_nccl_counts():
     assert slow.seconds("all_gather", size, 8) == pytest.approx(7 / 8 / 0.4 + LATENCY)
 
 
+def test_groups_that_meet_once_in_each_server_share_its_cards():
+    links = Links(within=1e9, across=0.25e9, server=4)
+    # Ranks 0, 4, 8, 12: one card of each server, while the other three carry other groups.
+    assert links.seconds("all_reduce", 1e9, 4, stride=4) == pytest.approx(2 * 3 / 4 / 0.25 + LATENCY)
+    assert links.seconds("all_reduce", 1e9, 4, stride=2) == pytest.approx(2 * 3 / 4 / 0.5 + LATENCY)
+    assert links.seconds("all_reduce", 1e9, 2, stride=2) == pytest.approx(2 * 1 / 2 + LATENCY)
+    assert MACHINE.in_nodes(8, 1).links == MACHINE.links
+    assert MACHINE.in_nodes(8, 4).links.bandwidth(4) == 2 * MACHINE.links.across
+
+
 def test_volumes_of_the_strategies():
     def volume(strategy, synchronized):
         """Return bytes that every rank sends for 1e6 parameters, in units of a parameter's 2 bytes."""

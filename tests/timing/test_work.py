@@ -106,15 +106,22 @@ def test_copies_to_another_device_cross_the_host_link():
 def test_collectives_carry_their_whole_tensor_and_the_size_of_their_group():
     def talk(shard, whole):
         dist.all_reduce(whole)
+        dist.all_reduce(shard, group=across)
         dist.all_gather_into_tensor(whole, shard)
         dist.reduce_scatter_tensor(shard, whole)
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
     try:
-        found = [(op.kind, op.ranks, op.bytes) for op in done(talk, torch.ones(100), torch.ones(800))]
+        across = dist.new_group([0, 4])
+        found = [
+            (op.kind, op.ranks, op.bytes, op.stride) for op in done(talk, torch.ones(100), torch.ones(800))
+        ]
     finally:
         dist.destroy_process_group()
-    assert found == [("all_reduce", 8, 3200), ("all_gather", 8, 3200), ("reduce_scatter", 8, 3200)]
+    assert found == [
+        ("all_reduce", 8, 3200, 1), ("all_reduce", 2, 400, 4), ("all_gather", 8, 3200, 1),
+        ("reduce_scatter", 8, 3200, 1),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("model", "precision"), [("tiny-gpt2", "fp32"), ("tiny-llama", "bf16")])

@@ -103,7 +103,7 @@ def test_several_devices_climb_the_shardings_unless_another_space_is_named():
     assert found(gpus=2, space="default") == "default"
 
 
-def test_several_machines_are_priced_and_not_launched():
+def test_several_machines_are_priced_or_stood_for_and_not_launched():
     def spec(device):
         options = RunOptions(
             model="tiny-gpt2", target_global_batch="4K", device=device, seq_len=16, gpus=8, nodes=2
@@ -111,8 +111,9 @@ def test_several_machines_are_priced_and_not_launched():
         return to_spec(options, lambda found: found, SPACES)
 
     assert (spec("sim:h100-80gb").goal.gpus, spec("sim:h100-80gb").goal.nodes) == (16, 2)
-    with pytest.raises(InputError, match="--nodes 2: probes run on this machine alone"):
-        spec("cpu:1GiB")
+    assert spec("cpu:1GiB").goal.nodes == 2  # groups of ranks stand for them
+    with pytest.raises(InputError, match="--nodes 2: probes on GPUs run on this machine alone"):
+        spec("cuda")
 
 
 COMPILED = (SPACES / "compiled.yaml").read_text()

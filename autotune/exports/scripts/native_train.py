@@ -46,6 +46,7 @@ def train(steps: int, scratch: Path) -> list[float]:
             accumulation_steps=accumulation,
             device=device,
             world_size=best.gpus,
+            nodes=best.nodes,
             budget=best.memory.budget,
             seed=best.seed,
             sample_seconds=1.0,  # not used here: only a probe samples
