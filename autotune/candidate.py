@@ -22,7 +22,7 @@ Optimizer = Literal["adamw", "adamw-8bit", "adafactor", "momentum", "sgd"]
 OptimizerKernel = Literal["fused", "foreach"]
 SplitLimit = Literal["none", "64MiB", "256MiB"]
 CollectAbove = Literal["none", "60%", "80%"]
-Sharding = Literal["none", "ddp", "zero1", "zero2", "fsdp2", "zero3"]
+Sharding = Literal["none", "ddp", "zero1", "zero2", "hsdp", "fsdp2", "zero3"]
 Engine = Literal["torch", "deepspeed"]
 TensorParallel = Literal[1, 2, 4, 8]
 
@@ -67,7 +67,7 @@ class Candidate(Frozen):
     """How the ranks of a run share the work: `none` on one device. `ddp` keeps everything on every rank and averages
     gradients; `zero1` shards the optimizer state beside that; `zero2` shards gradients too, and gathers the
     parameters once for forward and backward; `fsdp2` (torch's ZeRO-3) gathers each block's parameters where they are
-    needed; `zero3` is DeepSpeed's."""
+    needed; `hsdp` does so inside each node, and replicates across nodes; `zero3` is DeepSpeed's."""
     engine: Engine = "torch"
     """What shards: torch's own DDP, ZeroRedundancyOptimizer and FSDP2, or `deepspeed` under `zero1`, `zero2`, `zero3`,
     where bf16 keeps parameters and gradients in bf16, and an fp32 copy in the optimizer's shard."""

@@ -223,7 +223,7 @@ def estimate(
         str | None, typer.Option(help="adamw, adamw-8bit, adafactor, momentum or sgd.")
     ] = None,
     sharding: Annotated[
-        str | None, typer.Option(help="none, ddp, zero1, zero2, fsdp2 or DeepSpeed's zero3, with --gpus.")
+        str | None, typer.Option(help="none, ddp, zero1, zero2, hsdp, fsdp2 or zero3, with --gpus.")
     ] = None,
     tensor_parallel: Annotated[
         int | None, typer.Option(help="Of --gpus, how many share each model's matrices: 1, 2, 4 or 8.")

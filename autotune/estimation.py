@@ -179,7 +179,7 @@ def _candidates(
         reasons = [
             space.refusal(candidate),
             illegal(candidate, question.accumulation_steps),
-            misplaced(candidate, ranks, "cuda"),
+            misplaced(candidate, ranks, "cuda", question.nodes),
         ]
         if candidate.needs_bf16 and not has_bf16:
             reasons.append(f"{hardware.id} has no bf16; choose --precision fp16 or fp32")

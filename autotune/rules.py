@@ -31,16 +31,16 @@ RULES: tuple[Constraint, ...] = (
     *_where(
         {"offload": "full"},
         (
-            {"sharding": ["none", "fsdp2"]},
-            "full offload brings parameters to the device block by block, which is fsdp2; the other shardings keep "
-            "them there whole",
+            {"sharding": ["none", "hsdp", "fsdp2"]},
+            "full offload brings parameters to the device block by block, as fsdp2 and hsdp do; the other shardings "
+            "keep them there whole",
         ),
     ),
     *_where(
         {"offload": "optimizer"},
         (
-            {"sharding": ["none", "ddp", "zero2", "fsdp2", "zero3"]},
-            "zero1's optimizer keeps its shard of the state on the device; offload it with zero2, fsdp2 or ddp",
+            {"sharding": ["none", "ddp", "zero2", "hsdp", "fsdp2", "zero3"]},
+            "zero1's optimizer keeps its shard of the state on the device; offload it with zero2, hsdp, fsdp2 or ddp",
         ),
     ),
     *_where(
@@ -55,7 +55,7 @@ RULES: tuple[Constraint, ...] = (
         {"adapters": "lora"},
         (
             {"sharding": ["none", "ddp", "zero1"]},
-            "adapters are trained beside weights that are not, of which zero2 and fsdp2 would keep shards alike",
+            "adapters are trained beside weights that are not, of which zero2, hsdp and fsdp2 would keep shards alike",
         ),
     ),
     *_where(
@@ -69,7 +69,7 @@ RULES: tuple[Constraint, ...] = (
         {"engine": "deepspeed"},
         (
             {"sharding": ["zero1", "zero2", "zero3"]},
-            "DeepSpeed's engine is offered for ZeRO; one device, ddp and fsdp2 are torch's",
+            "DeepSpeed's engine is offered for ZeRO; one device, ddp, hsdp and fsdp2 are torch's",
         ),
         (
             {"precision": ["fp32", "bf16"]},
@@ -164,7 +164,7 @@ RULES: tuple[Constraint, ...] = (
         ),
         (
             {"sharding": ["none", "ddp", "zero1"]},
-            "torch's gradient scaler looks for overflows in whole gradients, of which zero2 and fsdp2 keep shards",
+            "torch's gradient scaler looks for overflow in whole gradients, of which zero2, hsdp and fsdp2 keep shards",
         ),
         (
             {"offload": ["none", "optimizer"]},
@@ -182,7 +182,7 @@ RULES: tuple[Constraint, ...] = (
         {"optimizer": "adafactor"},
         (
             {"sharding": ["none", "ddp", "zero1"]},
-            "Adafactor sums over rows and columns of whole parameters, of which zero2 and fsdp2 keep shards",
+            "Adafactor sums over rows and columns of whole parameters, of which zero2, hsdp and fsdp2 keep shards",
         ),
     ),
     *_where(
@@ -190,7 +190,7 @@ RULES: tuple[Constraint, ...] = (
         (
             {"sharding": ["none", "zero2", "fsdp2"], "engine": "torch"},
             "matrices that are cut are distributed tensors, which only FSDP2 (zero2, fsdp2) shards once more; ddp, "
-            "zero1 and DeepSpeed keep flat buffers of plain ones",
+            "zero1 and DeepSpeed keep flat buffers of plain ones, and hsdp's copies are not offered with it",
         ),
         (
             {"offload": ["none", "optimizer"], "activation_offload": False},
@@ -246,8 +246,24 @@ def unlaunched(kind: str, nodes: int) -> str | None:
     )
 
 
-def misplaced(candidate: Candidate, world_size: int, kind: Kind) -> str | None:
-    """Return why `world_size` ranks on devices of a kind cannot run a candidate that is legal elsewhere, or None."""
+def lacks_nodes(candidate: Candidate, world_size: int, nodes: int) -> str | None:
+    """Return why so many ranks in so many nodes leave a candidate's sharding nothing of its own to do, or None."""
+    if candidate.sharding != "hsdp":
+        return None
+    if nodes == 1:
+        return (
+            "hsdp shards inside a node and replicates across nodes, and there is one (--nodes): that is fsdp2"
+        )
+    if world_size == nodes:
+        return "hsdp shards inside a node, and each of them has one rank (--gpus): replicated across nodes, that is ddp"
+    return None
+
+
+def misplaced(candidate: Candidate, world_size: int, kind: Kind, nodes: int = 1) -> str | None:
+    """Return why `world_size` ranks, as many in each of `nodes` machines, cannot run a candidate, or None.
+
+    The candidate is legal elsewhere; `kind` is that of their devices.
+    """
     cut = candidate.tensor_parallel
     if world_size % cut:
         return f"{cut}-way tensor parallelism needs {cut} ranks or a multiple, and there are {world_size} (--gpus)"
@@ -256,15 +272,15 @@ def misplaced(candidate: Candidate, world_size: int, kind: Kind) -> str | None:
         each = (
             f" of {cut} each: zero2 or fsdp2"
             if cut > 1
-            else ": ddp, zero1, zero2 or fsdp2 (or DeepSpeed's zero3)"
+            else ": ddp, zero1, zero2, hsdp or fsdp2 (or DeepSpeed's zero3)"
         )
         return f"{ranks} {'groups' if cut > 1 else 'ranks'} need a sharding{each}"
     if candidate.sharding != "none" and ranks == 1:
         there = f"{world_size} make up one model" if cut > 1 else "there is one"
         return f"{candidate.sharding} shares the work out over several ranks, and {there} (--gpus)"
-    if candidate.sharding == "fsdp2" and candidate.offload == "full" and kind == "cpu":
+    if candidate.sharding in {"hsdp", "fsdp2"} and candidate.offload == "full" and kind == "cpu":
         return "full offload on the cpu device moves whole parameters to files, not shards; offload the optimizer"
-    return None
+    return lacks_nodes(candidate, world_size, nodes)
 
 
 def uncut(candidate: Candidate, facts: ModelFacts) -> str | None:

@@ -213,7 +213,7 @@ class _Run:
         return (
             self.space.refusal(candidate)
             or illegal(candidate, request.accumulation_steps)
-            or misplaced(candidate, self.spec.goal.gpus, kind)
+            or misplaced(candidate, self.spec.goal.gpus, kind, self.spec.goal.nodes)
             or self.is_uncut(candidate)
             or self.lacks_bf16(candidate)
             or self.lacks_room(candidate)

@@ -36,10 +36,12 @@ SHARED_OUT: dict[Sharding, tuple[bool, bool, bool]] = {
     "ddp": (False, False, False),
     "zero1": (False, False, True),
     "zero2": (False, True, True),
+    "hsdp": (True, True, True),
     "fsdp2": (True, True, True),
     "zero3": (True, True, True),
 }
-"""Whether the ranks share out weights, gradients, and optimizer state with its master weights (ZeRO, figure 1)."""
+"""Whether the ranks share out weights, gradients, and optimizer state with its master weights (ZeRO, figure 1); under
+`hsdp` those of one node alone."""
 
 BLOCK_8BIT = 256
 """Values that share one float32 scale in 8-bit optimizer state (bitsandbytes)."""
@@ -137,14 +139,16 @@ def states(
     world: int = 1,
     frozen_bytes: float = 0.0,
     adafactor_matrix: tuple[int, int] = (0, 0),
+    nodes: int = 1,
 ) -> States:
-    """Return the model states on each of `world` devices (ZeRO, figure 1).
+    """Return the model states on each of `world` devices (ZeRO, figure 1), as many in each of `nodes`.
 
     `trained` counts parameters that get gradients; `frozen_bytes` are weights that get none, as stored.
     """
     weights, gradients, master = weight_bytes(precision)
     share = SHARED_OUT[sharding]
-    divisor = [world if shared else 1 for shared in share]
+    sharers = world // nodes if sharding == "hsdp" else world
+    divisor = [sharers if shared else 1 for shared in share]
     state = state_bytes(optimizer, *adafactor_matrix)
     return States(
         parameters=(weights * trained + frozen_bytes) / divisor[0],
@@ -222,6 +226,8 @@ class Setup(Frozen):
     world: Annotated[int, Field(ge=1)] = 1
     tensor_parallel: Annotated[int, Field(ge=1)] = 1
     """Ranks that share one model's matrices; `world` counts groups of them."""
+    nodes: Annotated[int, Field(ge=1)] = 1
+    """Machines that the devices are in, as many in each: what `hsdp` shards inside of."""
     checkpointing: Literal["none", "selective", "full"] = "none"
     """`selective` recomputes the attention's scores alone, `full` all of a layer but its input."""
     optimizer_kernel: Literal["fused", "foreach"] = "fused"
@@ -318,12 +324,12 @@ def estimate(architecture: Architecture, setup: Setup) -> Estimate:
     stored = quantized_bytes(frozen) if setup.frozen_bits == 4 else frozen * setup.frozen_bits / 8
     kept = states(
         trained, setup.precision, setup.optimizer, setup.sharding, setup.world, stored,
-        (architecture.hidden, architecture.intermediate),
+        (architecture.hidden, architecture.intermediate), setup.nodes,
     )  # fmt: skip
     weights, gradients, _ = weight_bytes(setup.precision)
     temporary = 0.0
     gathered = architecture.layer_parameters() / setup.tensor_parallel * (weights + gradients)
-    if setup.sharding in {"fsdp2", "zero3"} or setup.offload == "full":
+    if setup.sharding in {"hsdp", "fsdp2", "zero3"} or setup.offload == "full":
         temporary += gathered
     if setup.precision == "autocast" and not temporary:
         temporary += 2 * everything  # the cast copies that autocast keeps until the backward pass

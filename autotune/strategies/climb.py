@@ -63,7 +63,11 @@ class _Walk:
         while name != DONE:
             node = self._graph.nodes[name]
             if node.set is not None:
-                step = self._set(name, node, candidate.model_copy(update=node.set))
+                rung = candidate.model_copy(update=node.set)
+                if self._scope.passes_over(rung):
+                    name, candidate = node.target("unsupported"), rung
+                    continue
+                step = self._set(name, node, rung)
             else:
                 assert node.grow is not None
                 step = self._grow(name, candidate, node.grow)

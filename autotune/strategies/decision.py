@@ -10,6 +10,7 @@ from autotune.errors import InputError
 from autotune.outcome import Memory
 from autotune.prediction import Prediction
 from autotune.record import Inspected, Step
+from autotune.rules import lacks_nodes
 from autotune.specs import Goal, RunSpec
 
 
@@ -83,6 +84,10 @@ class Scope:
     def target(self) -> int:
         """The global batch, in tokens."""
         return self.goal.target.tokens(self.tokens_per_sample)
+
+    def passes_over(self, candidate: Candidate) -> bool:
+        """Tell whether the goal leaves a rung nothing to do that another does not, so that no trial is needed."""
+        return lacks_nodes(candidate, self.goal.gpus, self.goal.nodes) is not None
 
     def check(self) -> None:
         """Raise InputError when no micro-batch at all can make up the global batch."""

@@ -19,7 +19,7 @@ from autotune.hardware import Hardware
 from autotune.memory.timeline import Timeline
 from autotune.outcome import Phase, Sample, StepTiming
 from autotune.timing.communication import ACHIEVED, NETWORK, SERVER, Links, collectives
-from autotune.timing.work import COLLECTIVES, MathType, Operator, Work
+from autotune.timing.work import COLLECTIVES, Kind, MathType, Operator, Work
 from autotune.units import MIB
 
 SHAPE = 0.85
@@ -218,10 +218,12 @@ def step_time(
     adding = _accumulation(timeline) if accumulating else []
     forward = work.of("forward", micro_batch)
     backward = work.of("backward", micro_batch) + adding
+    waiting = _in_the_last(timeline)
+    early = [(operator, count) for operator, count in backward if operator.kind not in waiting]
     optimizer = _shared(work, micro_batch, extra.optimizer_share)
     return StepTime(
         forward=busy(forward + extra.micro_step.get("forward", []), machine),
-        backward=busy(backward + extra.micro_step.get("backward", []), machine),
+        backward=busy(early + extra.micro_step.get("backward", []), machine),
         last_forward=busy(forward + extra.last_micro_step.get("forward", []), machine),
         last_backward=busy(backward + extra.last_micro_step.get("backward", []), machine),
         optimizer=busy(optimizer, machine),
@@ -244,6 +246,11 @@ def untraced(timeline: Timeline) -> Extra:
     units = max(1, 4 * parameters // BUCKET)
     found = collectives("ddp", parameters, units, ranks, compute=4, reduce=4, synchronized=True)
     return Extra(last_micro_step={"backward": found})
+
+
+def _in_the_last(timeline: Timeline) -> tuple[Kind, ...]:
+    """Return the collectives of a traced backward pass that only the last micro-step of a global step has."""
+    return ("all_reduce",) if timeline.facts.get("sharding") == "hsdp" else ()
 
 
 def _accumulation(timeline: Timeline) -> list[tuple[Operator, int]]:

@@ -135,7 +135,7 @@ def _check(draft: _Draft) -> None:
     request = draft.request
     kind: Kind = "cuda" if draft.files is None else "cpu"
     reason = illegal(request.candidate, request.accumulation_steps) or misplaced(
-        request.candidate, request.world_size, kind
+        request.candidate, request.world_size, kind, request.nodes
     )
     if reason:
         raise CannotRun(reason)
@@ -271,14 +271,19 @@ def _place_parameters(draft: _Draft) -> None:
     if candidate.engine == "deepspeed":
         return
     if candidate.sharding in IN_SHARDS or (on_host and draft.files is None):
-        from autotune.train.sharding.fully import shard
+        from autotune.train.sharding.fully import all_reduce_last, mesh_of_nodes, shard
 
-        gathered = candidate.sharding == "zero2"
+        hybrid = candidate.sharding == "hsdp"
         mesh = None if draft.mesh is None else draft.mesh["data"]
+        if hybrid:
+            mesh = mesh_of_nodes(draft.device, draft.request.nodes)
+        gathered = candidate.sharding == "zero2"
         shard(
             model, draft.blocks, candidate.precision, draft.device,
             keep_gathered=gathered, on_host=on_host, mesh=mesh,
         )  # fmt: skip
+        if hybrid:
+            draft.reduction = all_reduce_last(model)
     elif on_host and draft.files is not None:
         map_parameters(model, draft.files)
     if candidate.offload in {"gradients", "full"} and draft.files is not None:

@@ -15,7 +15,7 @@ from autotune.train.optimizers import MakeOptimizer, PlainOptimizer, optimizer_m
 from autotune.train.streamed import StreamedOptimizer
 from autotune.train.training import StepOptimizer
 
-IN_SHARDS, REPLICATED = ("zero2", "fsdp2"), ("ddp", "zero1")
+IN_SHARDS, REPLICATED = ("zero2", "hsdp", "fsdp2"), ("ddp", "zero1")
 """torch's shardings by what a rank keeps of the parameters between steps: its shard, or all."""
 
 

@@ -31,11 +31,12 @@ def run(
     *,
     timeout: float = 120,
     kind: str = "train",
+    devices: int = 2,
     nodes: int = 1,
     **candidate: object,
 ):
     fields = {"sharding": "fsdp2", "precision": "fp32", **candidate}
-    ranks = 1 if kind == "inspect" else 2
+    ranks = 1 if kind == "inspect" else devices
     request = ProbeRequest.model_validate(
         {
             "kind": kind, "model": model(function), "candidate": Candidate.model_validate(fields), "seq_len": 16,
@@ -44,7 +45,7 @@ def run(
             "sample_seconds": 0.1, "sample_steps": 3, "folder": "",
         }
     )  # fmt: skip
-    finding = RanksExecutor([CpuDevice(GIB)] * 2, nodes=nodes).run(request, folder, timeout=timeout)
+    finding = RanksExecutor([CpuDevice(GIB)] * devices, nodes=nodes).run(request, folder, timeout=timeout)
     alive = []
     for process in psutil.process_iter():
         try:
@@ -57,13 +58,15 @@ def run(
     return finding
 
 
-@pytest.mark.parametrize(("sharding", "kind"), [("ddp", "train"), ("fsdp2", "prove")])
-def test_ranks_train_together_and_give_one_verdict(tmp_path, sharding, kind):
-    finding = run(tmp_path, "fine", kind=kind, sharding=sharding)
+@pytest.mark.parametrize(
+    ("sharding", "kind", "devices", "nodes"), [("ddp", "train", 2, 1), ("hsdp", "prove", 4, 2)]
+)
+def test_ranks_train_together_and_give_one_verdict(tmp_path, sharding, kind, devices, nodes):
+    finding = run(tmp_path, "fine", kind=kind, sharding=sharding, devices=devices, nodes=nodes)
     assert isinstance(finding.answer, Ok), finding.answer
     assert len(finding.answer.losses) >= 4
     assert 0 < finding.answer.memory.peak() <= GIB
-    assert {path.name for path in tmp_path.iterdir()} == {"rank0", "rank1"}
+    assert {path.name for path in tmp_path.iterdir()} == {f"rank{rank}" for rank in range(devices)}
 
 
 def test_a_model_is_looked_at_by_one_process(tmp_path):

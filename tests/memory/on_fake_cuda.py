@@ -10,7 +10,7 @@ from autotune.train.fake_cuda import fake_cuda
 from autotune.train.recorder import Recorder
 from autotune.train.trace import trace
 from benchmarks import coverage
-from tests.memory.test_sharding import check_states, held
+from tests.memory.test_sharding import check_hybrid, check_states, held
 from tests.memory.test_trace import request as traced
 
 
@@ -44,6 +44,7 @@ def test_offloaded_state_crosses_the_host_link_both_ways():
 
 def test_each_rank_keeps_what_zero_says_on_cuda():
     check_states("cuda:0")
+    check_hybrid("cuda:0")
 
 
 @pytest.mark.parametrize(("world_size", "sharding"), [(1, "none"), (8, "fsdp2")])

@@ -57,6 +57,13 @@ def test_zero_shares_out_what_figure_1_of_the_paper_says():
     assert shares == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.05)
 
 
+def test_hybrid_sharding_shares_out_inside_a_node():
+    hybrid = states(7.5e9, "fp32", sharding="hsdp", world=64, nodes=8)
+    assert hybrid == states(7.5e9, "fp32", sharding="fsdp2", world=8)
+    setup = Setup(seq_len=128, sharding="hsdp", world=64, nodes=8)
+    assert estimate(LLAMA_8B, setup) == estimate(LLAMA_8B, Setup(seq_len=128, sharding="fsdp2", world=8))
+
+
 def test_from_8_to_128_devices_fully_sharded_llama_gives_back_14_gib():
     parameters = LLAMA_8B.parameters()
     assert parameters == pytest.approx(8.03e9, rel=1e-3)

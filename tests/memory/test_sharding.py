@@ -26,8 +26,8 @@ SHARDINGS = ("ddp", "zero1", "zero2", "fsdp2")
 GLOO = (torch.ops.c10d._allgather_base_.default, torch.ops.c10d._reduce_scatter_base_.default)
 
 
-def request(world_size, model="tiny-llama", **fields):
-    return plain(model, **fields).model_copy(update={"world_size": world_size})
+def request(world_size, model="tiny-llama", nodes=1, **fields):
+    return plain(model, **fields).model_copy(update={"world_size": world_size, "nodes": nodes})
 
 
 def held(timeline, phase, micro_batch=2):
@@ -44,19 +44,22 @@ def held(timeline, phase, micro_batch=2):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("sharding", [*SHARDINGS, "hsdp"])
 def test_a_trace_counts_the_bytes_of_real_tensors(sharding, precision, monkeypatch, tmp_path):
     """Real tensors, real code, and ranks that do not exist: a peak that no other process's timing disturbs."""
     for operator in GLOO:  # gloo's own buffers, which the fake backend does not make
         monkeypatch.delitem(ON_CPU, operator)
     fields = {"sharding": sharding, "precision": precision}
-    timeline = trace(request(2, **fields))
+    ranks_and_nodes = (4, "tiny-llama", 2) if sharding == "hsdp" else (2,)
+    timeline = trace(request(*ranks_and_nodes, **fields))
     without_ranks = [
         (ranks, "form_group", fake._form_group),
         (replicated, "DistributedDataParallel", fake._Replica),
     ]
     for micro_batch, micro_steps in ((3, 1), (5, 2)):
-        probe = request(2, micro_batch=micro_batch, **fields).model_copy(update={"folder": str(tmp_path)})
+        probe = request(*ranks_and_nodes, micro_batch=micro_batch, **fields).model_copy(
+            update={"folder": str(tmp_path)}
+        )
         with replaced(without_ranks):
             real = measured(probe, micro_steps)
         assert timeline.allocated(micro_batch, accumulating=micro_steps > 1) == pytest.approx(real, rel=2e-4)
@@ -123,6 +126,25 @@ def test_each_rank_keeps_what_zero_says_on_the_cpu():
     check_states("cpu")
 
 
+def check_hybrid(device):
+    """Sixty-four ranks in eight nodes keep what eight do, gather and scatter inside a node, and reduce across."""
+    timeline = trace(request(64, nodes=8, device=device, sharding="hsdp", precision="bf16"))
+    assert (timeline.facts["nodes"], timeline.exact) == (8, None)
+    kept, found = (
+        states(timeline.facts["parameters"], "fp32", "adamw", "fsdp2", 8),
+        held(timeline, "optimizer"),
+    )
+    assert found["parameter"] == pytest.approx(kept.parameters, rel=0.03)
+    assert found["gradient"] == pytest.approx(kept.gradients, rel=0.03)
+    assert found["optimizer_state"] == pytest.approx(kept.optimizer_state, rel=0.03)
+    talk = {(op.kind, op.ranks, op.stride) for op, _ in timeline.work.of("backward", 2) if op.ranks > 1}
+    assert talk == {("all_gather", 8, 1), ("reduce_scatter", 8, 1), ("all_reduce", 8, 8)}
+
+
+def test_hybrid_sharding_keeps_what_one_node_shares_out():
+    check_hybrid("cpu")
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_what_is_gathered_block_by_block_goes_away_again(device):
     """In a process of its own, because the stand-in for CUDA wants one."""
@@ -164,9 +186,9 @@ def test_gloo_needs_a_copy_of_what_it_gathers_and_reduces(monkeypatch):
 
 
 def test_illegal_combinations_are_told_before_anything_is_launched():
-    def told(world_size=2, kind="cuda", **fields):
+    def told(world_size=2, kind="cuda", nodes=1, **fields):
         candidate = Candidate(**fields)
-        return illegal(candidate) or misplaced(candidate, world_size, kind)
+        return illegal(candidate) or misplaced(candidate, world_size, kind, nodes)
 
     assert told(world_size=1) is None
     assert "2 ranks need a sharding" in told()
@@ -189,6 +211,10 @@ def test_illegal_combinations_are_told_before_anything_is_launched():
     assert "flat buffers" in told(world_size=4, tensor_parallel=2, sharding="ddp")
     assert "must agree" in told(tensor_parallel=2, precision="fp16")
     assert told(sharding="fsdp2", offload="full") is None
+    assert "that is fsdp2" in told(sharding="hsdp")
+    assert "that is ddp" in told(sharding="hsdp", nodes=2)
+    assert told(sharding="hsdp", world_size=4, nodes=2, offload="full") is None
+    assert "to files" in told(sharding="hsdp", world_size=4, nodes=2, offload="full", kind="cpu")
     assert "whole parameters to files" in told(sharding="fsdp2", offload="full", kind="cpu")
     for sharding in ("ddp", "zero2", "fsdp2"):
         assert told(sharding=sharding, offload="optimizer", kind="cpu") is None

@@ -96,6 +96,17 @@ def test_the_reduction_that_ddp_makes_outside_of_operators_is_added_to_the_last_
     assert step_time(traced, 2, MACHINE).timing() == alone
 
 
+def test_hybrid_sharding_reduces_across_nodes_in_the_last_micro_step_alone():
+    made = timeline()
+    across = Operator("allreduce_", "all_reduce", "none", 8, 0, 10**9, 8)
+    made.work.operators.add(across, 0, 0, 2)
+    made.work.micro["backward"].append((len(made.work.operators.name) - 1, 1))
+    facts = {"world_size": 64, "nodes": 8, "sharding": "hsdp"}
+    parts = step_time(Timeline(**{**vars(made), "facts": facts}), 2, MACHINE)
+    assert parts.backward.links == 0
+    assert parts.last_backward.links == pytest.approx(2 * 7 / 8 * 1e9 / MACHINE.links.across + LATENCY)
+
+
 def test_a_timeline_without_work_or_that_does_not_cover_has_no_time():
     assert step_time(timeline(), 2, MACHINE) is not None
     assert step_time(timeline(), 1, MACHINE) is None  # micro-batch 1 was not traced

@@ -3,6 +3,7 @@ from functools import partial
 
 import pytest
 
+from autotune.candidate import Candidate
 from autotune.options import load_space
 from autotune.outcome import Crash, Ok, Timeout
 from autotune.selection import rank
@@ -50,6 +51,18 @@ def test_a_model_that_cannot_even_be_built_goes_straight_to_full_offload(space, 
     history, _ = search(Arithmetic(budget=150), space, scope(budget=150), propose)
     assert [r[0] for r in rungs(history)][:2] == ["bf16", "bf16 + checkpointing + full offload"]
     assert isinstance(history[1].outcome, Ok)
+
+
+def test_hybrid_sharding_is_tried_over_several_nodes_and_passed_over_in_one(scope):
+    def shardings(nodes):
+        base = Candidate(sharding="ddp")
+        made = scope(target="640000", budget=440, base=base, gpus=4, nodes=nodes)
+        history, _ = search(Arithmetic(budget=440), load_space("multi_gpu"), made, propose)
+        assert all(trial.outcome.kind != "unsupported" for trial in history)
+        return list(dict.fromkeys(trial.candidate.sharding for trial in history))
+
+    assert shardings(2) == ["ddp", "zero1", "zero2", "hsdp", "fsdp2"]
+    assert shardings(1) == shardings(4) == ["ddp", "zero1", "zero2", "fsdp2"]
 
 
 def test_nothing_fits_ends_the_walk(space, scope):

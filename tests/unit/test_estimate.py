@@ -173,6 +173,12 @@ def test_short_names_of_gpus():
     assert find_hardware("h100-80gb").id == "h100-sxm-80gb"
 
 
+def test_several_nodes_are_estimated_with_hybrid_sharding():
+    answer = ask(gpus=8, nodes=4)
+    assert "hsdp" in {rung.estimate.candidate.sharding for rung in answer.priced}
+    assert (answer.question.world_size, answer.question.devices) == (32, "4 x 8 x ")
+
+
 def test_several_gpus_are_estimated_by_sharding():
     answer = ask(gpus=8)
     shardings = {rung.estimate.candidate.sharding for rung in answer.priced}

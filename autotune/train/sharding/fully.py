@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 
 from autotune.candidate import Precision
@@ -32,8 +40,9 @@ def shard(
 
     `keep_gathered` keeps a block's parameters whole from its forward to its backward pass (ZeRO-2); otherwise they
     are gathered for each (ZeRO-3). Those outside the blocks (embeddings, head) are gathered once a pass either way.
-    `on_host` keeps the shards in host memory. `device` is the current one. `mesh` (one dimension) holds the ranks that
-    share the shards out, where they are not all of the group.
+    `on_host` keeps the shards in host memory. `device` is the current one. `mesh` holds the ranks that share the shards
+    out, where they are not all of the group; of two dimensions, each of its rows holds a copy of the shards, and
+    gradients are summed inside a row first, then across.
 
     With bf16 the gathered parameters are bf16 and the shards fp32; gradients are summed and kept in fp32. Inputs of
     a block are cast too, so that all types within it agree: the residual stream is then bf16 where plain autocast
@@ -65,6 +74,33 @@ def shard(
         )
     fully_shard(model, mesh=mesh, mp_policy=outside, offload_policy=offload)
     gc.collect()  # cycles would hold the whole parameters that the shards were cut from
+
+
+def mesh_of_nodes(device: torch.device, nodes: int) -> DeviceMesh:
+    """Return the ranks of the group as a row for each node. Raises CannotRun where this node has another number."""
+    each = dist.get_world_size() // nodes
+    found = int(os.environ.get("LOCAL_WORLD_SIZE", each))
+    if found != each:
+        raise CannotRun(
+            f"{found} ranks were started in this node, and hsdp shards over {each} in each of {nodes} nodes; start "
+            f"as many on every machine (torch.distributed.run --nnodes={nodes} --nproc_per_node={each})"
+        )
+    return init_device_mesh(device.type, (nodes, each), mesh_dim_names=("replicate", "shard"))
+
+
+def all_reduce_last(model: nn.Module) -> Callable[[bool], AbstractContextManager[object]]:
+    """Return the reduction of hybrid sharding: across nodes in the last micro-step of a global step alone.
+
+    Inside a node gradients are reduced in every micro-step, so that no rank keeps whole ones. What they came to until
+    the last is with FSDP2, as large as the shards' gradients, and not in `parameter.grad`.
+    """
+    assert isinstance(model, FSDPModule)
+
+    def reduction(last: bool) -> AbstractContextManager[object]:
+        model.set_requires_all_reduce(last)
+        return nullcontext()
+
+    return reduction
 
 
 class ShardOptimizer:
