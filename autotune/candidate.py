@@ -25,6 +25,7 @@ CollectAbove = Literal["none", "60%", "80%"]
 Sharding = Literal["none", "ddp", "zero1", "zero2", "hsdp", "fsdp2", "zero3"]
 Engine = Literal["torch", "deepspeed"]
 TensorParallel = Literal[1, 2, 4, 8]
+ReduceType = Literal["fp32", "bf16"]
 
 
 class Candidate(Frozen):
@@ -68,6 +69,9 @@ class Candidate(Frozen):
     gradients; `zero1` shards the optimizer state beside that; `zero2` shards gradients too, and gathers the
     parameters once for forward and backward; `fsdp2` (torch's ZeRO-3) gathers each block's parameters where they are
     needed; `hsdp` does so inside each node, and replicates across nodes; `zero3` is DeepSpeed's."""
+    reduce_dtype: ReduceType = "fp32"
+    """Number type in which ranks add up their gradients: `bf16` sends half the bytes, and rounds what each rank sends
+    and what comes of it. Gradients that micro-steps add up, and the optimizer's, stay in fp32."""
     engine: Engine = "torch"
     """What shards: torch's own DDP, ZeroRedundancyOptimizer and FSDP2, or `deepspeed` under `zero1`, `zero2`, `zero3`,
     where bf16 keeps parameters and gradients in bf16, and an fp32 copy in the optimizer's shard."""
@@ -113,8 +117,8 @@ class Candidate(Frozen):
 
     @property
     def needs_bf16(self) -> bool:
-        """Whether the device has to compute in bf16."""
-        return self.precision in {"bf16", "bf16-pure"}
+        """Whether the device has to compute in bf16, if only to add gradients."""
+        return self.precision in {"bf16", "bf16-pure"} or self.reduce_dtype == "bf16"
 
     @property
     def kept_share(self) -> float:
@@ -200,6 +204,8 @@ class Candidate(Frozen):
             parts.append(self.sharding if self.engine == "torch" else f"DeepSpeed {self.sharding}")
         if self.tensor_parallel > 1:
             parts.append(f"{self.tensor_parallel}-way tensor parallel")
+        if self.reduce_dtype != "fp32":
+            parts.append(f"{self.reduce_dtype} reduction")
         if not self.expandable_segments:
             parts.append("fixed segments")
         if self.split_limit != "none":

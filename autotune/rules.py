@@ -92,6 +92,17 @@ RULES: tuple[Constraint, ...] = (
         ),
     ),
     *_where(
+        {"reduce_dtype": "bf16"},
+        (
+            {"sharding": ["ddp", "zero1", "zero2", "hsdp", "fsdp2", "zero3"]},
+            "reduce_dtype is for gradients that ranks add up; one device adds none",
+        ),
+        (
+            {"engine": "torch"},
+            "DeepSpeed reduces gradients in the type that it keeps them in, which its precision says",
+        ),
+    ),
+    *_where(
         {"attention": "flash_attention_2"},
         (
             {"precision": ["bf16", "fp16", "bf16-pure"]},

@@ -22,6 +22,7 @@ FIELDS = {
     "optimizer_kernel": _FILE,
     "optimizer_in_backward": _FILE,
     "sharding": _FILE,
+    "reduce_dtype": _FILE,
     "engine": _FILE,
     "tensor_parallel": _FILE,
     "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),

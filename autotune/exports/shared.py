@@ -144,6 +144,13 @@ def refuse_tensor_parallel(best: Best) -> str | None:
     )
 
 
+def refuse_reduction(best: Best) -> str | None:
+    """Return why the type of the gradients' reduction cannot be expressed, or None."""
+    if best.candidate.reduce_dtype == "fp32":
+        return None
+    return "this library reduces gradients in the type that they have, which is fp32. Use --to native"
+
+
 def refuse_engine(best: Best) -> str | None:
     """Return why another library's way to run DeepSpeed is not the one that was measured, or None."""
     if best.candidate.engine == "torch":

@@ -237,20 +237,23 @@ BUCKET = 25 * MIB
 def untraced(timeline: Timeline) -> Extra:
     """Return the collectives of a sharded timeline that are no operators: DDP reduces gradients in C++.
 
-    It does so in the last micro-step alone, under `zero1` too, in float32. FSDP2's and the optimizer's own are traced.
+    It does so in the last micro-step alone, under `zero1` too, in the candidate's type. FSDP2's and the
+    optimizer's own are traced.
     """
     ranks = int(timeline.facts.get("world_size", 1))
     if ranks < 2 or timeline.facts.get("sharding") not in ("ddp", "zero1"):
         return Extra()
     parameters = int(timeline.facts["parameters"])
     units = max(1, 4 * parameters // BUCKET)
-    found = collectives("ddp", parameters, units, ranks, compute=4, reduce=4, synchronized=True)
+    width = 2 if timeline.facts.get("reduce_dtype") == "bf16" else 4
+    found = collectives("ddp", parameters, units, ranks, compute=4, reduce=width, synchronized=True)
     return Extra(last_micro_step={"backward": found})
 
 
 def _in_the_last(timeline: Timeline) -> tuple[Kind, ...]:
     """Return the collectives of a traced backward pass that only the last micro-step of a global step has."""
-    return ("all_reduce",) if timeline.facts.get("sharding") == "hsdp" else ()
+    hybrid = timeline.facts.get("sharding") == "hsdp" and timeline.facts.get("reduce_dtype") != "bf16"
+    return ("all_reduce",) if hybrid else ()
 
 
 def _accumulation(timeline: Timeline) -> list[tuple[Operator, int]]:

@@ -280,9 +280,10 @@ def _place_parameters(draft: _Draft) -> None:
         gathered = candidate.sharding == "zero2"
         shard(
             model, draft.blocks, candidate.precision, draft.device,
-            keep_gathered=gathered, on_host=on_host, mesh=mesh,
+            keep_gathered=gathered, on_host=on_host, reduce_dtype=candidate.reduce_dtype, mesh=mesh,
         )  # fmt: skip
-        if hybrid:
+        # Sums of many micro-steps in bf16 would lose the small ones, so those are reduced whole each time.
+        if hybrid and candidate.reduce_dtype == "fp32":
             draft.reduction = all_reduce_last(model)
     elif on_host and draft.files is not None:
         map_parameters(model, draft.files)
@@ -298,7 +299,7 @@ def _replicate(draft: _Draft) -> None:
         return
     from autotune.train.sharding.replicated import Replica
 
-    replica = Replica(draft.built.model)
+    replica = Replica(draft.built.model, candidate.reduce_dtype)
     draft.forward, draft.reduction = replica.model, replica.reduction
 
 

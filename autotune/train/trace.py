@@ -343,6 +343,7 @@ def _timeline(
             "model": type(training.model).__name__,
             "rung": request.candidate.rung().key(),
             "sharding": request.candidate.sharding,
+            "reduce_dtype": request.candidate.reduce_dtype,
             "world_size": request.world_size,
             "nodes": request.nodes,
             "parameters": parameter_count(training.model),

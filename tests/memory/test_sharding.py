@@ -43,13 +43,16 @@ def held(timeline, phase, micro_batch=2):
     return alive
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("sharding", [*SHARDINGS, "hsdp"])
-def test_a_trace_counts_the_bytes_of_real_tensors(sharding, precision, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("sharding", "precision", "reduce_dtype"),
+    [(sharding, precision, "fp32") for sharding in (*SHARDINGS, "hsdp") for precision in ("fp32", "bf16")]
+    + [(sharding, "fp32", "bf16") for sharding in ("ddp", "hsdp")],
+)
+def test_a_trace_counts_the_bytes_of_real_tensors(sharding, precision, reduce_dtype, monkeypatch, tmp_path):
     """Real tensors, real code, and ranks that do not exist: a peak that no other process's timing disturbs."""
     for operator in GLOO:  # gloo's own buffers, which the fake backend does not make
         monkeypatch.delitem(ON_CPU, operator)
-    fields = {"sharding": sharding, "precision": precision}
+    fields = {"sharding": sharding, "precision": precision, "reduce_dtype": reduce_dtype}
     ranks_and_nodes = (4, "tiny-llama", 2) if sharding == "hsdp" else (2,)
     timeline = trace(request(*ranks_and_nodes, **fields))
     without_ranks = [
@@ -173,6 +176,19 @@ print(json.dumps([found[key] for key in sorted(found)]))
     assert zero_8 - zero_4 == pytest.approx(four_layers * (4 / 8 + 2), rel=0.03)
 
 
+def test_a_reduction_in_bf16_sends_half():
+    def sent(**fields):
+        timeline = trace(request(4, nodes=2, sharding="hsdp", precision="fp32", **fields))
+        return {op.kind: op.bytes for op, _ in timeline.work.of("backward", 2) if op.ranks > 1}
+
+    whole, half = sent(), sent(reduce_dtype="bf16")
+    assert half == {
+        **whole,
+        "reduce_scatter": whole["reduce_scatter"] // 2,
+        "all_reduce": whole["all_reduce"] // 2,
+    }
+
+
 def test_gloo_needs_a_copy_of_what_it_gathers_and_reduces(monkeypatch):
     def count(category):
         timeline = trace(request(2, sharding="fsdp2", precision="fp32"))
@@ -211,6 +227,9 @@ def test_illegal_combinations_are_told_before_anything_is_launched():
     assert "flat buffers" in told(world_size=4, tensor_parallel=2, sharding="ddp")
     assert "must agree" in told(tensor_parallel=2, precision="fp16")
     assert told(sharding="fsdp2", offload="full") is None
+    assert "one device adds none" in told(world_size=1, reduce_dtype="bf16")
+    assert "DeepSpeed reduces" in told(sharding="zero2", engine="deepspeed", reduce_dtype="bf16")
+    assert told(sharding="ddp", reduce_dtype="bf16", precision="fp32") is None
     assert "that is fsdp2" in told(sharding="hsdp")
     assert "that is ddp" in told(sharding="hsdp", nodes=2)
     assert told(sharding="hsdp", world_size=4, nodes=2, offload="full") is None

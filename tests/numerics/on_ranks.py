@@ -42,6 +42,21 @@ CASES += [
     )
     if not illegal(Candidate(sharding=sharding, precision=precision, offload=more.get("offload", "none")))
 ]
+SHORT = [
+    {"sharding": sharding, "optimizer": "sgd", "precision": "fp32", "reduce_dtype": "bf16"}
+    for sharding in ("ddp", "fsdp2", "hsdp")
+]
+"""Gradients that are added up in fewer digits than they are made in."""
+CASES += [case for case in SHORT if case["sharding"] != "hsdp"]
+HYBRID = [
+    {"sharding": "hsdp", "checkpointing": "full", "optimizer": "sgd", "precision": "fp32"},
+    {"sharding": "hsdp", "optimizer": "sgd", "precision": "fp32", "padding": "uneven"},
+    {"sharding": "hsdp", "optimizer": "sgd", "precision": "bf16"},
+    {"sharding": "hsdp", "optimizer": "adamw", "precision": "fp32", "offload": "optimizer"},
+    SHORT[-1],
+]
+NODES = {"HYBRID": 2}
+"""Nodes that the ranks of some cases are in; those of all others are in one."""
 DEEPSPEED = [
     {"engine": "deepspeed", "sharding": sharding, "optimizer": optimizer, "precision": precision, **more}
     for sharding, optimizer, precision, more in (
@@ -59,16 +74,17 @@ DEEPSPEED = [
 ]
 
 
-def train(case, size=1):
-    """Take three global steps of eight samples, however many ranks share them.
+def train(case, size=1, samples=MICRO_BATCH * ACCUMULATION * RANKS, nodes=1):
+    """Take three global steps of as many samples, however many ranks in however many nodes share them.
 
     Return losses, whole parameters after them, and of plain SGD under torch the whole gradients of each step.
     """
-    micro_batch, steps = (MICRO_BATCH, ACCUMULATION) if size > 1 else (MICRO_BATCH * ACCUMULATION * RANKS, 1)
+    micro_batch, steps = (MICRO_BATCH, ACCUMULATION) if size > 1 else (samples, 1)
     with tempfile.TemporaryDirectory() as folder:
         fields = {name: value for name, value in case.items() if name != "padding"}
         probe = request(family("llama"), Path(folder), micro_batch=micro_batch, **fields)
-        training = assemble(probe.model_copy(update={"world_size": size, "accumulation_steps": steps}))
+        among = {"world_size": size, "nodes": nodes, "accumulation_steps": steps}
+        training = assemble(probe.model_copy(update=among))
         losses, gradients = [], []
         watched = case["optimizer"] == "sgd" and case.get("engine") != "deepspeed"
         for step in range(STEPS):
@@ -113,13 +129,31 @@ def main(file, cases="CASES"):
     """Train all cases in one process group: DeepSpeed keeps what it found of the first one for good."""
     with replaced([(ranks, "form_group", cache(ranks.form_group)), (ranks, "end_group", lambda: None)]):
         results = []
+        size, nodes = int(os.environ["WORLD_SIZE"]), NODES.get(cases, 1)
         for case in globals()[cases]:
-            results.append(train(case, RANKS))
+            results.append(train(case, size, nodes=nodes))
             gc.freeze()  # sharding collects garbage, and libraries make a million objects that are none
     if os.environ["RANK"] == "0":
         torch.save(results, file)
     ranks.end_group()
 
 
+def forked(rank, size, file, cases):
+    """Be one of several processes that share what was imported."""
+    each = size // NODES.get(cases, 1)
+    place = {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": each,
+        "AUTOTUNE_RENDEZVOUS": f"{file}.rendezvous",
+    }
+    os.environ.update({name: str(value) for name, value in place.items()}, GLOO_SOCKET_IFNAME="lo")
+    main(file, cases)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if "RANK" in os.environ:
+        main(*sys.argv[1:])
+    else:  # python -m tests.numerics.on_ranks FILE CASES RANKS
+        into, which, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+        torch.multiprocessing.start_processes(forked, (count, into, which), count, start_method="fork")

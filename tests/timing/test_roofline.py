@@ -92,6 +92,8 @@ def test_the_reduction_that_ddp_makes_outside_of_operators_is_added_to_the_last_
     assert spread.micro_step == alone.micro_step
     reduced = 2 * 7 / 8 * 4 * 10**9 / 2e10
     assert spread.last_micro_step.mean == pytest.approx(0.02 + reduced, rel=0.02)
+    short = Timeline(**{**vars(timeline()), "facts": {**facts, "reduce_dtype": "bf16"}})
+    assert step_time(short, 2, MACHINE).last_backward.links == pytest.approx(reduced / 2, rel=0.03)
     traced = Timeline(**{**vars(timeline()), "facts": {**facts, "sharding": "fsdp2"}})
     assert step_time(traced, 2, MACHINE).timing() == alone
 

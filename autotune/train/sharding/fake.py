@@ -96,11 +96,22 @@ class _Replica(DistributedDataParallel):  # type: ignore[misc]  # mypy does not 
         with replaced([(dist, "_compute_bucket_assignment_by_size", in_buckets)]):
             super().__init__(module, **options)
         # The fake backend's work returns nothing; a hook's signature is checked by its annotations, had it any.
-        self.register_comm_hook(None, lambda _, bucket: _arrived(bucket))
+        self._compressed = False
+        super().register_comm_hook(None, lambda _, bucket: _arrived(bucket, self._compressed))
         self.reducer: Any = _Reducer(self.reducer)
 
+    def register_comm_hook(self, state: object, hook: Any) -> None:  # noqa: ARG002 - the method's signature
+        """Note that buckets are compressed, which is what a replica has a hook for; DDP takes one."""
+        self._compressed = True
 
-def _arrived(bucket: Any) -> Any:
+
+def _arrived(bucket: Any, compressed: bool) -> Any:
+    """Return the bucket as its hook would: averaged at once, with compression as a copy that is then let go.
+
+    Not covered: copies of several buckets at a time, where a link is slow.
+    """
+    if compressed:
+        bucket.buffer().copy_(bucket.buffer().to(torch.bfloat16).div_(1.0))
     future: Any = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future

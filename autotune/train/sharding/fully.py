@@ -20,7 +20,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from autotune.candidate import Precision
+from autotune.candidate import Precision, ReduceType
 from autotune.train.blocks import Blocks
 from autotune.train.refusal import CannotRun
 from autotune.train.training import StepOptimizer
@@ -34,6 +34,7 @@ def shard(
     *,
     keep_gathered: bool = False,
     on_host: bool = False,
+    reduce_dtype: ReduceType = "fp32",
     mesh: DeviceMesh | None = None,
 ) -> None:
     """Shard parameters, gradients and optimizer state of `model` (built on the CPU) over the ranks of the group.
@@ -44,11 +45,11 @@ def shard(
     out, where they are not all of the group; of two dimensions, each of its rows holds a copy of the shards, and
     gradients are summed inside a row first, then across.
 
-    With bf16 the gathered parameters are bf16 and the shards fp32; gradients are summed and kept in fp32. Inputs of
-    a block are cast too, so that all types within it agree: the residual stream is then bf16 where plain autocast
-    may keep it in fp32, and losses agree to bf16's rounding, not bit for bit. On one rank what is outside the
-    blocks stays fp32 and is left to autocast. Raises CannotRun where no block was found: the whole model would be
-    gathered at once.
+    With bf16 the gathered parameters are bf16 and the shards fp32; gradients are summed in `reduce_dtype` and kept in
+    fp32. Inputs of a block are cast too, so that all types within it agree: the residual stream is then bf16 where
+    plain autocast may keep it in fp32, and losses agree to bf16's rounding, not bit for bit. On one rank what is
+    outside the blocks stays fp32 and is left to autocast. Raises CannotRun where no block was found: the whole model
+    would be gathered at once.
     """
     if blocks is None:
         raise CannotRun(
@@ -58,10 +59,11 @@ def shard(
     ranks = mesh.size()
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_host else OffloadPolicy()
     low = torch.bfloat16 if precision == "bf16" else None
-    inside = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
+    reduced = torch.bfloat16 if reduce_dtype == "bf16" else torch.float32
+    inside = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduced)
     outside = MixedPrecisionPolicy(
         param_dtype=low if ranks > 1 else None,
-        reduce_dtype=torch.float32 if ranks > 1 else None,
+        reduce_dtype=reduced if ranks > 1 else None,
         cast_forward_inputs=False,
     )
     for block in blocks.modules:

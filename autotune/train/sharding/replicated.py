@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
+from autotune.candidate import ReduceType
 from autotune.train.optimizers import MakeOptimizer, state_tensors
 from autotune.train.training import StepOptimizer
 
@@ -25,8 +27,12 @@ class Replica:
     of the old ones.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, reduce_dtype: ReduceType = "fp32") -> None:
+        """Wrap a model; with bf16 buckets are averaged as a copy in it, and what micro-steps add up stays in fp32."""
         self.model = DistributedDataParallel(model, gradient_as_bucket_view=True, find_unused_parameters=True)
+        if reduce_dtype == "bf16":
+            # By another name: DDP wants NCCL for the hook of this one, which gloo runs as well.
+            self.model.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
         self._views = False
 
     def reduction(self, last: bool) -> AbstractContextManager[object]:
