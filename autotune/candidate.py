@@ -160,6 +160,7 @@ class Candidate(Frozen):
             self.offload not in {"none", "optimizer"}
             or self.optimizer_in_backward
             or self.precision == "fp16"
+            or self.engine != "torch"
         ):
             return self
         sharding = "ddp" if self.sharding == "zero1" else self.sharding

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from autotune.candidate import Candidate
 from autotune.probe.protocol import ProbeRequest
 from autotune.rules import Kind, illegal, misplaced
 from autotune.train.activation_offload import ActivationOffload
@@ -139,7 +140,12 @@ def _check(draft: _Draft) -> None:
     )
     if reason:
         raise CannotRun(reason)
-    if request.candidate.engine == "deepspeed" and find_spec("deepspeed") is None:
+    check_engine(request.candidate)
+
+
+def check_engine(candidate: Candidate) -> None:
+    """Raise CannotRun where the candidate's engine is not installed."""
+    if candidate.engine == "deepspeed" and find_spec("deepspeed") is None:
         raise CannotRun("the deepspeed package is not installed: pip install 'autotune[deepspeed]'")
 
 

@@ -47,6 +47,15 @@ class _Stream:
     def record_event(self, event: object = None) -> _Stream:  # noqa: ARG002 - the contract of streams
         return self
 
+    def query(self) -> bool:
+        return True
+
+    def wait(self, stream: object = None) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing runs."""
+
     def wait_event(self, event: object) -> None:
         """Nothing to wait for."""
 

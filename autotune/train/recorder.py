@@ -32,8 +32,14 @@ _GROUPED_MM = getattr(torch.ops.aten._grouped_mm, "default", None)
 _ONLY_WRITES = {torch.ops.aten._fused_sgd_.default, torch.ops.aten._fused_sgd_.tensor_lr}
 """Operators that make nothing, and for which torch has no shape rule: it would run the real kernel instead."""
 _ADD = torch.ops.aten.add.Tensor
+_READ = torch.ops.aten._local_scalar_dense.default
 _DEVICE_OF = torch.ops.prim.device.default
 _HOST, _DEVICE = PLACES.index("host"), PLACES.index("device")
+
+
+def _zero(dtype: torch.dtype) -> float:
+    """Return zero, or False, as a tensor of that type gives it."""
+    return False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
 
 
 class _Storage(weakref.ref):  # type: ignore[type-arg]
@@ -69,6 +75,7 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         self._shapes = Shapes(self)
         self._inside = False
         self._muted = False
+        self._zeros = False
         self._backward = False
         self._live: dict[int, _Storage] = {}
         self._newest: _Storage
@@ -99,6 +106,8 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         if self._inside or self.in_kernel_invocation:
             return super().__torch_dispatch__(func, types, args, kwargs)
         value = self._known.scalar(func, args)
+        if value is None and self._zeros and func is _READ:
+            value = _zero(args[0].dtype)
         if value is not None:
             return value
         real = self._known.compute(func, args, kwargs or {})
@@ -263,6 +272,15 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
             yield
         finally:
             self._muted = False
+
+    @contextmanager
+    def reading_zeros(self) -> Iterator[None]:
+        """Let values that are not known be read as zero: for questions to which that means no."""
+        self._zeros = True
+        try:
+            yield
+        finally:
+            self._zeros = False
 
     def is_elsewhere(self, tensor: Tensor) -> bool:
         """Tell whether a tensor's storage was made in `elsewhere`."""

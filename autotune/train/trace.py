@@ -71,9 +71,7 @@ def trace_alike(request: ProbeRequest, others: Sequence[Candidate]) -> dict[Cand
             "what a compiled block allocates is for the compiler to decide; only a probe shows it"
         )
     if request.candidate.engine == "deepspeed":
-        raise CannotTrace(
-            "DeepSpeed's engine moves the data of parameters by itself, and a trace has no data: it is probed"
-        )
+        _check_engine(request.candidate)
     began = time.perf_counter()
     others = [candidate for candidate in others if _imported(candidate)]
     try:
@@ -88,6 +86,22 @@ def trace_alike(request: ProbeRequest, others: Sequence[Candidate]) -> dict[Cand
             f"the operator {error.func} needs the values of its arguments, which a trace does not have; "
             "probe the model instead"
         ) from error
+
+
+def _check_engine(candidate: Candidate) -> None:
+    """Raise CannotTrace, or CannotRun, where DeepSpeed's engine does not do the same in every step."""
+    if candidate.offload != "none":
+        raise CannotTrace(
+            "what DeepSpeed moves to the host it keeps there, in copies that differ between the first micro-step and "
+            "the later ones: it is probed"
+        )
+    if candidate.sharding == "zero1":
+        raise CannotTrace(
+            "DeepSpeed's ZeRO-1 keeps whole gradients from one micro-step to the next, which a trace of one micro-step "
+            "does not show: it is probed"
+        )
+    build.check_engine(candidate)
+    import autotune.train.sharding.fake_engine  # noqa: F401 - its library, which must not happen on fake tensors
 
 
 def _imported(candidate: Candidate) -> bool:
@@ -207,7 +221,7 @@ def _recording(request: ProbeRequest) -> Iterator[tuple[Recorder, Training, Segm
             fake_cuda() if on_cuda else nullcontext(torch.device("cpu")) as device,
             Recorder(device.type, scratch.of_device(on_cuda)) as recorder,
             _in_files(recorder),
-            _among_ranks(request, recorder),
+            _among_ranks(request, recorder, device),
         ):
             with recorder.segment() as building:
                 recorder.mark("build")
@@ -216,7 +230,9 @@ def _recording(request: ProbeRequest) -> Iterator[tuple[Recorder, Training, Segm
                 recorder.call(training.model.parameters(), "parameter")
                 recorder.call(training.model.buffers(), "buffer")
             with recorder.watching(training.model):
-                if sharded(request):
+                if request.candidate.engine == "deepspeed":
+                    StepTracer(recorder, training).settle_whole(building)
+                elif sharded(request):
                     StepTracer(recorder, training).settle(building)
                 yield recorder, training, building
             training.close()
@@ -270,12 +286,14 @@ def sharded(request: ProbeRequest) -> bool:
     return request.candidate.distributed or (on_cuda and request.candidate.offload == "full")
 
 
-def _among_ranks(request: ProbeRequest, recorder: Recorder) -> AbstractContextManager[None]:
+def _among_ranks(
+    request: ProbeRequest, recorder: Recorder, device: torch.device
+) -> AbstractContextManager[None]:
     if not sharded(request):
         return nullcontext()
     from autotune.train.sharding.fake import fake_ranks  # late: half a second that other traces save
 
-    return fake_ranks(recorder)
+    return fake_ranks(recorder, device, deepspeed=request.candidate.engine == "deepspeed")
 
 
 def _matched(ours: Segment, theirs: Segment) -> dict[int, int]:

@@ -99,13 +99,17 @@ class StepTracer:
         first = self.micro_step(micro_batch)
         with self._recorder.segment() as cleared:
             self.drop()
-        lasting: dict[int, None] = {}
-        for event in (*first.events, *cleared.events):
-            if event < 0 and ~event in lasting:
-                del lasting[~event]
-            else:
-                lasting[event] = None
-        building.events.extend(lasting)
+        building.events.extend(_lasting(Segment([*first.events, *cleared.events])))
+
+    def settle_whole(self, building: Segment) -> None:
+        """Run a whole step, and keep of it what it leaves for good, as part of the build.
+
+        For an engine that lets go of gradients in its step alone. It makes the optimizer's state as it is set up.
+        """
+        whole = Segment()
+        for segment in (self.micro_step(NEXT + 1), self.update()):
+            whole.events.extend(segment.events)
+        building.events.extend(_lasting(whole))
 
     def drop(self) -> None:
         """Release what the last micro-step left, unrecorded."""
@@ -149,3 +153,14 @@ class StepTracer:
             for step, end in zip(steps, ends, strict=True)
         )
         return Updates(making, first, second, calls)
+
+
+def _lasting(segment: Segment) -> list[int]:
+    """Return the allocations that outlive a segment, and the releases of what was there before."""
+    lasting: dict[int, None] = {}
+    for event in segment.events:
+        if event < 0 and ~event in lasting:
+            del lasting[~event]
+        else:
+            lasting[event] = None
+    return list(lasting)

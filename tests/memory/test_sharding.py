@@ -1,6 +1,7 @@
 """The trace of one rank among many: against real tensors, byte by byte, and against the formulas of ZeRO."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -239,10 +240,39 @@ def test_illegal_combinations_are_told_before_anything_is_launched():
         assert told(sharding=sharding, offload="optimizer", kind="cpu") is None
 
 
-def test_deepspeed_is_refused_where_it_is_missing_and_never_priced(monkeypatch):
+def in_a_process(device):
+    pytest.importorskip("deepspeed", reason="the deepspeed package is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.memory.on_deepspeed", device], cwd=HERE.parent.parent,
+        env={**os.environ, "DS_ACCELERATOR": "cpu"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_a_trace_counts_the_bytes_of_deepspeeds_engine_on_real_tensors():
+    for traced, real in in_a_process("cpu"):
+        assert traced == pytest.approx(real, rel=2e-4)
+
+
+@pytest.mark.slow
+def test_deepspeed_is_traced_for_gpus_and_shares_out_what_zero_says():
+    parameters, on_two, on_eight, exact = in_a_process("cuda")
+    assert exact is None
+    assert on_eight > 2 * 5e8, "its bucket, in bf16"
+    # Gradients in bf16, masters and two moments in fp32; the tiny model's parameters are below what DeepSpeed shards.
+    shared = states(parameters, "bf16", "adamw", "zero2", 2)
+    whole = states(parameters, "bf16", "adamw", "zero2", 8)
+    assert on_two - on_eight == pytest.approx(shared.total - whole.total, rel=0.2)
+
+
+def test_deepspeed_is_refused_where_it_is_missing_and_not_priced_where_its_steps_differ(monkeypatch):
+    for fields in ({"sharding": "zero1"}, {"sharding": "zero3", "offload": "optimizer"}):
+        with pytest.raises(CannotTrace, match="it is probed"):
+            trace(request(2, engine="deepspeed", **fields))
     probe = request(2, sharding="zero2", engine="deepspeed")
-    with pytest.raises(CannotTrace, match="it is probed"):
-        trace(probe)
     monkeypatch.setattr(build, "find_spec", lambda name: None)
-    with pytest.raises(CannotRun, match="autotune\\[deepspeed\\]"):
-        build.assemble(probe)
+    for refused in (trace, build.assemble):
+        with pytest.raises(CannotRun, match="autotune\\[deepspeed\\]"):
+            refused(probe)

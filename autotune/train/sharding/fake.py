@@ -32,8 +32,8 @@ BUCKET_BYTES = 25 * 2**20
 
 
 @contextmanager
-def fake_ranks(recorder: Recorder) -> Iterator[None]:
-    """While open, groups are formed with ranks that do not exist, and sharding works on fake tensors."""
+def fake_ranks(recorder: Recorder, device: torch.device, deepspeed: bool = False) -> Iterator[None]:
+    """While open, groups are formed with ranks that do not exist, and sharding works on fake tensors of `device`."""
 
     def alloc_storage(tensor: Tensor) -> None:
         size = tensor.numel() * tensor.itemsize
@@ -55,6 +55,10 @@ def fake_ranks(recorder: Recorder) -> Iterator[None]:
         (_fsdp_param_group, "alloc_storage", alloc_storage),
         *_eager_tensors(),
     ]
+    if deepspeed:
+        from autotune.train.sharding.fake_engine import fake_engine  # late: it takes a second
+
+        changes += fake_engine(recorder, device, move)
     with replaced(changes), ExitStack() as ending:
         ending.callback(ranks.end_group)
         yield
@@ -131,8 +135,12 @@ class _Reducer:
 
 
 def _fully_shard(module: nn.Module, *, mesh: Any, **options: Any) -> Any:
-    """Move the module to the mesh's device first, as new tensors: a fake tensor's data cannot move."""
-    device = torch.device("cpu") if mesh.device_type == "cpu" else torch.device(mesh.device_type, 0)
+    move(module, torch.device("cpu") if mesh.device_type == "cpu" else torch.device(mesh.device_type, 0))
+    return fully_shard(module, mesh=mesh, **options)
+
+
+def move(module: nn.Module, device: torch.device) -> None:
+    """Move what a module holds whole to a device, as new tensors: a fake tensor's data cannot move."""
     moved: dict[int, Tensor] = {}
 
     def on_device(tensor: Tensor) -> Tensor:
@@ -150,4 +158,3 @@ def _fully_shard(module: nn.Module, *, mesh: Any, **options: Any) -> Any:
                 kept.append(tensor)
                 tensors[name] = moved.get(id(tensor)) if id(tensor) in moved else on_device(tensor)
     kept.clear()
-    return fully_shard(module, mesh=mesh, **options)

@@ -1,0 +1,68 @@
+"""DeepSpeed's engine on fake tensors beside the same on real ones. Prints JSON; it alters the process that it is in.
+
+The ranks but the first do not exist for either, so no other process disturbs the peak.
+"""
+
+import json
+import sys
+import tempfile
+
+import deepspeed.comm.comm
+import torch
+from deepspeed.utils import groups
+
+from autotune.train.replacing import replaced
+from autotune.train.scratch import ON_CPU
+from autotune.train.sharding import engine, fake, ranks
+from autotune.train.trace import trace
+from tests.memory.test_trace import measured
+from tests.memory.test_trace import request as plain
+
+BUCKET = 100_000
+"""Numbers in a bucket: few enough that the rest of the peak is not lost beside DeepSpeed's 500 million."""
+GLOO = (torch.ops.c10d._allgather_base_.default, torch.ops.c10d._reduce_scatter_base_.default)
+
+
+def request(world_size, **fields):
+    probe = plain("tiny-llama", engine="deepspeed", **fields)
+    return probe.model_copy(update={"world_size": world_size, "folder": tempfile.gettempdir()})
+
+
+def on_cpu():
+    """Return [traced bytes, real bytes] of each case."""
+    own = engine.deepspeed_settings
+
+    def in_small_buckets(*arguments, **options):
+        settings = own(*arguments, **options)
+        settings["zero_optimization"]["reduce_bucket_size"] = BUCKET
+        return settings
+
+    engine.deepspeed_settings = in_small_buckets
+    for operator in GLOO:  # gloo's own buffers, which the fake backend does not make
+        ON_CPU.pop(operator)
+    found = []
+    for sharding, precision in (("zero2", "fp32"), ("zero3", "bf16")):
+        fields = {"sharding": sharding, "precision": precision}
+        timeline = trace(request(2, **fields))
+        for micro_batch, micro_steps in ((3, 1), (5, 2)):
+            changes = [
+                (ranks, "form_group", fake._form_group),
+                (deepspeed.comm.comm, "cdb", None),
+                (groups, "_WORLD_GROUP", None),
+            ]
+            with replaced(changes):
+                real = measured(request(2, micro_batch=micro_batch, **fields), micro_steps)
+            traced = timeline.allocated(micro_batch, accumulating=micro_steps > 1)
+            found.append([traced, real])
+    return found
+
+
+def on_cuda():
+    """Return the parameters, and the peaks on 2 and on 8 ranks, of ZeRO-3 in bf16."""
+    fields = {"device": "cuda:0", "sharding": "zero3", "precision": "bf16"}
+    few, many = (trace(request(world_size, **fields)) for world_size in (2, 8))
+    return [few.facts["parameters"], few.allocated(2), many.allocated(2), many.exact]
+
+
+if __name__ == "__main__":
+    json.dump({"cuda": on_cuda, "cpu": on_cpu}[sys.argv[1]](), sys.stdout)
