@@ -19,7 +19,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 from autotune.accumulation import Accumulation
 from autotune.candidate import Candidate
 from autotune.errors import InputError
-from autotune.outcome import Bytes, Memory, StepTiming
+from autotune.outcome import Bytes, Communication, Memory, StepTiming
 from autotune.space import parse_yaml
 from autotune.specs import ModelFacts, ModelSpec
 from autotune.units import format_bytes
@@ -110,6 +110,8 @@ class Best(Frozen):
     """Recorded memory in bytes: peaks of one device while it trained."""
     timing: StepTiming
     """Recorded parts of a global step, in seconds."""
+    communication: Communication | None = None
+    """Seconds of each part in which ranks communicated; null on one rank, and where the backend does not tell."""
     proof: Proof | None = None
     """What the cold relaunch of this configuration showed; null before it."""
     notes: tuple[str, ...] = ()

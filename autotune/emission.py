@@ -51,7 +51,8 @@ def contender(
         candidate=candidate, accumulation=score.accumulation, seq_len=goal.seq_len, gpus=goal.gpus, nodes=goal.nodes,
         seed=spec.seed, headroom=goal.headroom, tokens_per_second=score.tokens_per_second,
         tokens_per_second_interval=score.interval, seconds_per_global_step=score.seconds, mfu=share,
-        attention=outcome.attention, memory=outcome.memory, timing=outcome.timing, notes=tuple(notes),
+        attention=outcome.attention, memory=outcome.memory, timing=outcome.timing,
+        communication=outcome.communication, notes=tuple(notes),
         device=BestDevice(
             name=device.name, kind=device.kind, torch_name=device.torch_name, driver=device.driver
         ),

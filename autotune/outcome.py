@@ -53,6 +53,22 @@ class StepTiming(Frozen):
         )
 
 
+class Communication(Frozen):
+    """Seconds in which at least one collective was under way, in each part of a global step, on one rank.
+
+    What is computed meanwhile is not taken off. Where the last micro-step is the only one, it stands for the others.
+    """
+
+    micro_step: float
+    """Of a micro-step that is not the last."""
+    last_micro_step: float
+    optimizer_step: float
+
+    def global_step(self, accumulation_steps: int) -> float:
+        """Return the seconds of a whole global step of `accumulation_steps` micro-steps."""
+        return (accumulation_steps - 1) * self.micro_step + self.last_micro_step + self.optimizer_step
+
+
 class Breakdown(Frozen):
     """Tensor bytes on the device at the peak of a step, by what they hold."""
 
@@ -110,6 +126,9 @@ class Ok(Frozen):
     kind: Literal["ok"] = "ok"
     memory: Memory
     timing: StepTiming
+    communication: Communication | None = None
+    """Of the rank that waited least for others, in a step of its own; None on one rank, and where the backend does not
+    tell."""
     phases: tuple[PhaseReport, ...]
     losses: tuple[float, ...]
     """Training loss of every optimizer step, in order (mean over its micro-steps)."""

@@ -136,6 +136,7 @@ class SimulatedExecutor:
                 breakdown=breakdown(peak),
             ),
             timing=Pace().correct(candidate.rung().key(), step.timing()),
+            communication=step.communication() if request.world_size > 1 else None,
             phases=_phases(timeline, candidate.micro_batch, accumulating, step),
             losses=(),
             accumulation_steps=min(2, request.accumulation_steps),

@@ -70,6 +70,7 @@ def _together(fine: Sequence[Ok], accumulation_steps: int) -> Ok:
     slowest = max(fine, key=lambda ok: ok.timing.global_step(accumulation_steps))
     retries = max(ok.memory.allocator_retries for ok in fine)
     evaluations = [ok.evaluation_loss for ok in fine if ok.evaluation_loss is not None]
+    heard = [ok.communication for ok in fine if ok.communication is not None]
     checkpoints = [ok.checkpoint_bytes for ok in fine if ok.checkpoint_bytes is not None]
     return fullest.model_copy(
         update={
@@ -80,6 +81,10 @@ def _together(fine: Sequence[Ok], accumulation_steps: int) -> Ok:
                 }
             ),
             "timing": slowest.timing,
+            # Waiting for a rank that comes later is in the others' times.
+            "communication": min(heard, key=lambda own: own.global_step(accumulation_steps), default=None)
+            if len(heard) == len(fine)
+            else None,
             "losses": tuple(
                 statistics.fmean(losses) for losses in zip(*(ok.losses for ok in fine), strict=True)
             ),

@@ -34,13 +34,19 @@ def trial_table(history: History, scope: Scope, space: Space) -> Table:
     table.add_column("verdict")
     table.add_column(f"peak of {format_bytes(scope.budget)}", no_wrap=True)
     foreseen = any(trial.prediction for trial in history)
+    heard = any(isinstance(trial.outcome, Ok) and trial.outcome.communication for trial in history)
     if foreseen:
         table.add_column("predicted", no_wrap=True, style="dim")
     table.add_column("tokens/s", justify="right", no_wrap=True)
+    if heard:
+        table.add_column("commu-\nnication", justify="right", no_wrap=True)
     table.add_column("tried because", style="dim")
     for trial in history:
         row = trial_row(trial, scope, space)
-        table.add_row(*row[:5], *([prediction_cell(trial)] if foreseen else []), *row[5:])
+        table.add_row(
+            *row[:5], *([prediction_cell(trial)] if foreseen else []), row[5],
+            *([communication_cell(trial, scope)] if heard else []), *row[6:],
+        )  # fmt: skip
     return table
 
 
@@ -71,6 +77,16 @@ def prediction_cell(trial: Trial) -> str:
         return "-"
     error = trial.error()
     return format_bytes(trial.prediction.peak) + (f" {error:+.1%}" if error is not None else "")
+
+
+def communication_cell(trial: Trial, scope: Scope) -> str:
+    """Return the share of a global step in which ranks communicated."""
+    outcome, size = trial.outcome, trial.candidate.micro_batch
+    of_rung = scope.of_rung(trial.candidate)
+    if not isinstance(outcome, Ok) or outcome.communication is None or not of_rung.allows(size):
+        return "-"
+    steps = of_rung.accumulation(size).steps
+    return f"{outcome.communication.global_step(steps) / outcome.timing.global_step(steps):.0%}"
 
 
 def path_lines(path: Iterable[Step], space: Space) -> list[str]:
@@ -136,6 +152,10 @@ def winner_rows(best: Best) -> list[tuple[str, str]]:
         ),
         ("evidence", best.evidence),
     ]
+    if best.communication is not None:
+        seconds = best.communication.global_step(accumulation.steps)
+        share = f"{format_duration(seconds)} of a global step ({seconds / best.seconds_per_global_step:.0%}), computing"
+        rows.insert(-1, ("communication", f"{share} meanwhile not taken off"))
     if by_rank := memory.by_rank:
         at = next(index for index, (name, _) in enumerate(rows) if name == "memory") + 1
         rows.insert(at, ("of each rank", _peaks(by_rank)))

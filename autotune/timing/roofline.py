@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from autotune.hardware import Hardware
 from autotune.memory.timeline import Timeline
-from autotune.outcome import Phase, Sample, StepTiming
+from autotune.outcome import Communication, Phase, Sample, StepTiming
 from autotune.timing.communication import ACHIEVED, NETWORK, SERVER, Links, collectives
 from autotune.timing.work import COLLECTIVES, Kind, MathType, Operator, Work
 from autotune.units import MIB
@@ -195,6 +195,14 @@ class StepTime:
             micro_step=sample(self.forward, self.backward),
             last_micro_step=sample(self.last_forward, self.last_backward),
             optimizer_step=sample(self.optimizer),
+        )
+
+    def communication(self) -> Communication:
+        """Return how long the links between devices are busy in each part."""
+        return Communication(
+            micro_step=self.forward.links + self.backward.links,
+            last_micro_step=self.last_forward.links + self.last_backward.links,
+            optimizer_step=self.optimizer.links,
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from autotune.outcome import Memory, Ok
 from autotune.probe.protocol import ProbeRequest
+from autotune.train.communication import listen
 from autotune.train.holdings import Observer, breakdown
 from autotune.train.phases import Phases
 from autotune.train.sampling import narrow, timing
@@ -35,7 +36,9 @@ def measure(request: ProbeRequest, training: Training, phases: Phases, warmed_up
     deadline = time.perf_counter() + request.sample_seconds
     samples = sample(stepper, request, micro_steps, minimum=MINIMUM, deadline=deadline, observer=observer)
     phases.close_look = True
-    return report(request, stepper, samples, micro_steps, observer)
+    outcome = report(request, stepper, samples, micro_steps, observer)
+    # Last: what the profiler takes is none of the training's.
+    return outcome.model_copy(update={"communication": listen(request, stepper, micro_steps)})
 
 
 def warm_up(stepper: Stepper, micro_steps: int, first: int, observer: Observer) -> Parts:

@@ -66,6 +66,10 @@ def test_ranks_train_together_and_give_one_verdict(tmp_path, sharding, kind, dev
     assert isinstance(finding.answer, Ok), finding.answer
     assert len(finding.answer.losses) >= 4
     assert 0 < finding.answer.memory.peak() <= GIB
+    if kind == "train":  # two micro-steps, of which DDP reduces in the last
+        heard, timing = finding.answer.communication, finding.answer.timing
+        assert heard.micro_step == heard.optimizer_step == 0
+        assert 0 < heard.last_micro_step < 10 * timing.last_micro_step.mean
     assert {path.name for path in tmp_path.iterdir()} == {f"rank{rank}" for rank in range(devices)}
 
 

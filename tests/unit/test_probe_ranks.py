@@ -2,6 +2,7 @@
 
 from autotune.outcome import (
     Breakdown,
+    Communication,
     Crash,
     Memory,
     NonFinite,
@@ -45,6 +46,23 @@ def test_memory_is_the_fullest_ranks_and_speed_the_slowest():
     assert together.memory.allocator_retries == 2
     assert together.timing.global_step(3) == 8.0
     assert together.losses == (3.0, 2.0)
+
+
+def test_communication_is_that_of_the_rank_that_waited_least():
+    def heard(*seconds):
+        made = [
+            ok(1, 1).model_copy(
+                update={
+                    "communication": last
+                    and Communication(micro_step=0.0, last_micro_step=last, optimizer_step=0.5)
+                }
+            )
+            for last in seconds
+        ]
+        return joined(*made).communication
+
+    assert heard(3.0, 1.0, 2.0).global_step(3) == 1.5
+    assert heard(3.0, None) is None
 
 
 def test_an_oom_explains_its_peers_exceptions_whoever_came_first():

@@ -121,6 +121,8 @@ def test_several_ranks_hold_buffers_of_their_own_and_reduce_gradients():
     assert spread.memory.baseline == alone.memory.baseline + NCCL_BUFFERS
     assert spread.memory.device_peak == alone.memory.device_peak + NCCL_BUFFERS
     assert spread.timing.micro_step == alone.timing.micro_step
+    assert alone.communication is None
+    assert spread.communication.micro_step == 0 < spread.communication.last_micro_step
     # So many that backward does not hide them.
     assert spread.timing.last_micro_step.mean > alone.timing.last_micro_step.mean
 

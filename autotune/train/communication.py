@@ -1,0 +1,98 @@
+"""How long collectives take in a training step: seen by torch's profiler, in one step beside those that are timed.
+
+NCCL's are kernels on the GPU; gloo's run on threads of its own, which tell the profiler when each began and ended. What
+is counted is the time in which at least one was under way: computing that goes on meanwhile is not taken off, and
+waiting for a rank that comes later is in it.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterable
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from autotune.outcome import Communication
+from autotune.probe.protocol import ProbeRequest
+from autotune.train.steps import Parts, Stepper
+
+ROOM = {"cpu": 128 * 2**20, "cuda": 512 * 2**20}
+"""Bytes that must be free to look: what the profiler takes must not refuse a candidate that fits. Measured on the CPU:
+11 to 33 MiB for a step of eight layers (torch 2.13); on CUDA, where its buffers are on the device too, assumed."""
+
+Spans = list[tuple[int, int]]
+"""From when to when, in nanoseconds since the epoch."""
+
+
+def listen(request: ProbeRequest, stepper: Stepper, micro_steps: int) -> Communication | None:
+    """Run one more step under the profiler, and return how long its collectives took; None where that is not told.
+
+    That is so on one rank, where a rank has too little memory left, and where the backend tells the profiler nothing.
+    All ranks call it together. A step that fails here fails no probe: it was not one of those that are asked about.
+    """
+    ranks, kind = stepper.training.ranks, stepper.training.device.type
+    if ranks.size == 1 or ranks.largest(_taken(request, stepper) + ROOM[kind] - request.budget) > 0:
+        return None
+    activities = [ProfilerActivity.CPU] if kind == "cpu" else [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    try:
+        with profile(activities=activities) as seen:
+            began = time.time_ns()
+            parts = stepper.step(micro_steps)
+        return in_parts(collectives(seen, kind), began, parts, micro_steps)
+    except (RuntimeError, MemoryError):
+        traceback.print_exc()  # for people, in the probe's standard error
+        return None
+
+
+def _taken(request: ProbeRequest, stepper: Stepper) -> int:
+    """Return the bytes of the budget that are not free, as far as the device says."""
+    meter = stepper.phases.meter
+    if not meter.asynchronous:
+        return meter.peaks().reserved
+    free = meter.free()
+    return request.budget - free if free is not None else 0
+
+
+def collectives(seen: profile, kind: str) -> Spans:
+    """Return when collectives were under way on a device of a kind."""
+    results = getattr(seen.profiler, "kineto_results", None)
+    if results is None:
+        return []
+    found: Spans = []
+    for event in results.events():
+        name = event.name()
+        on_gpu = event.device_type() == torch.autograd.DeviceType.CUDA
+        if name.startswith("gloo:") if kind == "cpu" else on_gpu and "nccl" in name.lower():
+            found.append((event.start_ns(), event.start_ns() + event.duration_ns()))
+    return found
+
+
+def in_parts(
+    spans: Iterable[tuple[int, int]], began: int, parts: Parts, micro_steps: int
+) -> Communication | None:
+    """Share spans out to the parts of a step that began then; None where there are none."""
+    spans = sorted(spans)
+    if not spans:
+        return None
+    early = (parts.micro_steps or 0.0) * (micro_steps - 1)
+    first = began + int(1e9 * early)
+    second = first + int(1e9 * parts.last_micro_step)
+    last = covered(spans, first, second)
+    return Communication(
+        micro_step=covered(spans, began, first) / (micro_steps - 1) if micro_steps > 1 else last,
+        last_micro_step=last,
+        optimizer_step=covered(spans, second, second + int(1e9 * parts.optimizer_step)),
+    )
+
+
+def covered(spans: Spans, begin: int, end: int) -> float:
+    """Return the seconds between two times in which at least one span (they are sorted) was under way."""
+    total, reached = 0, begin
+    for start, stop in spans:
+        start, stop = max(start, reached), min(stop, end)
+        if stop > start:
+            total += stop - start
+            reached = stop
+    return total / 1e9
