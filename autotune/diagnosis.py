@@ -110,6 +110,10 @@ def _techniques() -> Iterator[Finding]:
         gpu = None
     always = "precision, checkpointing, chunked loss, activation offload, offload, and all optimizers but 8-bit AdamW"
     yield Finding(subject="techniques", state="ok", text=f"{always} need nothing more")
+    yield Finding(
+        subject="tensor_parallel", state="ok",
+        text="needs two devices or more (--gpus), and a model that transformers ships a plan with",
+    )  # fmt: skip
     bitsandbytes = installed("bitsandbytes")
     yield Finding(
         subject="adamw-8bit", state="ok" if bitsandbytes else "warning",

@@ -270,25 +270,34 @@ def lacks_nodes(candidate: Candidate, world_size: int, nodes: int) -> str | None
     return None
 
 
+def lacks_groups(candidate: Candidate, world_size: int, nodes: int) -> str | None:
+    """Return why so many ranks in so many nodes do not make up the groups that share a model, or None."""
+    cut = candidate.tensor_parallel
+    each = world_size // nodes
+    if cut == 1:
+        return None
+    if each % cut:
+        where = "there are" if nodes == 1 else "each node has"
+        return f"{cut}-way tensor parallelism needs {cut} ranks of one node, or a multiple, and {where} {each} (--gpus)"
+    groups = world_size // cut
+    if candidate.sharding == "none" and groups > 1:
+        return f"{groups} groups of {cut} ranks need a sharding among them: zero2 or fsdp2"
+    if candidate.sharding != "none" and groups == 1:
+        return f"{candidate.sharding} shares the work out over several models; {world_size} ranks make up one (--gpus)"
+    return None
+
+
 def misplaced(candidate: Candidate, world_size: int, kind: Kind, nodes: int = 1) -> str | None:
     """Return why `world_size` ranks, as many in each of `nodes` machines, cannot run a candidate, or None.
 
     The candidate is legal elsewhere; `kind` is that of their devices.
     """
-    cut = candidate.tensor_parallel
-    if world_size % cut:
-        return f"{cut}-way tensor parallelism needs {cut} ranks or a multiple, and there are {world_size} (--gpus)"
-    ranks = world_size // cut
-    if candidate.sharding == "none" and ranks > 1:
-        each = (
-            f" of {cut} each: zero2 or fsdp2"
-            if cut > 1
-            else ": ddp, zero1, zero2, hsdp or fsdp2 (or DeepSpeed's zero3)"
-        )
-        return f"{ranks} {'groups' if cut > 1 else 'ranks'} need a sharding{each}"
-    if candidate.sharding != "none" and ranks == 1:
-        there = f"{world_size} make up one model" if cut > 1 else "there is one"
-        return f"{candidate.sharding} shares the work out over several ranks, and {there} (--gpus)"
+    if candidate.tensor_parallel > 1:
+        return lacks_groups(candidate, world_size, nodes)
+    if candidate.sharding == "none" and world_size > 1:
+        return f"{world_size} ranks need a sharding: ddp, zero1, zero2, hsdp or fsdp2 (or DeepSpeed's zero3)"
+    if candidate.sharding != "none" and world_size == 1:
+        return f"{candidate.sharding} shares the work out over several ranks, and there is one (--gpus)"
     if candidate.sharding in {"hsdp", "fsdp2"} and candidate.offload == "full" and kind == "cpu":
         return "full offload on the cpu device moves whole parameters to files, not shards; offload the optimizer"
     return lacks_nodes(candidate, world_size, nodes)

@@ -40,14 +40,20 @@ from benchmarks.recording import RESULTS, record
 
 RANKS = 2
 MODEL: tuple[str, dict[str, Any]] = ("gpt2", {"n_embd": 512, "n_layer": 6, "n_head": 8, "vocab_size": 16384})
+WITH_PLAN: tuple[str, dict[str, Any]] = ("tiny-llama", {
+    "hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "intermediate_size": 1376, "vocab_size": 16384,
+})  # fmt: skip
+"""For tensor parallelism, which transformers has no plan of for GPT-2."""
 SEQ_LEN, MICRO_BATCH, MICRO_STEPS = 128, 2, 2
 CASES: tuple[dict[str, Any], ...] = (
     {"sharding": "none"}, {"sharding": "ddp"}, {"sharding": "zero1"}, {"sharding": "zero2"}, {"sharding": "fsdp2"},
     {"sharding": "fsdp2", "offload": "optimizer"}, {"sharding": "fsdp2", "offload": "full"},
     {"sharding": "zero1", "engine": "deepspeed"}, {"sharding": "zero2", "engine": "deepspeed"},
     {"sharding": "zero3", "engine": "deepspeed"}, {"sharding": "zero3", "engine": "deepspeed", "offload": "optimizer"},
+    {"sharding": "none", "model": "llama"}, {"sharding": "none", "model": "llama", "tensor_parallel": 2},
 )  # fmt: skip
-"""What differs from fp32 with AdamW; `none` is one rank by itself."""
+"""What differs from fp32 with AdamW; `none` is one rank by itself, unless two share one model."""
 BUDGET = 6 * GIB
 """Of each rank: plenty, since what is asked is what they take."""
 TIMEOUT = 600.0
@@ -56,13 +62,20 @@ TIMEOUT = 600.0
 
 def ranks_of(case: dict[str, Any]) -> int:
     """Return how many ranks share a case's work."""
-    return 1 if case["sharding"] == "none" else RANKS
+    alone = case["sharding"] == "none" and case.get("tensor_parallel", 1) == 1
+    return 1 if alone else RANKS
+
+
+def model_of(case: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the preset of a case's model, and what is changed of it."""
+    return WITH_PLAN if case.get("model") == "llama" else MODEL
 
 
 def request(case: dict[str, Any]) -> ProbeRequest:
     """Return a case's request."""
-    preset, changes = MODEL
-    candidate = Candidate(precision="fp32", micro_batch=MICRO_BATCH, **case)
+    preset, changes = model_of(case)
+    fields = {name: value for name, value in case.items() if name != "model"}
+    candidate = Candidate(precision="fp32", micro_batch=MICRO_BATCH, **fields)
     return ProbeRequest(
         kind="train", model=model_spec(preset, changes), candidate=candidate, seq_len=SEQ_LEN,
         accumulation_steps=MICRO_STEPS, device="cpu", world_size=ranks_of(case), budget=BUDGET, seed=0,
@@ -99,7 +112,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         "seconds_per_step": outcome.timing.global_step(MICRO_STEPS),
         "loss": outcome.losses[-1],
     }  # fmt: skip
-    row["formula"] = in_closed_form(case, parameters())._asdict()
+    row["formula"] = in_closed_form(case, parameters(case.get("model", "gpt2")))._asdict()
     return row
 
 
@@ -112,11 +125,11 @@ def memory_of_ranks(folder: Path, ranks: int) -> list[Memory]:
 
 
 @cache
-def parameters() -> int:
-    """Return the parameters of the model."""
+def parameters(model_name: str) -> int:
+    """Return the parameters of a model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = dict(request({"sharding": "none"}).model.config or {})
+    config = dict(request({"sharding": "none", "model": model_name}).model.config or {})
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config.pop("model_type"), **config))
     return int(sum(parameter.numel() for parameter in model.parameters()))
@@ -124,7 +137,8 @@ def parameters() -> int:
 
 def in_closed_form(case: dict[str, Any], count: int) -> States:
     """Return ZeRO's formula for a rank, with what is offloaded taken out."""
-    formula = states(count, "fp32", "adamw", case["sharding"], ranks_of(case))
+    cut = case.get("tensor_parallel", 1)
+    formula = states(count / cut, "fp32", "adamw", case["sharding"], ranks_of(case) // cut)
     if case.get("engine") == "deepspeed":  # its shard has a copy of the parameters, in fp32 too
         copy = 4 * count / ranks_of(case)
         # What it offloads to the host stays on the same device here.
@@ -135,9 +149,13 @@ def in_closed_form(case: dict[str, Any], count: int) -> States:
 def name_of(case: dict[str, Any]) -> str:
     """Return a case's name in the table."""
     engine = "DeepSpeed " if case.get("engine") == "deepspeed" else ""
-    return " + ".join(
-        [engine + case["sharding"], *([f"{case['offload']} offload"] if case.get("offload") else [])]
-    )
+    parts = [engine + case["sharding"]]
+    if case.get("offload"):
+        parts.append(f"{case['offload']} offload")
+    if case.get("model") == "llama":
+        cut = case.get("tensor_parallel", 1)
+        parts = ["Llama", f"{cut}-way tensor parallel" if cut > 1 else "one rank"]
+    return " + ".join(parts)
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:

@@ -10,7 +10,7 @@ from autotune.errors import InputError
 from autotune.outcome import Memory
 from autotune.prediction import Prediction
 from autotune.record import Inspected, Step
-from autotune.rules import lacks_nodes
+from autotune.rules import lacks_groups, lacks_nodes
 from autotune.specs import Goal, RunSpec
 
 
@@ -86,8 +86,9 @@ class Scope:
         return self.goal.target.tokens(self.tokens_per_sample)
 
     def passes_over(self, candidate: Candidate) -> bool:
-        """Tell whether the goal leaves a rung nothing to do that another does not, so that no trial is needed."""
-        return lacks_nodes(candidate, self.goal.gpus, self.goal.nodes) is not None
+        """Tell whether the goal leaves a rung nothing to do, or nothing that another does not: no trial is needed."""
+        where = candidate, self.goal.gpus, self.goal.nodes
+        return lacks_nodes(*where) is not None or lacks_groups(*where) is not None
 
     def check(self) -> None:
         """Raise InputError when no micro-batch at all can make up the global batch."""

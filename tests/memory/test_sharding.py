@@ -221,10 +221,13 @@ def test_illegal_combinations_are_told_before_anything_is_launched():
     assert "miss them" in told(sharding="zero2", engine="deepspeed", loss="chunked")
     assert told(sharding="zero3", engine="deepspeed", offload="optimizer") is None
     assert told(tensor_parallel=2) is None
-    assert "2 ranks or a multiple" in told(world_size=3, tensor_parallel=2)
-    assert "2 groups need a sharding of 2 each: zero2 or fsdp2" in told(world_size=4, tensor_parallel=2)
+    assert "2 ranks of one node, or a multiple, and there are 3" in told(world_size=3, tensor_parallel=2)
+    assert "2 groups of 2 ranks need a sharding" in told(world_size=4, tensor_parallel=2)
+    both = Candidate(tensor_parallel=4, sharding="fsdp2")
+    assert "each node has 2" in misplaced(both, 8, "cuda", nodes=4)
+    assert misplaced(both, 8, "cuda", nodes=2) is None
     assert told(world_size=4, tensor_parallel=2, sharding="fsdp2") is None
-    assert "2 make up one model" in told(tensor_parallel=2, sharding="fsdp2")
+    assert "2 ranks make up one" in told(tensor_parallel=2, sharding="fsdp2")
     assert "flat buffers" in told(world_size=4, tensor_parallel=2, sharding="ddp")
     assert "must agree" in told(tensor_parallel=2, precision="fp16")
     assert told(sharding="fsdp2", offload="full") is None

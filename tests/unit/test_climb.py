@@ -65,6 +65,19 @@ def test_hybrid_sharding_is_tried_over_several_nodes_and_passed_over_in_one(scop
     assert shardings(1) == shardings(4) == ["ddp", "zero1", "zero2", "fsdp2"]
 
 
+def test_as_many_ranks_share_a_model_as_there_are(scope):
+    def shared(gpus):
+        made = scope(target="64000", budget=440, base=Candidate(sharding="ddp"), gpus=gpus)
+        history, _ = search(Arithmetic(budget=440), load_space("tensor_parallel"), made, propose)
+        assert all(trial.outcome.kind != "unsupported" for trial in history)
+        return list(dict.fromkeys((one.candidate.tensor_parallel, one.candidate.sharding) for one in history))
+
+    assert shared(2) == [(1, "fsdp2"), (2, "none")]
+    assert shared(4) == [(1, "fsdp2"), (2, "fsdp2"), (4, "none")]
+    assert shared(8) == [(1, "fsdp2"), (2, "fsdp2"), (4, "fsdp2"), (8, "none")]
+    assert shared(3) == [(1, "fsdp2")]
+
+
 def test_nothing_fits_ends_the_walk(space, scope):
     history, done = search(Arithmetic(budget=5), space, scope(budget=5), propose)
     assert not any(isinstance(trial.outcome, Ok) for trial in history)

@@ -195,7 +195,7 @@ def test_ranks_that_share_a_model_are_not_sharded_unless_there_are_more():
     both = ask(gpus=4, tensor_parallel=2).priced[0].estimate.candidate
     assert (alone.sharding, both.sharding) == ("none", "fsdp2")
     assert (alone.data_ranks(2), both.data_ranks(4)) == (1, 2)
-    with pytest.raises(InputError, match="2 ranks or a multiple, and there are 3"):
+    with pytest.raises(InputError, match="2 ranks of one node, or a multiple, and there are 3"):
         ask(gpus=3, tensor_parallel=2)
     with pytest.raises(InputError, match=r"3.* is not one of 1, 2, 4 or 8"):
         ask(gpus=3, axis=["tensor_parallel=3"])

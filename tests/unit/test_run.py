@@ -15,14 +15,16 @@ from autotune.best import Best
 from autotune.candidate import Candidate
 from autotune.errors import InputError, ModelError, NothingFits, NothingProven
 from autotune.journal import Journal, read_record
+from autotune.options import load_space
 from autotune.outcome import Ok, Oom, Unsupported
 from autotune.paths import RunPaths
+from autotune.probe.protocol import Inspection
 from autotune.run import tune
 from autotune.runs import create_run, load_spec
 from autotune.specs import DeviceSpec, Goal, Limits, ModelSpec, RunSpec
 from autotune.tracing import Trace
 from autotune.units import MIB
-from tests.unit.executor import ArithmeticExecutor, crash, slower
+from tests.unit.executor import FACTS, ArithmeticExecutor, crash, slower
 from tests.unit.simulation import Arithmetic, ok, timeline
 from tests.unit.test_space import DEFAULT
 
@@ -82,6 +84,25 @@ def test_nothing_fits_says_what_came_nearest_and_how_much_is_missing(tmp_path):
         match=r"(?s)nothing fits 5 B.*full offload at micro-batch 1, which needs at least 5 B more",
     ):
         start(tmp_path, ArithmeticExecutor(Arithmetic(budget=5)))
+
+
+def test_a_model_that_cannot_be_cut_is_not_launched_to_find_out(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    spec = make_spec()
+    spec = spec.model_copy(
+        update={
+            "goal": Goal(target="6400", seq_len=100, headroom=0.0, gpus=2),
+            "space": load_space("tensor_parallel").model_dump(mode="json"),
+        }
+    )
+    executor.inspection = Inspection(facts=FACTS.model_copy(update={"divided": {"num_key_value_heads": 3}}))
+    paths = create_run(spec, tmp_path)
+    best = tune(spec, paths, executor)
+    assert best.candidate.sharding == "fsdp2"
+    refused = [trial for trial in read_record(paths.journal).history if trial.outcome.kind == "unsupported"]
+    assert [trial.candidate.tensor_parallel for trial in refused] == [2]
+    assert "num_key_value_heads (3)" in refused[0].outcome.reason
+    assert all(candidate.tensor_parallel == 1 for _, candidate in executor.launched)
 
 
 def test_a_proof_that_fails_hands_over_to_the_next_best(tmp_path):

@@ -50,7 +50,12 @@ def form_group(device: torch.device, size: int, alike: int = 1) -> Ranks:
 
 
 def form_mesh(device: torch.device, ranks: Ranks) -> DeviceMesh:
-    """Return the ranks as a mesh of `data` x `tensor`: those in a row of the second dimension share one model."""
+    """Return the ranks as a mesh of `data` x `tensor`: those in a row of the second dimension share one model.
+
+    Where one model is all there is, `tensor` alone: it is the group that exists, and each further one costs buffers.
+    """
+    if ranks.data_size == 1:
+        return init_device_mesh(device.type, (ranks.alike,), mesh_dim_names=("tensor",))
     return init_device_mesh(device.type, (ranks.data_size, ranks.alike), mesh_dim_names=("data", "tensor"))
 
 
