@@ -117,22 +117,23 @@ class SimulatedExecutor:
         candidate = request.candidate
         accumulating = request.accumulation_steps > 1
         ground = Ground.measured("cuda", 0, self._device.hardware.cublas_bytes(), request.world_size)
+        held = ground.held(candidate)
         try:
             usage = timeline.usage(
                 candidate.micro_batch, accumulating, candidate.expandable_segments,
                 split_limit=candidate.split_limit_bytes,
-                capacity=request.budget - ground.baseline, blas_workspace=ground.blas_workspace,
+                capacity=request.budget - held, blas_workspace=ground.blas_workspace,
             )  # fmt: skip
         except OutOfDeviceMemory as refused:
-            return _refused(refused, ground.baseline)
+            return _refused(refused, held)
         peak = timeline.peak(candidate.micro_batch, accumulating)
         step = step_time(timeline, candidate.micro_batch, self._machine, accumulating)
         assert step is not None, "a timeline with work, at a micro-batch that it covers"
         return Ok(
             memory=Memory(
                 allocated=usage.allocated_peak, reserved=usage.reserved_peak,
-                device_peak=usage.reserved_peak + ground.baseline, budget=request.budget,
-                baseline=ground.baseline,
+                device_peak=usage.reserved_peak + held, budget=request.budget,
+                baseline=held,
                 breakdown=breakdown(peak),
             ),
             timing=Pace().correct(candidate.rung().key(), step.timing()),

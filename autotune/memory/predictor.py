@@ -31,6 +31,9 @@ of context and NCCL together before any all-to-all (NVIDIA/nccl issue 1685); it 
 with ranks beyond two nodes (NVIDIA's answer in issue 864)."""
 NCCL_SPREAD = 256 * MIB
 """Spread that is assumed with it."""
+GLOO_GROUP = 24 * MIB
+"""Private memory of one process group on the cpu device: the stacks of three threads, 8 MiB each. Measured with torch
+2.13 on 2, 4 and 8 ranks: 24 MiB for the group of all, 48 more for the two of a mesh of two dimensions."""
 CPU_LATER = 4 * MIB
 """Private memory that a CPU process takes beyond what its worker measured and its tensors: the heap of two steps."""
 CPU_SPREAD = 24 * MIB
@@ -49,16 +52,26 @@ class Ground:
     blas_workspace: int = 0
     """Of one cuBLAS handle."""
 
+    def held(self, candidate: Candidate) -> int:
+        """Return the baseline with what the candidate's groups of ranks take beside the group of all."""
+        in_rows = candidate.sharding == "hsdp" or candidate.tensor_parallel > 1
+        if self.kind == "cpu":
+            return self.baseline + 2 * GLOO_GROUP * in_rows
+        # A communicator is made for the groups that talk, of which all ranks together are then none.
+        two = candidate.sharding == "hsdp" or (candidate.tensor_parallel > 1 and candidate.sharding != "none")
+        return self.baseline + NCCL_BUFFERS * two
+
     @classmethod
     def measured(
         cls, kind: Literal["cpu", "cuda"], baseline: int, blas_workspace: int = 0, ranks: int = 1
     ) -> Ground:
         """Return the ground of a device whose baseline a worker measured; 0 on CUDA means that it could not.
 
-        A baseline is measured before any communicator exists, so over several ranks NCCL's buffers come on top.
+        A baseline is measured before any communicator exists, so over several ranks NCCL's buffers or gloo's threads
+        come on top.
         """
         if kind == "cpu":
-            return cls("cpu", baseline + CPU_LATER, CPU_SPREAD)
+            return cls("cpu", baseline + CPU_LATER + (GLOO_GROUP if ranks > 1 else 0), CPU_SPREAD)
         held, spread = (
             (baseline, CUDA_CONTEXT_SPREAD // 3) if baseline else (CUDA_CONTEXT, CUDA_CONTEXT_SPREAD)
         )
@@ -173,7 +186,7 @@ class Predictor:
             return bounds is not None and float(getattr(bounds, bound)) <= usable
 
         def may_fit(micro_batch: int) -> bool:
-            raw = self.ground.baseline + timeline.allocated(
+            raw = self.ground.held(rung) + timeline.allocated(
                 micro_batch, self._accumulating(rung.at(micro_batch))
             )
             bounds = self.calibration.correct(_rung(rung), float(raw))
@@ -219,7 +232,7 @@ class Predictor:
 
     def _total(self, candidate: Candidate) -> float | None:
         usage = self._usage(candidate)
-        return None if usage is None else float(self.ground.baseline + usage[1])
+        return None if usage is None else float(self.ground.held(candidate) + usage[1])
 
 
 def _bisect(fits: Callable[[int], bool], low: int, limit: int) -> int:

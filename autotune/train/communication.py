@@ -18,9 +18,11 @@ from autotune.outcome import Communication
 from autotune.probe.protocol import ProbeRequest
 from autotune.train.steps import Parts, Stepper
 
-ROOM = {"cpu": 128 * 2**20, "cuda": 512 * 2**20}
+ROOM = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
 """Bytes that must be free to look: what the profiler takes must not refuse a candidate that fits. Measured on the CPU:
 11 to 33 MiB for a step of eight layers (torch 2.13); on CUDA, where its buffers are on the device too, assumed."""
+ROOM_SHARE = 32
+"""Likewise a part of the budget, since larger models have more to tell; less than the default headroom."""
 
 Spans = list[tuple[int, int]]
 """From when to when, in nanoseconds since the epoch."""
@@ -33,7 +35,8 @@ def listen(request: ProbeRequest, stepper: Stepper, micro_steps: int) -> Communi
     All ranks call it together. A step that fails here fails no probe: it was not one of those that are asked about.
     """
     ranks, kind = stepper.training.ranks, stepper.training.device.type
-    if ranks.size == 1 or ranks.largest(_taken(request, stepper) + ROOM[kind] - request.budget) > 0:
+    room = max(ROOM[kind], request.budget // ROOM_SHARE)
+    if ranks.size == 1 or ranks.largest(_taken(request, stepper) + room - request.budget) > 0:
         return None
     activities = [ProfilerActivity.CPU] if kind == "cpu" else [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     try:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.memory.predictor import NCCL_BUFFERS, Ground, Predictor
+from autotune.memory.predictor import GLOO_GROUP, NCCL_BUFFERS, Ground, Predictor
 from autotune.memory.segment import CATEGORIES, Accumulated, Segment, Slots, into_existing
 from autotune.memory.timeline import Timeline
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Sample, StepTiming
@@ -168,8 +168,12 @@ def test_a_timeline_of_one_micro_batch_prices_that_one_alone():
     assert not both.covers(RUNG)
 
 
-def test_several_ranks_add_the_buffers_of_nccl():
+def test_several_ranks_add_the_buffers_of_nccl_and_the_threads_of_gloo():
     one, several = (Ground.measured("cuda", 500 * MIB, 0, ranks) for ranks in (1, 8))
     assert several.baseline - one.baseline == NCCL_BUFFERS
     assert several.spread > one.spread
-    assert Ground.measured("cpu", 500 * MIB, 0, 8) == Ground.measured("cpu", 500 * MIB)
+    alone, together = (Ground.measured("cpu", 500 * MIB, 0, ranks) for ranks in (1, 8))
+    assert together.baseline - alone.baseline == GLOO_GROUP
+    for own, group in ((several, NCCL_BUFFERS), (together, 2 * GLOO_GROUP)):
+        assert own.held(Candidate(sharding="fsdp2")) == own.baseline
+        assert own.held(Candidate(sharding="hsdp")) == own.baseline + group
