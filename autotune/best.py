@@ -12,13 +12,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from autotune.accumulation import Accumulation
 from autotune.candidate import Candidate
 from autotune.errors import InputError
+from autotune.lengths import Lengths
 from autotune.outcome import Bytes, Communication, Memory, StepTiming
 from autotune.space import parse_yaml
 from autotune.specs import ModelFacts, ModelSpec
@@ -89,7 +90,9 @@ class Best(Frozen):
     accumulation: Accumulation
     """How the global batch adds up: effective = micro_batch x tokens_per_sample x world_size x steps."""
     seq_len: Annotated[int, Field(ge=1)]
-    """Tokens per sequence."""
+    """Tokens per sequence; of a row, where sequences are padded or packed."""
+    lengths: Lengths | None = None
+    """How long the dataset's sequences are, as (length, number) pairs; null where all are as long."""
     gpus: Annotated[int, Field(ge=1)]
     """World size: devices that train together, on all nodes; those of a tensor-parallel group share one model."""
     nodes: Annotated[int, Field(ge=1)] = 1
@@ -136,7 +139,7 @@ class Best(Frozen):
              self.accumulation.micro_batch),
             ("gpus", self.gpus, f"accumulation.world_size{shared}",
              self.accumulation.world_size * self.candidate.tensor_parallel),
-            ("facts.tokens_per_sample", self.facts.tokens_per_sample, "accumulation.tokens_per_sample",
+            ("facts.tokens_per_sample", self._tokens_per_row, "accumulation.tokens_per_sample",
              self.accumulation.tokens_per_sample),
         )  # fmt: skip
         for one, value, other, expected in pairs:
@@ -145,6 +148,12 @@ class Best(Frozen):
                     f"{one} ({value}) and {other} ({expected}) differ; tune again rather than edit one"
                 )
         return self
+
+    @property
+    def _tokens_per_row(self) -> int:
+        if self.lengths is None:
+            return self.facts.tokens_per_sample
+        return self.lengths.tokens_per_row(self.candidate.sequences, self.seq_len)
 
     def to_yaml(self) -> str:
         """Return the text of `best.yaml`: stable order, comments on the keys, sizes in bytes and in GiB."""
@@ -227,6 +236,9 @@ def _commented(values: Mapping[str, Any], record: BaseModel) -> CommentedMap:
     for name, value in values.items():
         part = getattr(record, name)
         result[name] = _commented(value, part) if isinstance(part, BaseModel) else value
+        if name == "counts":  # hundreds of pairs
+            result[name] = CommentedSeq(value)
+            result[name].fa.set_flow_style()
         if isinstance(value, int) and _is_bytes(type(record), name):
             result.yaml_add_eol_comment(format_bytes(value), name, column=40)
     return result

@@ -15,6 +15,7 @@ Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
 Checkpointing = Literal["none", "selective", "every-4", "every-2", "full"]
 Adapters = Literal["none", "lora", "qlora"]
 Loss = Literal["full", "chunked"]
+Sequences = Literal["full", "padded", "packed"]
 Compile = Literal["none", "regional"]
 MemoryBudget = Literal["none", "75%", "50%", "25%"]
 Offload = Literal["none", "optimizer", "gradients", "full"]
@@ -45,6 +46,9 @@ class Candidate(Frozen):
     adapters: Adapters = "none"
     """What trains: all parameters, or with `lora` matrices of rank 16 beside every block's linear layers (peft);
     `qlora` keeps those layers in 4 bits beside that (NF4, bitsandbytes)."""
+    sequences: Sequences = "full"
+    """What a row of a batch holds: `full`, one sequence of the whole length. With a dataset's length histogram
+    (--lengths): `padded`, one sequence and padding, or `packed`, as many as fit, none of which attends to another."""
     loss: Loss = "full"
     """`chunked` makes a causal language model's logits and their gradients a sixteenth of the sequence at a time."""
     compile: Compile = "none"
@@ -185,6 +189,8 @@ class Candidate(Frozen):
             parts.append(
                 "checkpointing" if self.checkpointing == "full" else f"{self.checkpointing} checkpointing"
             )
+        if self.sequences != "full":
+            parts.append(f"{self.sequences} sequences")
         if self.loss != "full":
             parts.append(f"{self.loss} loss")
         if self.compile != "none":

@@ -59,6 +59,9 @@ def run(
         str | None, typer.Option(help="auto, cuda, cuda:1, cpu:3GiB, or sim:h100-80gb.")
     ] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
+    lengths: Annotated[
+        str | None, typer.Option(help="File of the dataset's sequence lengths: length,count a line, or JSON.")
+    ] = None,
     optimizer: Annotated[
         str | None, typer.Option(help="adamw, adamw-8bit, adafactor, momentum or sgd.")
     ] = None,
@@ -206,6 +209,9 @@ def estimate(
     gpus: Annotated[int | None, typer.Option(help="GPUs that train together, on each node.")] = None,
     nodes: Annotated[int | None, typer.Option(help="Machines that train together.")] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
+    lengths: Annotated[
+        str | None, typer.Option(help="File of the dataset's sequence lengths: length,count a line, or JSON.")
+    ] = None,
     micro_batch: Annotated[int | None, typer.Option(help="Samples on each GPU.")] = None,
     accumulation_steps: Annotated[int | None, typer.Option(help="Micro-steps for an optimizer step.")] = None,
     headroom: Annotated[float | None, typer.Option(help="Share of memory that must stay free.")] = None,

@@ -7,13 +7,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from autotune.best import Best, BestDevice
+from autotune.candidate import Candidate
 from autotune.devices.device import DeviceFacts
 from autotune.environment import environment
 from autotune.errors import InputError
 from autotune.outcome import Ok
 from autotune.probe.folder import write_atomically
 from autotune.selection import Score, mfu
-from autotune.specs import ModelFacts, RunSpec
+from autotune.specs import Goal, ModelFacts, RunSpec
 
 PREDICTED = (
     "predicted, not measured: nothing was trained. Memory is from a trace and a simulated allocator, speed from a "
@@ -45,10 +46,13 @@ def contender(
             f"probes ran on one of {goal.gpus} devices: gradient synchronization and its buffers are not in the "
             "recorded time and memory"
         )
+    if goal.lengths is not None:
+        notes.append(_of_rows(goal, candidate))
     return Best(
         run=run, created=datetime.now(UTC).isoformat(timespec="seconds"),
         evidence="predicted" if device.simulated else "measured",
-        candidate=candidate, accumulation=score.accumulation, seq_len=goal.seq_len, gpus=goal.gpus, nodes=goal.nodes,
+        candidate=candidate, accumulation=score.accumulation, seq_len=goal.seq_len, lengths=goal.lengths,
+        gpus=goal.gpus, nodes=goal.nodes,
         seed=spec.seed, headroom=goal.headroom, tokens_per_second=score.tokens_per_second,
         tokens_per_second_interval=score.interval, seconds_per_global_step=score.seconds, mfu=share,
         attention=outcome.attention, memory=outcome.memory, timing=outcome.timing,
@@ -62,6 +66,17 @@ def contender(
         },
         facts=facts, model=spec.model,
     )  # fmt: skip
+
+
+def _of_rows(goal: Goal, candidate: Candidate) -> str:
+    lengths = goal.lengths
+    assert lengths is not None
+    tokens = lengths.tokens_per_row(candidate.sequences, goal.seq_len)
+    cut = f"; {lengths.cut} of {lengths.samples} sequences are cut to that" if lengths.cut else ""
+    return (
+        f"batch and speed count no padding: a row of {goal.seq_len} tokens holds {tokens} of {lengths.file} on the "
+        f"average{cut}"
+    )
 
 
 def write_files(files: Mapping[str, str], folder: Path) -> list[Path]:

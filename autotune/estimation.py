@@ -17,11 +17,12 @@ from autotune.devices.simulated import DEFAULT
 from autotune.errors import InputError
 from autotune.estimate import Estimate, Unpriced, price
 from autotune.hardware import Hardware, find_hardware
+from autotune.lengths import Lengths
 from autotune.memory.timeline import Timeline
 from autotune.models.resolve import resolve
-from autotune.options import load_space, sequence_length
+from autotune.options import LONGEST_DEFAULT, load_space, read_lengths, sequence_length
 from autotune.probe.protocol import ProbeRequest
-from autotune.rules import illegal, misplaced
+from autotune.rules import illegal, misplaced, unmeasured
 from autotune.space import Space
 from autotune.specs import Goal, ModelSpec
 from autotune.timing.roofline import Machine, step_time
@@ -47,6 +48,8 @@ class Question(Frozen):
     """Machines that train together."""
     seq_len: Annotated[int, Field(ge=1)] | None = None
     """Tokens per sequence; by default 1024, or the model's longest if that is less."""
+    lengths: str | None = None
+    """A file of the dataset's sequence lengths, for rows that are padded or packed."""
     micro_batch: Annotated[int, Field(ge=1)] = 1
     """Samples on each GPU."""
     accumulation_steps: Annotated[int, Field(ge=1)] = 1
@@ -126,6 +129,8 @@ class Settled(NamedTuple):
     seq_len: int
     space: Space
     chosen: Candidate
+    lengths: Lengths | None
+    """Of the sequences, as far as the sequence length lets them."""
 
 
 def estimate(question: Question, tracer: Tracer, base: Path) -> Answer:
@@ -133,10 +138,12 @@ def estimate(question: Question, tracer: Tracer, base: Path) -> Answer:
 
     Raises InputError with every mistake of the question, or where a worker finds that the model cannot be built.
     """
-    model, hardware, seq_len, space, chosen = settle(question, base)
+    model, hardware, seq_len, space, chosen, lengths = settle(question, base)
     candidates = _candidates(question, space, chosen, hardware)
-    traces = _trace(_request(question, model, seq_len, candidates[0]), candidates, tracer)
-    rungs = tuple(_price(candidate, traces[candidate], question, hardware) for candidate in candidates)
+    traces = _trace(_request(question, model, seq_len, lengths, candidates[0]), candidates, tracer)
+    rungs = tuple(
+        _price(candidate, traces[candidate], question, hardware, lengths) for candidate in candidates
+    )
     return Answer(question, model, hardware, seq_len, rungs)
 
 
@@ -162,10 +169,12 @@ def settle(question: Question, base: Path) -> Settled:
     hardware = attempt(lambda: find_hardware(question.gpu))
     space = attempt(lambda: load_space(question.space))
     chosen = attempt(lambda: Candidate.load(question.candidate, "options"))
-    seq_len = attempt(lambda: sequence_length(question.seq_len, model)) if model else None
+    lengths = attempt(lambda: read_lengths(question.lengths, base))
+    longest = lengths.longest if lengths else LONGEST_DEFAULT
+    seq_len = attempt(lambda: sequence_length(question.seq_len, model, longest)) if model else None
     if problems or seq_len is None:
         raise InputError(problems)
-    return Settled(model, hardware, seq_len, space, chosen)
+    return Settled(model, hardware, seq_len, space, chosen, lengths and lengths.within(seq_len))
 
 
 def _candidates(
@@ -180,11 +189,14 @@ def _candidates(
             space.refusal(candidate),
             illegal(candidate, question.accumulation_steps),
             misplaced(candidate, ranks, "cuda", question.nodes),
+            unmeasured(candidate, question.lengths is not None),
         ]
         if candidate.needs_bf16 and not has_bf16:
             reasons.append(f"{hardware.id} has no bf16; choose --precision fp16 or fp32")
         return list(dict.fromkeys(reason for reason in reasons if reason))
 
+    if question.lengths is not None and "sequences" not in question.candidate:
+        chosen = chosen.model_copy(update={"sequences": "padded"})
     if question.candidate:
         if ranks > 1 and "sharding" not in question.candidate:
             cut = chosen.tensor_parallel
@@ -201,12 +213,17 @@ def _candidates(
         for sharding in shardings
         for rung in space.rungs(base)
     )
-    return tuple(rung for rung in rungs if not refusals(rung))
+    allowed = tuple(rung for rung in rungs if not refusals(rung))
+    if not allowed:
+        raise InputError(dict.fromkeys(reason for rung in rungs for reason in refusals(rung)))
+    return allowed
 
 
-def _request(question: Question, model: ModelSpec, seq_len: int, candidate: Candidate) -> ProbeRequest:
+def _request(
+    question: Question, model: ModelSpec, seq_len: int, lengths: Lengths | None, candidate: Candidate
+) -> ProbeRequest:
     return ProbeRequest(
-        kind="trace", model=model, candidate=candidate, seq_len=seq_len,
+        kind="trace", model=model, candidate=candidate, seq_len=seq_len, lengths=lengths,
         accumulation_steps=question.accumulation_steps, device="cuda:0",
         world_size=question.world_size, nodes=question.nodes, budget=0, seed=0, sample_seconds=1.0,
         sample_steps=2, folder="",
@@ -234,12 +251,16 @@ def _trace(request: ProbeRequest, candidates: Sequence[Candidate], tracer: Trace
     return found
 
 
-def _price(candidate: Candidate, trace: Trace, question: Question, hardware: Hardware) -> Priced | Unpriced:
+def _price(
+    candidate: Candidate, trace: Trace, question: Question, hardware: Hardware, lengths: Lengths | None
+) -> Priced | Unpriced:
     timeline = trace.timeline
     if timeline is None:
         return Unpriced(candidate=candidate, reason=trace.reason)
     machine = Machine.of(hardware)
     tokens = int(timeline.facts["tokens_per_sample"])
+    if lengths is not None:  # padding is not counted
+        tokens = lengths.tokens_per_row(candidate.sequences, int(timeline.facts["seq_len"]))
     accumulating = question.accumulation_steps > 1
 
     def speed(micro_batch: int) -> Any:

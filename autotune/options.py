@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 from autotune import assets
 from autotune.candidate import Optimizer
 from autotune.errors import InputError
+from autotune.lengths import Lengths
 from autotune.models.resolve import resolve
 from autotune.rules import unlaunched
 from autotune.space import Space, parse_yaml
@@ -34,6 +35,8 @@ class RunOptions(Frozen):
     """`auto`, `cuda`, `cuda:1`, `cpu:3GiB`, or `sim:h100-80gb`."""
     seq_len: Annotated[int, Field(ge=1)] | None = None
     """Tokens per sequence; by default 1024, or the model's longest if that is less."""
+    lengths: str | None = None
+    """A file of the dataset's sequence lengths: a CSV or JSON of length and count, or one length a line."""
     optimizer: Optimizer = "adamw"
     """`adamw` or `sgd`."""
     gpus: Annotated[int, Field(ge=1)] = 1
@@ -117,10 +120,17 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
     device = attempt("--device", lambda: find_device(DeviceSpec.parse(options.device)))
     target = attempt("--target-global-batch", lambda: GlobalBatch.parse(options.target_global_batch))
     space = attempt(
-        "--space", lambda: load_space(options.space or default_space(options.gpus * options.nodes))
+        "--space",
+        lambda: load_space(
+            options.space or default_space(options.gpus * options.nodes, options.lengths is not None)
+        ),
     )
     limits = attempt("limits", lambda: _limits(options))
-    seq_len = attempt("--seq-len", lambda: sequence_length(options.seq_len, model)) if model else None
+    lengths = attempt("--lengths", lambda: read_lengths(options.lengths, base))
+    longest = lengths.longest if lengths else LONGEST_DEFAULT
+    seq_len = (
+        attempt("--seq-len", lambda: sequence_length(options.seq_len, model, longest)) if model else None
+    )
     if device and (reason := unlaunched(device.kind, options.nodes)):
         problems.append(reason)
     if problems or not (model and device and target and space and limits and seq_len):
@@ -128,6 +138,7 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
     goal = Goal(
         target=target,
         seq_len=seq_len,
+        lengths=lengths and lengths.within(seq_len),
         gpus=options.gpus * options.nodes,
         nodes=options.nodes,
         exact=options.exact,
@@ -139,9 +150,19 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
     )  # fmt: skip
 
 
-def default_space(gpus: int) -> str:
-    """Return the name of the space for so many devices: several of them can share the work in several ways."""
-    return "default" if gpus == 1 else "multi_gpu"
+def default_space(gpus: int, with_lengths: bool = False) -> str:
+    """Return the name of the space for so many devices, and for data of which the lengths are known.
+
+    Several devices can share the work in several ways; sequences of unequal lengths can be padded or packed.
+    """
+    if gpus > 1:
+        return "multi_gpu"
+    return "packing" if with_lengths else "default"
+
+
+def read_lengths(file: str | None, base: Path) -> Lengths | None:
+    """Return a dataset's length histogram, where one is given. Raises InputError with every mistake in it."""
+    return None if file is None else Lengths.read(base / Path(file).expanduser())
 
 
 def load_space(name: str) -> Space:
@@ -168,11 +189,11 @@ def _limits(options: RunOptions) -> Limits:
     )  # fmt: skip
 
 
-def sequence_length(asked: int | None, model: ModelSpec) -> int:
+def sequence_length(asked: int | None, model: ModelSpec, default: int = LONGEST_DEFAULT) -> int:
     """Return the tokens of a sequence: as asked, or the default. Raises ValueError beyond what the model takes."""
     longest = longest_sequence(model.config or {})
     if asked is None:
-        return min(LONGEST_DEFAULT, longest or LONGEST_DEFAULT)
+        return min(default, longest or default)
     if longest is not None and asked > longest:
         raise ValueError(f"{model.name} takes sequences of at most {longest} tokens, not {asked}")
     return asked

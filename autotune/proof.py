@@ -26,6 +26,7 @@ def proof_request(
     """Return the request that trains whole global steps from what the file says, for about `seconds`."""
     return ProbeRequest(
         kind="prove", model=best.model, candidate=best.candidate, seq_len=best.seq_len,
+        lengths=best.lengths,
         accumulation_steps=best.accumulation.steps, device=device or best.device.torch_name,
         world_size=best.gpus if best.candidate.distributed else 1,
         nodes=best.nodes if best.candidate.distributed else 1,

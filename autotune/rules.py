@@ -244,6 +244,24 @@ def illegal(candidate: Candidate, accumulation_steps: int = 1) -> str | None:
     return "; ".join(broken) or None
 
 
+def unmeasured(candidate: Candidate, with_lengths: bool) -> str | None:
+    """Return why rows cannot hold what the candidate says, with or without a length histogram, or None."""
+    if candidate.sequences == "full" and with_lengths:
+        return "with a length histogram sequences are padded or packed: no row is full of one but the longest"
+    if candidate.sequences != "full" and not with_lengths:
+        return f"{candidate.sequences} sequences need the lengths of the dataset's sequences (--lengths)"
+    return None
+
+
+def unpaddable(task: str) -> str | None:
+    """Return why the rows of a model for this task are neither padded nor packed by a length histogram, or None."""
+    if task == "causal-lm":
+        return None
+    if task == "custom":
+        return "a model of your own makes its own batches, which pad or pack as they do; leave it out"
+    return f"a length histogram is for causal language models, and this model's task is {task}; leave it out"
+
+
 Kind = Literal["cpu", "cuda"]
 
 

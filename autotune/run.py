@@ -14,7 +14,7 @@ from autotune.best import Best
 from autotune.candidate import Candidate
 from autotune.demand import offloaded_bytes
 from autotune.emission import contender
-from autotune.errors import JournalError, NothingProven
+from autotune.errors import InputError, JournalError, NothingProven
 from autotune.executors.executor import Executor, Finding
 from autotune.failure import inspection_failed, nothing_fits, stop_at_crash
 from autotune.foresight import Foresight
@@ -37,7 +37,7 @@ from autotune.record import (
     Skipped,
     Started,
 )  # fmt: skip
-from autotune.rules import illegal, misplaced, uncut
+from autotune.rules import illegal, misplaced, uncut, unmeasured, unpaddable
 from autotune.selection import Score, rank
 from autotune.space import Space
 from autotune.specs import RunSpec
@@ -115,6 +115,8 @@ class _Run:
         )  # fmt: skip
         if not isinstance(finding.answer, Inspection):
             raise inspection_failed(finding.answer, self.executor.facts.budget)
+        if self.spec.goal.lengths is not None and (reason := unpaddable(finding.answer.facts.task)):
+            raise InputError(f"--lengths: {reason}")
         inspected = Inspected(
             facts=finding.answer.facts, baseline=finding.baseline or 0, budget=self.executor.facts.budget
         )
@@ -215,6 +217,7 @@ class _Run:
             or illegal(candidate, request.accumulation_steps)
             or misplaced(candidate, self.spec.goal.gpus, kind, self.spec.goal.nodes)
             or self.is_uncut(candidate)
+            or unmeasured(candidate, self.spec.goal.lengths is not None)
             or self.lacks_bf16(candidate)
             or self.lacks_room(candidate)
         )
@@ -251,6 +254,7 @@ class _Run:
         return ProbeRequest.model_validate(
             {
                 "kind": kind, "model": spec.model, "candidate": candidate, "seq_len": spec.goal.seq_len,
+                "lengths": spec.goal.lengths,
                 "accumulation_steps": steps, "device": self.executor.facts.torch_name,
                 "world_size": spec.goal.gpus if candidate.distributed else 1,
                 "nodes": spec.goal.nodes if candidate.distributed else 1,

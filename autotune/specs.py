@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from autotune.candidate import Optimizer
+from autotune.lengths import Lengths
 from autotune.units import format_count, format_size, parse_bytes, parse_count, parse_duration
 from autotune.validation import Frozen
 
@@ -136,7 +137,9 @@ class Goal(Frozen):
 
     target: GlobalBatch
     seq_len: Annotated[int, Field(ge=1)] = 1024
-    """Tokens per sequence. Probes always use full-length sequences: the longest is what runs out of memory."""
+    """Tokens per sequence, or of a row that is padded or packed: the longest is what runs out of memory."""
+    lengths: Lengths | None = None
+    """How long the dataset's sequences are, none longer than `seq_len`; None where all are as long."""
     gpus: Annotated[int, Field(ge=1)] = 1
     """World size: devices that train together, on all nodes."""
     nodes: Annotated[int, Field(ge=1)] = 1

@@ -13,6 +13,7 @@ FIELDS = {
     "attention": _FILE,
     "checkpointing": _FILE,
     "adapters": _FILE,
+    "sequences": _FILE,
     "loss": _FILE,
     "compile": _FILE,
     "memory_budget": _FILE,

@@ -19,6 +19,10 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$("$PYTHON" -c 'import torch; print(t
 """
 
 
+EXAMPLES = 64
+"""Rows of example data, which repeat."""
+
+
 def script(name: str) -> str:
     """Return a script that is exported as it stands."""
     return (SCRIPTS / name).read_text("utf-8")
@@ -39,13 +43,42 @@ def model_files(best: Best) -> dict[str, str]:
         "seq_len": best.seq_len,
         "gpus": best.gpus,
         "precision": best.candidate.precision,
+        "sequences": best.candidate.sequences,
     }
+    rows = {} if best.lengths is None else {"rows.json": json.dumps(_example_rows(best)) + "\n"}
     return {
+        **rows,
         "config.json": pretty(best.model.config),
         "settings.json": pretty(settings),
         "model.py": script("model.py"),
         "data.py": script("data.py"),
     }
+
+
+def _example_rows(best: Best) -> list[tuple[int, ...]]:
+    assert best.lengths is not None
+    return list(best.lengths.rows(best.candidate.sequences, best.seq_len, best.seed)[:EXAMPLES])
+
+
+def refuse_rows(best: Best) -> str | None:
+    """Return why rows of unequal numbers of tokens cannot be expressed, or None."""
+    if best.candidate.sequences == "full":
+        return None
+    return (
+        "the script averages the losses of micro-steps, whatever number of tokens they hold, so padded rows would "
+        "count for too much. Use --to transformers, whose Trainer counts tokens, or --to native"
+    )
+
+
+def refuse_packing(best: Best) -> str | None:
+    """Return why packed rows would not be kept apart as they were measured, or None."""
+    candidate = best.candidate
+    if candidate.sequences != "packed" or candidate.attention != "flash_attention_2":
+        return None
+    return (
+        "under flash_attention_2 transformers keeps documents apart in a batch of one row alone, and the Trainer makes "
+        "as many rows as the micro-batch. Use --to native"
+    )
 
 
 def refuse_model(best: Best) -> str | None:

@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, TypeAdapter
 
 from autotune.candidate import Candidate
+from autotune.lengths import Lengths
 from autotune.outcome import Outcome, Phase
 from autotune.specs import ModelFacts, ModelSpec
 from autotune.validation import Frozen
@@ -31,6 +32,8 @@ class ProbeRequest(Frozen):
     also: tuple[Candidate, ...] = ()
     """Further candidates that the same worker traces (kind `trace`): importing takes longer than most traces."""
     seq_len: int
+    lengths: Lengths | None = None
+    """How long the sequences of the user's dataset are, for rows that are padded or packed."""
     accumulation_steps: int
     """Of a whole global step. A `train` probe runs at most two micro-steps for each optimizer step."""
     device: str

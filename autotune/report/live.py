@@ -73,7 +73,7 @@ class Terminal:
                 (self._device, "bold"),
                 f"  {format_bytes(scope.budget)}{each}, of which {scope.goal.headroom:.0%} stay free\n",
                 (f"{format_count(scope.target)} tokens a step", "bold"),
-                f"  on {where}, {facts.tokens_per_sample} tokens a sample, "
+                f"  on {where}, {scope.tokens_per_sample} tokens a sample, "
                 f"micro-batch at most {format_count(scope.limit)}\n",
             )
         )

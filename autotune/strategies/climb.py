@@ -96,7 +96,8 @@ class _Walk:
         return self._try(candidate, name, self._reason(node))
 
     def _grow(self, name: str, candidate: Candidate, growth: Growth) -> Step | Try:
-        grown = Grower(candidate, growth, self._edges(candidate), self._scope, self._predictor).go()
+        scope = self._scope.of_rung(candidate)
+        grown = Grower(candidate, growth, self._edges(candidate), scope, self._predictor).go()
         if isinstance(grown, Grown):
             foreseen = grown.failing is not None and candidate.at(grown.failing) not in self._known
             if foreseen:

@@ -56,6 +56,7 @@ class Scope:
     """The candidate before any node has changed it: carries what the user fixed, such as the optimizer."""
     goal: Goal
     tokens_per_sample: int
+    """Tokens that one row of a batch counts for."""
     budget: int
     """Bytes of the device."""
     tensor_parallel: int = 1
@@ -64,16 +65,25 @@ class Scope:
     @classmethod
     def of(cls, spec: RunSpec, inspected: Inspected) -> Scope:
         """Return what bounds the search of a run, once its model is known."""
-        return cls(
+        base = Candidate(
+            optimizer=spec.optimizer,
             # Several ranks replicate the model unless a node of the graph shards it.
-            base=Candidate(optimizer=spec.optimizer, sharding="ddp" if spec.goal.gpus > 1 else "none"), goal=spec.goal,
-            tokens_per_sample=inspected.facts.tokens_per_sample, budget=inspected.budget,
-        )  # fmt: skip
+            sharding="ddp" if spec.goal.gpus > 1 else "none",
+            sequences="full" if spec.goal.lengths is None else "padded",
+        )
+        tokens = inspected.facts.tokens_per_sample
+        return cls(base=base, goal=spec.goal, tokens_per_sample=tokens, budget=inspected.budget).of_rung(base)
 
     def of_rung(self, candidate: Candidate) -> Scope:
-        """Return the scope of a candidate's micro-batches: fewer ranks take samples where some share a model."""
-        same = candidate.tensor_parallel == self.tensor_parallel
-        return self if same else replace(self, tensor_parallel=candidate.tensor_parallel)
+        """Return the scope of a candidate's micro-batches: of its rows, on as many ranks as take samples of their own.
+
+        A row counts for the tokens that it really holds. Padding counts for nothing: it teaches nothing, and a global
+        batch would shrink with every token of it. Fewer ranks take samples where some share a model.
+        """
+        lengths, tokens = self.goal.lengths, self.tokens_per_sample
+        if lengths is not None:
+            tokens = lengths.tokens_per_row(candidate.sequences, self.goal.seq_len)
+        return replace(self, tokens_per_sample=tokens, tensor_parallel=candidate.tensor_parallel)
 
     @property
     def ranks(self) -> int:
@@ -82,8 +92,9 @@ class Scope:
 
     @property
     def target(self) -> int:
-        """The global batch, in tokens."""
-        return self.goal.target.tokens(self.tokens_per_sample)
+        """The global batch, in tokens that are not padding; the same whatever the rows hold."""
+        lengths = self.goal.lengths
+        return self.goal.target.tokens(self.tokens_per_sample if lengths is None else lengths.mean)
 
     def passes_over(self, candidate: Candidate) -> bool:
         """Tell whether the goal leaves a rung nothing to do, or nothing that another does not: no trial is needed."""

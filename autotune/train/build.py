@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from autotune.candidate import Candidate
 from autotune.probe.protocol import ProbeRequest
-from autotune.rules import Kind, illegal, misplaced
+from autotune.rules import Kind, illegal, misplaced, unmeasured, unpaddable
 from autotune.train.activation_offload import ActivationOffload
 from autotune.train.blocks import Blocks, find_blocks
 from autotune.train.checkpointing import checkpoint_blocks
@@ -35,7 +36,8 @@ from autotune.train.precision import (
 )
 from autotune.train.refusal import CannotRun
 from autotune.train.scaling import ScaledOptimizer
-from autotune.train.stream import stream, target_counter
+from autotune.train.sequences import check_packing
+from autotune.train.stream import stream, target_counter, text_symbols
 from autotune.train.training import Batch, Ranks, StepOptimizer, Training, no_reduction
 from autotune.train.updating import IN_SHARDS, REPLICATED, maker_of, optimizer_of
 
@@ -75,7 +77,9 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
     ranks = draft.ranks
     # A user's own batch maker repeats one batch, so each rank has to draw its own.
     own = 0 if draft.built.make_batch is None else ranks.data_rank
-    batches = stream(draft.built, request.seq_len, request.seed + own, device)
+    batches = stream(
+        draft.built, request.seq_len, request.seed + own, device, request.candidate.sequences, request.lengths
+    )
 
     gradients = None if draft.gradients is None else draft.gradients.all
     if draft.engine is not None:
@@ -135,8 +139,10 @@ class _Draft:
 def _check(draft: _Draft) -> None:
     request = draft.request
     kind: Kind = "cuda" if draft.files is None else "cpu"
-    reason = illegal(request.candidate, request.accumulation_steps) or misplaced(
-        request.candidate, request.world_size, kind, request.nodes
+    reason = (
+        illegal(request.candidate, request.accumulation_steps)
+        or misplaced(request.candidate, request.world_size, kind, request.nodes)
+        or unmeasured(request.candidate, request.lengths is not None)
     )
     if reason:
         raise CannotRun(reason)
@@ -235,6 +241,15 @@ def _check_experts(draft: _Draft) -> None:
         raise CannotRun(
             "a function's model is cast once it is built, which parts chosen experts from their tensor"
         )
+
+
+def _check_packing(draft: _Draft) -> None:
+    built = draft.built
+    if draft.request.candidate.sequences != "packed" or unpaddable(built.task):
+        return
+    if not isinstance(next(built.model.parameters()), FakeTensor):  # a trace has no values to compare
+        with torch.random.fork_rng(devices=[draft.device] if draft.device.type == "cuda" else []):
+            check_packing(built, text_symbols(built, draft.request.seed), draft.precision)
 
 
 def _add_adapters(draft: _Draft) -> None:
@@ -346,6 +361,7 @@ TECHNIQUES: tuple[Callable[[_Draft], None], ...] = (
     _check_attention,
     _form_group,  # before anything depends on the rank
     _build,  # under full offload the parameters are born where they will live
+    _check_packing,  # while the model is still as its library made it
     _cut,  # first of what changes modules: a plan knows them as transformers made them
     _add_adapters,  # before what looks at parameters
     _chunk_loss,

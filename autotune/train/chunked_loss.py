@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from autotune.train.model import BuiltModel
 from autotune.train.refusal import CannotRun
-from autotune.train.stream import IGNORED
+from autotune.train.sequences import IGNORED
 
 CHUNKS = 16
 """Chunks that a sequence is cut into: logits shrink to a sixteenth, while 1024 positions still give matrices of 64 rows

@@ -9,7 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autotune.candidate import Sequences
+from autotune.lengths import Lengths
+from autotune.rules import unpaddable
 from autotune.train.model import BuiltModel, MakeBatch, image_size
+from autotune.train.refusal import CannotRun
+from autotune.train.sequences import IGNORED, rows_of
 from autotune.train.training import Batch
 
 SYMBOLS = 8
@@ -18,18 +23,36 @@ CLASSES = 2
 """Labels that images use, at most; fewer than symbols, because one image shows only one of them."""
 MASK_EVERY = 7
 """One position in seven is masked, about the 15% of BERT (Devlin et al. 2019), as many in each sample."""
-IGNORED = -100
-"""The label that transformers and torch leave out of the loss."""
 
 
-def stream(built: BuiltModel, seq_len: int, seed: int, device: torch.device) -> Callable[[int, int], Batch]:
+def stream(
+    built: BuiltModel,
+    seq_len: int,
+    seed: int,
+    device: torch.device,
+    sequences: Sequences = "full",
+    lengths: Lengths | None = None,
+) -> Callable[[int, int], Batch]:
     """Return `batch(index, micro_batch)` for the model's task, on `device`.
 
     Batch `index` holds the samples from `index x micro_batch` on, and sample i is the same in every batch
-    that holds it, so accumulated batches and one large batch see the same data. Text is full-length and
-    without padding: each symbol follows the one before in a fixed circle. A user's own batch maker knows no
-    index: its batch is made once for each size, under the stream's seed, and repeated.
+    that holds it, so accumulated batches and one large batch see the same data. In a text each symbol follows the one
+    before in a fixed circle. With `lengths`, rows of `seq_len` are padded or packed with texts of a representative mix;
+    without, one text fills each. A user's own batch maker knows no index: its batch is made once for each size, under
+    the stream's seed, and repeated. Raises CannotRun where the model has no use for `lengths`.
     """
+    if lengths is not None:
+        if reason := unpaddable(built.task):
+            raise CannotRun(reason)
+        rows = lengths.rows(sequences, seq_len, seed)
+        in_one = built.attention == "flash_attention_2"
+        made = rows_of(text_symbols(built, seed), rows, seq_len, sequences == "packed", in_one)
+
+        def row_batch(index: int, micro_batch: int) -> Batch:
+            numbers = range(index * micro_batch, (index + 1) * micro_batch)
+            return {name: value.to(device) for name, value in made(numbers).items()}
+
+        return row_batch
     if built.make_batch is not None:
         return _repeated(built.make_batch, seq_len, seed, device)
     sample = _samples(built, seq_len, seed)
@@ -52,6 +75,11 @@ def target_counter(built: BuiltModel) -> Callable[[Batch], int] | None:
         return labels.numel() if labels.dim() == 1 else int((labels[:, first:] != IGNORED).sum())
 
     return count
+
+
+def text_symbols(built: BuiltModel, seed: int) -> Tensor:
+    """Return the token ids that texts are made of."""
+    return torch.tensor(_symbols(built.config, seed)[1:])
 
 
 def _samples(built: BuiltModel, seq_len: int, seed: int) -> Callable[[Tensor], dict[str, Tensor]]:

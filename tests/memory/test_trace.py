@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from autotune.candidate import Candidate, alike
+from autotune.lengths import Lengths
 from autotune.models.resolve import resolve
 from autotune.probe.protocol import ProbeRequest
 from autotune.train import activation_offload, build
@@ -59,6 +60,21 @@ def test_a_trace_counts_the_bytes_of_real_steps_at_any_micro_batch(model):
     for micro_batch, micro_steps in ((1, 1), (2, 1), (7, 1), (1, 2), (5, 2)):
         real = measured(request(model, micro_batch=micro_batch), micro_steps)
         assert timeline.allocated(micro_batch, accumulating=micro_steps > 1) == pytest.approx(real, rel=1e-4)
+
+
+@pytest.mark.parametrize("sequences", ["padded", "packed"])
+def test_the_masks_of_padded_and_packed_rows_are_traced_as_they_are_made(sequences):
+    lengths = Lengths(file="lengths.csv", digest="0", counts=((5, 8), (30, 3), (SEQ_LEN, 1)))
+
+    def of(**fields):
+        fields = {"sequences": sequences, **fields}
+        return request("tiny-llama", **fields).model_copy(update={"lengths": lengths})
+
+    timeline = trace(of())
+    for micro_batch in (1, 5):
+        real = measured(of(micro_batch=micro_batch))
+        # The profiler counts the rows' own tensors on their way to the batch; a trace gives each the device's.
+        assert timeline.allocated(micro_batch) == pytest.approx(real, rel=1e-3)
 
 
 @pytest.mark.parametrize("checkpointing", ["selective", "every-2"])

@@ -13,8 +13,8 @@ from autotune.candidate import Candidate
 from autotune.rules import illegal
 from autotune.train.build import assemble
 from autotune.train.replacing import replaced
+from autotune.train.sequences import IGNORED
 from autotune.train.sharding import ranks
-from autotune.train.stream import IGNORED
 from tests.data.requests import family, request
 
 STEPS, ACCUMULATION, MICRO_BATCH, RANKS = 3, 2, 2, 2

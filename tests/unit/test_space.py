@@ -91,7 +91,7 @@ def test_the_drawing_names_every_node_and_marks_the_path():
     ]
 
 
-def test_several_devices_climb_the_shardings_unless_another_space_is_named():
+def test_several_devices_climb_the_shardings_unless_another_space_is_named(tmp_path):
     def found(**fields):
         options = RunOptions(
             model="tiny-gpt2", target_global_batch="4K", device="cpu:1GiB", seq_len=16, **fields
@@ -101,6 +101,8 @@ def test_several_devices_climb_the_shardings_unless_another_space_is_named():
     assert found() == "default"
     assert found(gpus=2) == "multi_gpu"
     assert found(gpus=2, space="default") == "default"
+    (tmp_path / "lengths.csv").write_text("7,3\n16,1\n")
+    assert found(lengths=str(tmp_path / "lengths.csv")) == "packing"
 
 
 def test_several_machines_are_priced_or_stood_for_and_not_launched():

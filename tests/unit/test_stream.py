@@ -5,7 +5,8 @@ import torch
 
 from autotune.train.build import assemble
 from autotune.train.model import build_model
-from autotune.train.stream import IGNORED, stream
+from autotune.train.sequences import IGNORED
+from autotune.train.stream import stream
 from tests.data.families import FAMILIES
 from tests.data.requests import OWN, family, request
 

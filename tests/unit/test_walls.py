@@ -15,9 +15,9 @@ LAYERS = [
     ("words", ["errors", "units"]),
     (
         "data",
-        ["validation", "candidate", "outcome", "trial", "specs", "accumulation", "constraints", "rules", "graph",
-         "space", "record", "paths", "best", "prediction", "probe.protocol", "probe.ending", "assets", "hardware",
-         "devices.device"],
+        ["validation", "candidate", "lengths", "outcome", "trial", "specs", "accumulation", "constraints", "rules",
+         "graph", "space", "record", "paths", "best", "prediction", "probe.protocol", "probe.ending", "assets",
+         "hardware", "devices.device"],
     ),
     (
         "logic",

@@ -43,6 +43,7 @@ def train(steps: int, scratch: Path) -> list[float]:
             model=best.model,
             candidate=best.candidate,
             seq_len=best.seq_len,
+            lengths=best.lengths,
             accumulation_steps=accumulation,
             device=device,
             world_size=best.gpus,
