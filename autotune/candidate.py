@@ -16,6 +16,8 @@ Checkpointing = Literal["none", "selective", "every-4", "every-2", "full"]
 Adapters = Literal["none", "lora", "qlora"]
 Loss = Literal["full", "chunked"]
 Sequences = Literal["full", "padded", "packed"]
+Workers = Literal[0, 1, 2, 4, 8]
+Prefetch = Literal[2, 4]
 Compile = Literal["none", "regional"]
 MemoryBudget = Literal["none", "75%", "50%", "25%"]
 Offload = Literal["none", "optimizer", "gradients", "full"]
@@ -49,6 +51,12 @@ class Candidate(Frozen):
     sequences: Sequences = "full"
     """What a row of a batch holds: `full`, one sequence of the whole length. With a dataset's length histogram
     (--lengths): `padded`, one sequence and padding, or `packed`, as many as fit, none of which attends to another."""
+    workers: Workers = 0
+    """Processes that make batches of a dataset beside the training's, torch's DataLoader; 0 makes them in between."""
+    pin_memory: bool = False
+    """Batches are put in pinned host memory, from which a GPU copies while it computes; no effect on `cpu`."""
+    prefetch: Prefetch = 2
+    """Batches that each worker makes in advance."""
     loss: Loss = "full"
     """`chunked` makes a causal language model's logits and their gradients a sixteenth of the sequence at a time."""
     compile: Compile = "none"
@@ -99,6 +107,12 @@ class Candidate(Frozen):
         """Take a number's text, as options give it."""
         return int(value) if isinstance(value, str) and value.isdecimal() else value
 
+    @field_validator("workers", "prefetch", mode="before")
+    @classmethod
+    def _accept_digits(cls, value: object) -> object:
+        """Take numbers as a command line gives them."""
+        return int(value) if isinstance(value, str) and value.isdigit() else value
+
     def key(self) -> str:
         """Return the canonical text of all fields, the same for equal candidates in any process."""
         return ",".join(f"{name}={_text(value)}" for name, value in self)
@@ -144,8 +158,9 @@ class Candidate(Frozen):
         return options
 
     def traced(self) -> Candidate:
-        """Return it with the allocator's defaults, whose options change what is reserved and not what is asked for."""
-        return self.model_copy(update={name: Candidate.model_fields[name].default for name in ALLOCATOR})
+        """Return it with the defaults of what changes nothing that a step asks of the device: allocator and loader."""
+        names = (*ALLOCATOR, *LOADER)
+        return self.model_copy(update={name: Candidate.model_fields[name].default for name in names})
 
     def rung(self) -> Candidate:
         """Return this candidate at micro-batch 1: candidates on the same rung differ in micro-batch only."""
@@ -191,6 +206,11 @@ class Candidate(Frozen):
             )
         if self.sequences != "full":
             parts.append(f"{self.sequences} sequences")
+        if self.workers:
+            ahead = "" if self.prefetch == 2 else f" {self.prefetch} ahead"
+            parts.append(f"{self.workers} loader worker{'s' * (self.workers > 1)}{ahead}")
+        if self.pin_memory:
+            parts.append("pinned batches")
         if self.loss != "full":
             parts.append(f"{self.loss} loss")
         if self.compile != "none":
@@ -238,6 +258,10 @@ UNORDERED: tuple[str, ...] = ("memory_budget",)
 
 ALLOCATOR: tuple[str, ...] = ("expandable_segments", "split_limit", "collect_above")
 """The fields that set up the CUDA allocator."""
+
+
+LOADER: tuple[str, ...] = ("workers", "pin_memory", "prefetch")
+"""The fields that set up the DataLoader."""
 
 
 def allocator_options(own: str, candidate: Candidate) -> str:

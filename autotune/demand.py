@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from autotune.candidate import Candidate
 from autotune.memory.formula import state_bytes
 from autotune.specs import ModelFacts
+
+SHARED_MEMORY = Path("/dev/shm")
+"""Where a loader's worker processes put batches for training to take."""
 
 _FP32 = 4
 
@@ -38,6 +43,19 @@ def offloaded_bytes(candidate: Candidate, facts: ModelFacts) -> int:
         case "full":
             held = _weight_bytes(candidate) * (facts.parameters + facts.trainable_parameters)
             return held + optimizer_state_bytes(candidate, facts)
+
+
+def batches_ahead(candidate: Candidate) -> int:
+    """Return the batches that its DataLoader holds in host memory before they are trained on, at most."""
+    return candidate.workers * candidate.prefetch if candidate.workers else int(candidate.pin_memory)
+
+
+def loader_bytes(candidate: Candidate, sample_bytes: int) -> int:
+    """Return the host memory of batches in advance: in shared memory, pinned or not, of workers; else a pinned one."""
+    copies = (
+        2 if candidate.workers and candidate.pin_memory else 1
+    )  # out of shared memory into pinned, one by one
+    return batches_ahead(candidate) * candidate.micro_batch * sample_bytes * copies
 
 
 def checkpoint_bytes(candidate: Candidate, facts: ModelFacts) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from autotune.demand import SHARED_MEMORY
 from autotune.devices.cpu import CpuDevice
 from autotune.devices.find import find, resolve_device
 from autotune.devices.host import available_memory, total_memory
@@ -31,7 +33,7 @@ class Finding(Frozen):
 
 def diagnose() -> list[Finding]:
     """Look at Python, libraries, GPU, processor, memory and disk. Imports no torch, launches nothing."""
-    return [*_software(), *_gpu(), _simulated(), *_cpu(), *_techniques(), _disk(Path.cwd())]
+    return [*_software(), *_gpu(), _simulated(), *_cpu(), *_techniques(), _loading(), _disk(Path.cwd())]
 
 
 def _software() -> Iterator[Finding]:
@@ -150,6 +152,20 @@ def _techniques() -> Iterator[Finding]:
         yield Finding(
             subject=attention, state="warning" if lacking else "ok", text="; ".join(lacking) or "it can run",
         )  # fmt: skip
+
+
+def _loading() -> Finding:
+    """Say what a dataset's loader has: processors, and shared memory for batches in advance."""
+    cores = len(os.sched_getaffinity(0))
+    text = f"{cores} cores for workers"
+    if not SHARED_MEMORY.exists():
+        return Finding(
+            subject="data loading", state="warning", text=f"{text}, but no {SHARED_MEMORY}: only workers=0"
+        )
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    text += f", {format_bytes(free)} of shared memory for their batches ({SHARED_MEMORY})"
+    small = "" if free >= GIB else "; a container gets more with docker run --shm-size"
+    return Finding(subject="data loading", state="warning" if small else "ok", text=text + small)
 
 
 def _disk(folder: Path) -> Finding:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from autotune.candidate import Candidate
+from autotune.demand import loader_bytes
 from autotune.hardware import Hardware
 from autotune.memory.predictor import Ground, Predictor
 from autotune.memory.timeline import Timeline
@@ -35,7 +36,7 @@ class Estimate(Frozen):
     interval: tuple[int, int]
     """The 95% interval of `device_peak_bytes`."""
     host_peak_bytes: int
-    """Peak of the tensors in host memory."""
+    """Peak of the tensors in host memory, with the batches that a DataLoader holds in advance."""
     breakdown: Breakdown
     """Of `allocated_peak_bytes`, by what it holds."""
     phase: Phase
@@ -89,6 +90,7 @@ def price(
     assert prediction is not None, "a candidate's own trace covers it"
     peak = timeline.peak(candidate.micro_batch, accumulating)
     host = timeline.allocated(candidate.micro_batch, accumulating, "host")
+    host += loader_bytes(candidate, int(timeline.facts.get("sample_bytes", 0)))
     priced = time.perf_counter() - began
     fits = prediction.peak <= usable
     largest = predictor.largest(candidate.rung(), usable, LARGEST)

@@ -32,6 +32,8 @@ class StepTiming(Frozen):
     """Forward and backward of the last micro-batch of a global step, with gradient synchronization."""
     optimizer_step: Sample
     """Optimizer step and clearing of the gradients."""
+    data_wait: Sample | None = None
+    """Of each micro-step, and counted in its time: until its batch was there. None where predicted, or not recorded."""
 
     def global_step(self, accumulation_steps: int) -> float:
         """Return the seconds of a whole global step of `accumulation_steps` micro-steps."""
@@ -136,6 +138,8 @@ class Ok(Frozen):
     """Micro-steps that the probe ran for each optimizer step (whole global steps in a proof)."""
     attention: str | None = None
     """The attention implementation that ran, as the model reports it."""
+    loader_bytes: Bytes | None = None
+    """Host memory of the loader's worker processes and of batches in advance; None without a dataset of the user's."""
     skipped_steps: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps that loss scaling (fp16) left out, because a gradient was infinite or NaN."""
     evaluation_loss: float | None = None

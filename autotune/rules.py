@@ -29,6 +29,10 @@ RULES: tuple[Constraint, ...] = (
         ),
     ),
     *_where(
+        {"prefetch": 4},
+        ({"workers": [1, 2, 4, 8]}, "without loader workers nothing is made in advance (workers)"),
+    ),
+    *_where(
         {"offload": "full"},
         (
             {"sharding": ["none", "hsdp", "fsdp2"]},

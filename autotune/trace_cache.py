@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import autotune
-from autotune.candidate import ALLOCATOR
+from autotune.candidate import ALLOCATOR, LOADER
 from autotune.environment import installed, processor
 from autotune.errors import InputError
 from autotune.memory.timeline import Timeline
@@ -76,8 +76,8 @@ class TraceCache:
         depends = {
             **request.model_dump(mode="json", exclude=_IRRELEVANT),
             "model": model.model_dump(mode="json", exclude={"name"}),
-            # The allocator's options change what is reserved, not what is asked for.
-            "candidate": rung.model_dump(mode="json", exclude=set(ALLOCATOR)),
+            # The allocator's options change what is reserved, not what is asked for; the loader's are the host's.
+            "candidate": rung.model_dump(mode="json", exclude={*ALLOCATOR, *LOADER}),
             "device": device,
             "processor": processor() if device == "cpu" else None,
             "torch": installed("torch"),

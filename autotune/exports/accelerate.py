@@ -26,6 +26,7 @@ from autotune.exports.shared import (
     refuse_model,
     refuse_offload,
     refuse_precision,
+    refuse_prefetch,
     refuse_reduction,
     refuse_rows,
     refuse_sharding,
@@ -40,6 +41,9 @@ FIELDS = {
     "checkpointing": Expressed("training.json: checkpointing", refuse_checkpointing),
     "adapters": Expressed("nowhere: only `none` is exported", refuse_adapters),
     "sequences": Expressed("nowhere: only `full` is exported", refuse_rows),
+    "workers": Expressed("training.json: workers"),
+    "pin_memory": Expressed("training.json: pin_memory"),
+    "prefetch": Expressed("training.json: prefetch", refuse_prefetch),
     "loss": Expressed("nowhere: only `full` is exported", refuse_loss),
     "compile": Expressed("nowhere: only `none` is exported", refuse_compile),
     "memory_budget": Expressed("nowhere: only `none` is exported", refuse_memory_budget),
@@ -69,6 +73,9 @@ def export(best: Best) -> dict[str, str]:
         "optimizer": best.candidate.optimizer,
         "optimizer_kernel": best.candidate.optimizer_kernel,
         "tf32": best.candidate.tf32 and best.device.kind == "cuda",
+        "workers": best.candidate.workers,
+        "pin_memory": best.candidate.pin_memory,
+        "prefetch": best.candidate.prefetch if best.candidate.workers else None,
         "seed": best.seed,
     }
     command = "-m accelerate.commands.launch --config_file accelerate_config.yaml train.py"

@@ -70,6 +70,13 @@ def refuse_rows(best: Best) -> str | None:
     )
 
 
+def refuse_prefetch(best: Best) -> str | None:
+    """Return why batches in advance cannot be expressed, or None."""
+    if best.candidate.prefetch == 2 or best.candidate.workers:
+        return None
+    return "without loader workers nothing is made in advance, and torch's DataLoader refuses the number"
+
+
 def refuse_packing(best: Best) -> str | None:
     """Return why packed rows would not be kept apart as they were measured, or None."""
     candidate = best.candidate

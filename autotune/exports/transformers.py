@@ -24,6 +24,7 @@ from autotune.exports.shared import (
     refuse_offload,
     refuse_packing,
     refuse_precision,
+    refuse_prefetch,
     refuse_reduction,
     refuse_sharding,
     refuse_tensor_parallel,
@@ -51,6 +52,9 @@ FIELDS = {
     "checkpointing": Expressed("training_arguments.json: gradient_checkpointing", refuse_checkpointing),
     "adapters": Expressed("nowhere: only `none` is exported", refuse_adapters),
     "sequences": Expressed("settings.json: sequences; rows.json", refuse_packing),
+    "workers": Expressed("training_arguments.json: dataloader_num_workers"),
+    "pin_memory": Expressed("training_arguments.json: dataloader_pin_memory"),
+    "prefetch": Expressed("training_arguments.json: dataloader_prefetch_factor", refuse_prefetch),
     "loss": Expressed("nowhere: only `full` is exported", refuse_loss),
     "compile": Expressed("nowhere: only `none` is exported", refuse_compile),
     "memory_budget": Expressed("nowhere: only `none` is exported", refuse_memory_budget),
@@ -127,10 +131,14 @@ def _arguments(best: Best) -> dict[str, Any]:
         "seed": best.seed,
         "use_cpu": best.device.kind == "cpu",
         "dataloader_drop_last": True,
+        "dataloader_num_workers": candidate.workers,
+        "dataloader_pin_memory": candidate.pin_memory,
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",
     }
+    if candidate.workers:  # the Trainer refuses the name itself without workers
+        arguments["dataloader_prefetch_factor"] = candidate.prefetch
     if candidate.checkpointing == "full":
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
     if (

@@ -53,7 +53,8 @@ class Orders(TypedDict):
     result: int
     """Write end of the worker's result pipe; the worker inherits it beside stdin, stdout and stderr."""
     data_limit: int | None
-    """Bytes of private memory that the kernel grants to the worker, and to each of its children."""
+    """Bytes of private memory that the kernel grants to the worker, and to each of its children
+    that does not lift it."""
     timeout: float
     """Seconds until the worker is killed."""
 
@@ -157,7 +158,9 @@ def _start(orders: Orders) -> int:
         _prefer_for_oom_killer()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if orders["data_limit"] is not None:
-            resource.setrlimit(resource.RLIMIT_DATA, (orders["data_limit"], orders["data_limit"]))
+            # The soft limit alone: the processes that load a dataset's batches are the host's, and lift it.
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            resource.setrlimit(resource.RLIMIT_DATA, (orders["data_limit"], hard))
         os.execv(orders["argv"][0], orders["argv"])
     except BaseException as error:  # noqa: BLE001 - a fork must never return into the guard's code
         os.write(2, f"{orders['argv'][0]} could not be started: {error}\n".encode())

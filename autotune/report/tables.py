@@ -156,6 +156,10 @@ def winner_rows(best: Best) -> list[tuple[str, str]]:
         seconds = best.communication.global_step(accumulation.steps)
         share = f"{format_duration(seconds)} of a global step ({seconds / best.seconds_per_global_step:.0%}), computing"
         rows.insert(-1, ("communication", f"{share} meanwhile not taken off"))
+    if (wait := best.timing.data_wait) is not None:
+        waiting = f"{wait.mean / max(best.timing.last_micro_step.mean, 1e-9):.0%}"
+        said = f"{format_duration(wait.mean)} of a micro-step until its batch is there ({waiting})"
+        rows.insert(-1, ("data", said))
     if by_rank := memory.by_rank:
         at = next(index for index, (name, _) in enumerate(rows) if name == "memory") + 1
         rows.insert(at, ("of each rank", _peaks(by_rank)))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from autotune.candidate import Candidate
 from autotune.probe.protocol import ProbeRequest
@@ -37,7 +36,7 @@ from autotune.train.precision import (
 from autotune.train.refusal import CannotRun
 from autotune.train.scaling import ScaledOptimizer
 from autotune.train.sequences import check_packing
-from autotune.train.stream import stream, target_counter, text_symbols
+from autotune.train.stream import feed, is_traced, target_counter, text_symbols
 from autotune.train.training import Batch, Ranks, StepOptimizer, Training, no_reduction
 from autotune.train.updating import IN_SHARDS, REPLICATED, maker_of, optimizer_of
 
@@ -75,11 +74,9 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
         return value if scaling is None else scaling.scale(value)
 
     ranks = draft.ranks
-    # A user's own batch maker repeats one batch, so each rank has to draw its own.
-    own = 0 if draft.built.make_batch is None else ranks.data_rank
-    batches = stream(
-        draft.built, request.seq_len, request.seed + own, device, request.candidate.sequences, request.lengths
-    )
+    batches, loader = feed(draft.built, request, ranks, device)
+    if loader is not None:
+        draft.closing.callback(loader.close)
 
     gradients = None if draft.gradients is None else draft.gradients.all
     if draft.engine is not None:
@@ -90,13 +87,14 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
         optimizer=draft.optimizer,
         device=device,
         loss=loss,
-        batch=lambda index, micro_batch: batches(index * ranks.data_size + ranks.data_rank, micro_batch),
+        batch=batches,
         tokens_per_sample=draft.built.tokens_per_sample,
         attention=draft.built.attention,
         close=draft.closing.close,
         ranks=ranks,
         reduction=draft.reduction,
         gradients=gradients,
+        loader=loader,
         targets=target_counter(draft.built),
         shards=draft.engine.shards if draft.engine else None,
         scaling=scaling,
@@ -247,7 +245,7 @@ def _check_packing(draft: _Draft) -> None:
     built = draft.built
     if draft.request.candidate.sequences != "packed" or unpaddable(built.task):
         return
-    if not isinstance(next(built.model.parameters()), FakeTensor):  # a trace has no values to compare
+    if not is_traced(built):  # a trace has no values to compare
         with torch.random.fork_rng(devices=[draft.device] if draft.device.type == "cuda" else []):
             check_packing(built, text_symbols(built, draft.request.seed), draft.precision)
 

@@ -9,6 +9,7 @@ import torch
 from autotune.outcome import Oom, PhaseReport
 from autotune.probe.protocol import ProbeRequest
 from autotune.train.steps import Stepper
+from autotune.train.training import Batch
 from autotune.train.verdict import Circumstances, verdict
 
 TIME_SHARE = 0.1
@@ -23,7 +24,11 @@ def forward_only(stepper: Stepper, micro_batch: int) -> float:
     training.model.eval()
     try:
         with torch.no_grad():
-            return float(training.loss(training.batch(stepper.next_batch(), micro_batch)))
+            if training.loader is not None and micro_batch != stepper.micro_batch:
+                batch: Batch = training.loader.heaviest(micro_batch)  # one is enough: no workers for others
+            else:
+                batch = training.batch(stepper.next_batch(), micro_batch)
+            return float(training.loss(batch))
     finally:
         training.model.train()
 

@@ -35,7 +35,7 @@ def inspect_model(request: ProbeRequest, phases: Phases) -> ModelFacts:
     phases.enter("build")
     built = build_model(request.model, request.seq_len, device)
     if by_function:
-        _try_forward(built, request.seq_len, device, phases)
+        _try_forward(built, device, phases)
     return describe(built, request.model.block_class)
 
 
@@ -92,10 +92,9 @@ def active_parameters(model: nn.Module, config: Any) -> int:
     return total - experts + experts * chosen // available
 
 
-def _try_forward(built: BuiltModel, seq_len: int, device: torch.device, phases: Phases) -> None:
-    assert built.make_batch is not None, "a user's function always comes with its batch maker"
+def _try_forward(built: BuiltModel, device: torch.device, phases: Phases) -> None:
     phases.enter("forward")
-    batch = {name: value.to(device) for name, value in built.make_batch(1, seq_len).items()}
+    batch = {name: value.to(device) for name, value in built.example().items()}
     with torch.no_grad():
         loss_of(built.model(**batch))
 

@@ -44,10 +44,13 @@ def measure(request: ProbeRequest, training: Training, phases: Phases, warmed_up
 def warm_up(stepper: Stepper, micro_steps: int, first: int, observer: Observer) -> Parts:
     """Run the first optimizer step, of `first` micro-steps: it creates the optimizer's state.
 
+    Batches are the largest of a user's dataset, so that memory is known whatever batches follow.
+
     A device that runs asynchronously gets a second one, of `micro_steps`, and is looked at phase by phase in
     it: that slows it, so it is not done in steps that are timed. Returns the parts of the last step.
     """
     phases = stepper.phases
+    stepper.heaviest = True
     parts = stepper.step(first)
     scaling = stepper.training.scaling
     # With gradients that overflow the step is left out, and so is the state: its scale falls until one is taken.
@@ -58,6 +61,8 @@ def warm_up(stepper: Stepper, micro_steps: int, first: int, observer: Observer) 
         parts = stepper.step(micro_steps)
         phases.on_end = None
         phases.close_look = False
+    stepper.heaviest = False
+    stepper.drain()
     return parts
 
 
@@ -118,5 +123,6 @@ def report(
         losses=tuple(stepper.losses),
         accumulation_steps=micro_steps,
         attention=training.attention,
+        loader_bytes=training.loader.host_bytes() if training.loader is not None else None,
         skipped_steps=training.scaling.skipped if training.scaling is not None else 0,
     )

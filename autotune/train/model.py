@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils.data import default_collate
 
 from autotune.candidate import Attention
 from autotune.errors import InputError, nearest
 from autotune.specs import ModelSpec, Task
 from autotune.train.frozen import freeze_others
+from autotune.train.loading import Collate, Samples
 from autotune.train.refusal import CannotRun
 
 MakeBatch = Callable[[int, int], Mapping[str, Tensor]]
@@ -34,7 +36,19 @@ class BuiltModel:
     tokens_per_sample: int
     """`seq_len` for text, the number of patches (and class token) for images."""
     make_batch: MakeBatch | None = None
-    """Only for the task `custom`."""
+    """Only for the task `custom`, and only where it has no dataset."""
+    dataset: Samples | None = None
+    """The user's own, of which batches are made."""
+    collate: Collate = default_collate
+    """Makes a batch of its samples."""
+
+    def example(self) -> Mapping[str, Tensor]:
+        """Return a batch of one sample of the user's own."""
+        if self.dataset is not None:
+            with unset_fake_temporarily():  # a trace takes the dataset as it is
+                return self.collate([self.dataset[0]])
+        assert self.make_batch is not None
+        return self.make_batch(1, self.tokens_per_sample)
 
     @property
     def config(self) -> Any:
@@ -292,12 +306,16 @@ def _look_first_in(folder: str, module_name: str) -> None:
 
 def _check_contract(spec: ModelSpec, returned: object, seq_len: int) -> BuiltModel:
     match returned:
+        case (nn.Module() as model, Samples() as dataset):
+            built = BuiltModel(model, "custom", seq_len, dataset=dataset)
+        case (nn.Module() as model, Samples() as dataset, collate) if callable(collate):
+            built = BuiltModel(model, "custom", seq_len, dataset=dataset, collate=collate)
         case (nn.Module() as model, make_batch) if callable(make_batch):
-            pass
+            built = BuiltModel(model, "custom", seq_len, make_batch)
         case _:
             raise InputError(
-                f"model {spec.name}: the function must return (nn.Module, make_batch), it returned "
-                f"{type(returned).__name__}"
+                f"model {spec.name}: the function must return (nn.Module, make_batch), (nn.Module, dataset) or "
+                f"(nn.Module, dataset, collate), it returned {type(returned).__name__}"
             )
     wrong = {str(p.dtype) for p in model.parameters() if p.is_floating_point() and p.dtype != torch.float32}
     if wrong:
@@ -312,13 +330,13 @@ def _check_contract(spec: ModelSpec, returned: object, seq_len: int) -> BuiltMod
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(f"model {spec.name}: no parameter requires a gradient, so there is nothing to train")
-    batch = make_batch(1, seq_len)
+    if built.dataset is not None and not len(built.dataset):
+        raise InputError(f"model {spec.name}: the dataset has no samples")
+    made = "make_batch(micro_batch, seq_len)" if built.dataset is None else "a batch of the dataset"
+    batch = built.example()
     if not isinstance(batch, Mapping) or not batch or not all(isinstance(v, Tensor) for v in batch.values()):
-        raise InputError(
-            f"model {spec.name}: make_batch(micro_batch, seq_len) must return a dict of tensors, it returned "
-            f"{type(batch).__name__}"
-        )
-    return BuiltModel(model, "custom", seq_len, make_batch)
+        raise InputError(f"model {spec.name}: {made} must be a dict of tensors, it is {type(batch).__name__}")
+    return built
 
 
 def loss_of(output: object) -> Tensor:

@@ -44,6 +44,7 @@ def timing(samples: Sequence[Parts]) -> StepTiming:
         micro_step=summarize(others) if others else last,
         last_micro_step=last,
         optimizer_step=summarize([parts.optimizer_step for parts in samples]),
+        data_wait=summarize([parts.data_wait for parts in samples]),
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autotune.train.holdings import local
 from autotune.train.phases import Phases
-from autotune.train.training import Training
+from autotune.train.training import Batch, Training
 
 
 class NotFinite(ArithmeticError):
@@ -30,6 +30,8 @@ class Parts:
     """Mean of all micro-steps but the last; None where the last is the only one."""
     last_micro_step: float
     optimizer_step: float
+    data_wait: float = 0.0
+    """Of each micro-step, on the average: until its batch was there. Counted in the micro-steps' own seconds."""
 
 
 class Stepper:
@@ -42,6 +44,9 @@ class Stepper:
         self.losses: list[float] = []
         """Of every optimizer step so far: the mean over its micro-steps."""
         self.batches_taken = 0
+        self.heaviest = False
+        """Take the largest batch that a user's dataset has, which is the one to prove memory with."""
+        self._waited = 0.0
 
     def step(self, micro_steps: int) -> Parts:
         """Run one global step and return the seconds of its parts.
@@ -52,6 +57,7 @@ class Stepper:
         """
         training, phases = self.training, self.phases
         phases.begin_step()
+        self._waited = 0.0
         losses: list[Tensor] = []
         began = middle = self._clock()
         for index in range(micro_steps):
@@ -83,6 +89,7 @@ class Stepper:
             micro_steps=(middle - began) / (micro_steps - 1) if micro_steps > 1 else None,
             last_micro_step=after_backward - middle,
             optimizer_step=end - after_backward,
+            data_wait=self._waited / micro_steps,
         )
 
     def next_batch(self) -> int:
@@ -97,12 +104,27 @@ class Stepper:
         mean over the global batch.
         """
         self.phases.enter("forward")
-        batch = self.training.batch(self.next_batch(), self.micro_batch)
+        began = time.perf_counter()
+        batch = self._batch()
+        self._waited += time.perf_counter() - began
         with self.training.reduction(last):
             loss = self.training.loss(batch)
             self.phases.enter("backward")
             (loss / micro_steps).backward()
         return loss.detach()
+
+    def drain(self) -> None:
+        """Take from a loader what its workers made while nobody asked: training would outrun them only later."""
+        loader = self.training.loader
+        if loader is not None:
+            for _ in range(loader.ahead + 1):
+                self.training.batch(self.next_batch(), self.micro_batch)
+
+    def _batch(self) -> Batch:
+        loader = self.training.loader
+        if self.heaviest and loader is not None:
+            return loader.heaviest(self.micro_batch)
+        return self.training.batch(self.next_batch(), self.micro_batch)
 
     def _clock(self) -> float:
         self.phases.meter.synchronize()

@@ -8,14 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from autotune.candidate import Sequences
 from autotune.lengths import Lengths
+from autotune.probe.protocol import ProbeRequest
 from autotune.rules import unpaddable
+from autotune.train.loading import Loader
 from autotune.train.model import BuiltModel, MakeBatch, image_size
 from autotune.train.refusal import CannotRun
 from autotune.train.sequences import IGNORED, rows_of
-from autotune.train.training import Batch
+from autotune.train.training import Batch, Ranks
 
 SYMBOLS = 8
 """Tokens of the vocabulary that text uses, at most: few, so that the loss falls from the first step."""
@@ -62,6 +65,36 @@ def stream(
         return {name: value.to(device) for name, value in sample(numbers).items()}
 
     return batch
+
+
+def feed(
+    built: BuiltModel, request: ProbeRequest, ranks: Ranks, device: torch.device
+) -> tuple[Callable[[int, int], Batch], Loader | None]:
+    """Return this rank's batches, and the loader that they come from where they are of a dataset of the user's own.
+
+    A trace sees the largest batch of a dataset alone.
+    """
+    if built.dataset is not None:
+        loader = Loader(
+            built.dataset, built.collate, request.candidate, device, request.seed, ranks.data_size
+        )
+        if is_traced(built):
+            return (lambda _, micro_batch: loader.heaviest(micro_batch)), loader
+        batches: Callable[[int, int], Batch] = loader.batch
+    else:
+        loader = None
+        # A user's own batch maker repeats one batch, so each rank has to draw its own.
+        own = 0 if built.make_batch is None else ranks.data_rank
+        seed, sequences = request.seed + own, request.candidate.sequences
+        batches = stream(built, request.seq_len, seed, device, sequences, request.lengths)
+    return (
+        lambda index, micro_batch: batches(index * ranks.data_size + ranks.data_rank, micro_batch)
+    ), loader
+
+
+def is_traced(built: BuiltModel) -> bool:
+    """Tell whether a model has no data, because a trace runs it."""
+    return isinstance(next(built.model.parameters()), FakeTensor)
 
 
 def target_counter(built: BuiltModel) -> Callable[[Batch], int] | None:

@@ -366,6 +366,7 @@ def _timeline(
             "nodes": request.nodes,
             "parameters": parameter_count(training.model),
             "seq_len": request.seq_len,
+            "sample_bytes": _sample_bytes(recorder, training),
             "tokens_per_sample": training.tokens_per_sample,
             "attention": training.attention or "",
             "torch": torch.__version__,
@@ -373,3 +374,10 @@ def _timeline(
             "seconds": round(time.perf_counter() - began, 3),
         },
     )
+
+
+def _sample_bytes(recorder: Recorder, training: Training) -> int:
+    """Return the bytes of one sample in a batch."""
+    with recorder.elsewhere():
+        batch = training.batch(0, LEAST)
+    return sum(int(value.numel() * value.element_size()) for value in batch.values()) // LEAST

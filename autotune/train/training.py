@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from autotune.train.loading import Loader
 
 Batch = Mapping[str, Tensor]
 """Keyword arguments of the model's forward, on the training device; always holds what the loss needs."""
@@ -98,6 +101,8 @@ class Training:
     """What this rank keeps of the parameters, where that is not the parameters' own memory."""
     scaling: Scaling | None = None
     """How gradients are scaled between backward and the optimizer step; None where they are what they are."""
+    loader: Loader | None = None
+    """Where batches come from when they are of a dataset of the user's own."""
     targets: Callable[[Batch], int] | None = None
     """How many targets the loss of a batch is the mean over; None where only a user's own model knows."""
 

@@ -75,3 +75,27 @@ def build_without_loss() -> tuple[nn.Module, object]:
 
 def build_with_bug() -> tuple[nn.Module, object]:
     raise ZeroDivisionError("a bug of the user's own")
+
+
+class Texts:
+    """A map-style dataset of 40 samples, each with a draw of its own, as an augmentation has."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        length = 8 + (32 if index == 30 else index % 5)
+        tokens = torch.full((length + 1,), index % VOCABULARY)
+        tokens[0] = int(torch.randint(VOCABULARY, ()))
+        return {"tokens": tokens[:-1], "targets": tokens[1:]}
+
+
+def pad(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {
+        name: nn.utils.rnn.pad_sequence([sample[name] for sample in samples], batch_first=True)
+        for name in samples[0]
+    }
+
+
+def build_with_dataset() -> tuple[nn.Module, object, object]:
+    return Network(), Texts(), pad

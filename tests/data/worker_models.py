@@ -1,5 +1,7 @@
 """Models of a user's own, each with one fault: `worker_models:NAME`."""
 
+import os
+
 import torch
 from torch import nn
 
@@ -51,3 +53,21 @@ def nan():
 
 def steep():
     return make("steep")
+
+
+class Hungry:
+    """A dataset whose every sample takes more memory than the probe has left, in worker processes."""
+
+    def __init__(self):
+        self.probe = os.getpid()
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        room = torch.ones(8 if os.getpid() == self.probe else 100 * 2**20)  # 400 MiB
+        return {"x": room[:8].clone()}
+
+
+def loading():
+    return Faulty("none"), Hungry()

@@ -28,6 +28,7 @@ class Device:
             ranks=Ranks(0, ranks),
             batch=lambda index, size: size,
             loss=self._loss,
+            loader=None,
         )
         self.phases = SimpleNamespace(meter=self, step=1)
 

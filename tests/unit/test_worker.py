@@ -286,3 +286,15 @@ def test_a_worker_that_nobody_listens_to_ends_quietly(tmp_path):
     _, stderr = process.communicate()
     assert process.returncode == 0
     assert "Traceback" not in stderr
+
+
+def test_loader_workers_are_the_host_s_and_not_the_budget_s(tmp_path):
+    """Each of two takes 400 MiB, and the probe may take little more than its libraries."""
+    limit = 900 * MIB
+    process, read = start(
+        tmp_path, model="loading", limit=limit, precision="fp32", workers=2, accumulation_steps=1
+    )
+    run = finish(process, read, tmp_path)
+    assert isinstance(run.outcome, Ok), run.outcome
+    assert run.outcome.memory.peak() < limit
+    assert run.outcome.loader_bytes > 0

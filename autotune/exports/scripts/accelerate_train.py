@@ -60,7 +60,12 @@ def take_steps(accelerator: Accelerator, steps: int) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     samples = steps * TRAINING["accumulation_steps"] * TRAINING["micro_batch"] * accelerator.num_processes
     loader = torch.utils.data.DataLoader(
-        ExampleData(model.config, samples), batch_size=TRAINING["micro_batch"], drop_last=True
+        ExampleData(model.config, samples),
+        batch_size=TRAINING["micro_batch"],
+        drop_last=True,
+        num_workers=TRAINING["workers"],
+        pin_memory=TRAINING["pin_memory"],
+        prefetch_factor=TRAINING["prefetch"],
     )
     optimizer = OPTIMIZERS[TRAINING["optimizer"]](model.parameters())
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)

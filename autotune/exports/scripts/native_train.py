@@ -9,11 +9,19 @@ import os
 import tempfile
 from pathlib import Path
 
+from torch.utils.data import default_collate
+
 from autotune.best import Best
 from autotune.probe.protocol import ProbeRequest
 from autotune.train.build import assemble
+from autotune.train.loading import Loader
 
 BEST = Path(__file__).with_name("best.yaml")
+
+# Your own data: a map-style dataset, and what makes a batch (a dict of the forward's arguments) of its samples. Without
+# one, batches are those of the measurement; a function of yours that gives a dataset needs none here.
+DATASET = None
+COLLATE = default_collate
 
 
 def main() -> None:
@@ -56,11 +64,12 @@ def train(steps: int, scratch: Path) -> list[float]:
         )
     )
     losses = []
+    batch_at, close = feed(training, best)
     try:
         for step in range(steps):
             total = 0.0
             indices = range(step * accumulation, (step + 1) * accumulation)
-            batches = [training.batch(index, micro_batch) for index in indices]  # put your own batches here
+            batches = [batch_at(index, micro_batch) for index in indices]
             # Padded batches have unequal numbers of targets: each loss counts for as many as it has.
             for index, batch, share in zip(indices, batches, training.shares(batches), strict=True):
                 with training.reduction(index == indices[-1]):
@@ -73,8 +82,23 @@ def train(steps: int, scratch: Path) -> list[float]:
             if training.ranks.rank == 0:
                 print(f"loss {losses[-1]:.4f}", flush=True)
     finally:
+        close()
         training.close()
     return losses
+
+
+def feed(training, best):
+    """Return `batch_at(index, micro_batch)`, and what ends its workers."""
+    if DATASET is None:
+        return training.batch, lambda: None
+    ranks = training.ranks
+    # With the workers, pinned memory and batches in advance that were chosen.
+    loader = Loader(DATASET, COLLATE, best.candidate, training.device, best.seed, ranks.data_size)
+
+    def batch_at(index, micro_batch):
+        return loader.batch(index * ranks.data_size + ranks.data_rank, micro_batch)
+
+    return batch_at, loader.close
 
 
 if __name__ == "__main__":
