@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 
 from autotune.outcome import Memory, Ok
 from autotune.probe.protocol import ProbeRequest
 from autotune.train.communication import listen
-from autotune.train.holdings import Observer, breakdown
+from autotune.train.holdings import Observer, breakdown, gradient_bytes, parameter_bytes, state_bytes
 from autotune.train.phases import Phases
 from autotune.train.sampling import narrow, timing
 from autotune.train.steps import Parts, Stepper
@@ -31,7 +32,7 @@ def measure(request: ProbeRequest, training: Training, phases: Phases, warmed_up
     observer = Observer(training)
     warm_up(stepper, micro_steps, first=1, observer=observer)
     if request.candidate.compile != "none":
-        phases.training_peak = 0  # the first steps' is the compiler's; what has to fit still counts it
+        forget_compiler(stepper)
     warmed_up()
     deadline = time.perf_counter() + request.sample_seconds
     samples = sample(stepper, request, micro_steps, minimum=MINIMUM, deadline=deadline, observer=observer)
@@ -64,6 +65,18 @@ def warm_up(stepper: Stepper, micro_steps: int, first: int, observer: Observer) 
     stepper.heaviest = False
     stepper.drain()
     return parts
+
+
+def forget_compiler(stepper: Stepper) -> None:
+    """Leave the compiler out of the training's memory: its peak in the first steps, and what it keeps of them.
+
+    How much that is depends on whether it found its code in its cache, which no two launches have alike. What has to
+    fit still counts it.
+    """
+    training, phases = stepper.training, stepper.phases
+    gc.collect()
+    phases.meter.disown(parameter_bytes(training) + gradient_bytes(training) + state_bytes(training))
+    phases.training_peak = 0
 
 
 def sample(

@@ -59,6 +59,10 @@ class Meter(Protocol):
         """Return the tensor bytes alive now."""
         ...
 
+    def disown(self, tensors: int) -> None:
+        """Leave what is held now beyond so many bytes of tensors out of laps from now on: a compiler's own, say."""
+        ...
+
     def peaks(self) -> Peaks:
         """Return the peaks of the process's whole life so far."""
         ...
@@ -90,6 +94,7 @@ class CpuMeter:
         self.baseline = now.anonymous
         self.taken = now.data + PACKING * torch.get_num_threads()
         self._anonymous_peak = self._data_peak = 0
+        self._disowned = 0
 
     def synchronize(self) -> None:
         """Do nothing: CPU operations are done when they return."""
@@ -103,6 +108,10 @@ class CpuMeter:
 
     def now(self) -> int:
         return self._beyond(self._memory.now().anonymous)
+
+    def disown(self, tensors: int) -> None:
+        self._disowned = 0
+        self._disowned = max(0, self.now() - tensors)
 
     def peaks(self) -> Peaks:
         peak = self._memory.peak()
@@ -123,7 +132,7 @@ class CpuMeter:
         self._memory.close()
 
     def _beyond(self, anonymous: int) -> int:
-        return max(0, anonymous - self.baseline)
+        return max(0, anonymous - self.baseline - self._disowned)
 
 
 class CudaMeter:
@@ -161,6 +170,9 @@ class CudaMeter:
 
     def now(self) -> int:
         return int(torch.cuda.memory_allocated(self._device))
+
+    def disown(self, tensors: int) -> None:
+        """Do nothing: the allocator's counters know tensors alone."""
 
     def peaks(self) -> Peaks:
         stats = torch.cuda.memory_stats(self._device)

@@ -14,7 +14,7 @@ from autotune.outcome import Ok
 from autotune.probe.protocol import ProbeRequest
 from autotune.train.evaluation import forward_only, largest_evaluation
 from autotune.train.holdings import Observer, local
-from autotune.train.measure import MICRO_STEPS, report, sample, warm_up
+from autotune.train.measure import MICRO_STEPS, forget_compiler, report, sample, warm_up
 from autotune.train.phases import Phases
 from autotune.train.steps import Parts, Stepper
 from autotune.train.training import Training
@@ -39,7 +39,7 @@ def prove(request: ProbeRequest, training: Training, phases: Phases, warmed_up: 
     few = min(request.accumulation_steps, MICRO_STEPS)
     parts = warm_up(stepper, few, first=few, observer=observer)
     if request.candidate.compile != "none":
-        phases.training_peak = 0  # as in `measure`
+        forget_compiler(stepper)
     warmed_up()
     spent = time.perf_counter() - began
     fitting = steps_that_fit(request.accumulation_steps, request.sample_seconds - spent, parts)

@@ -54,6 +54,16 @@ def test_each_lap_has_its_own_peak_and_the_process_keeps_the_largest(meter):
     assert meter.taken > meter.baseline, "stacks are private memory, touched or not"
 
 
+def test_what_a_compiler_keeps_is_left_out_of_laps_and_not_of_the_process(meter):
+    compilers, ours = block(), block()
+    meter.disown(ours.nbytes)
+    lap, peaks = meter.lap(), meter.peaks()
+    assert lap.end == pytest.approx(ours.nbytes, abs=SLACK)
+    assert peaks.device >= meter.baseline + compilers.nbytes + ours.nbytes - SLACK
+    more = block()
+    assert meter.lap().peak == pytest.approx(ours.nbytes + more.nbytes, abs=SLACK)
+
+
 def test_mapped_files_are_not_counted(meter, tmp_path):
     path = tmp_path / "mapped"
     with path.open("w+b") as file:
