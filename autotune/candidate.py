@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from autotune.units import MIB, parse_bytes
 from autotune.validation import Frozen
 
-Precision = Literal["fp32", "bf16", "fp16", "bf16-pure"]
+Precision = Literal["fp32", "bf16", "fp16", "bf16-pure", "fp8"]
 Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
 Checkpointing = Literal["none", "selective", "every-4", "every-2", "full"]
 Adapters = Literal["none", "lora", "qlora"]
@@ -36,7 +36,8 @@ class Candidate(Frozen):
 
     precision: Precision = "bf16"
     """`fp32`; `bf16`: parameters, gradients and optimizer state in fp32, matrix products in bf16; `fp16`: the same with
-    fp16 and a dynamic loss scale; `bf16-pure`: all of it in bf16, so updates below a 256th of a weight are lost."""
+    fp16 and a dynamic loss scale; `bf16-pure`: all of it in bf16, so updates below a 256th of a weight are lost;
+    `fp8`: as bf16, with the products of the blocks' linear layers in 8 bits (torchao)."""
     tf32: bool = False
     """Multiply fp32 matrices in TF32 (19 bits, of which 10 are the fraction) on an NVIDIA GPU; no effect on `cpu`."""
     attention: Attention = "sdpa"
@@ -131,12 +132,12 @@ class Candidate(Frozen):
         """The number type of matrix products, by which a device's peak FLOP/s is known."""
         if self.precision == "fp32":
             return "tf32" if self.tf32 else "fp32"
-        return "fp16" if self.precision == "fp16" else "bf16"
+        return self.precision if self.precision in {"fp16", "fp8"} else "bf16"
 
     @property
     def needs_bf16(self) -> bool:
         """Whether the device has to compute in bf16, if only to add gradients."""
-        return self.precision in {"bf16", "bf16-pure"} or self.reduce_dtype == "bf16"
+        return self.precision in {"bf16", "bf16-pure", "fp8"} or self.reduce_dtype == "bf16"
 
     @property
     def kept_share(self) -> float:

@@ -215,7 +215,7 @@ def estimate(
     micro_batch: Annotated[int | None, typer.Option(help="Samples on each GPU.")] = None,
     accumulation_steps: Annotated[int | None, typer.Option(help="Micro-steps for an optimizer step.")] = None,
     headroom: Annotated[float | None, typer.Option(help="Share of memory that must stay free.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32, bf16, fp16 or bf16-pure.")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, bf16-pure or fp8.")] = None,
     attention: Annotated[
         str | None, typer.Option(help="sdpa, eager, flash_attention_2 or flex_attention.")
     ] = None,

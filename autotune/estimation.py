@@ -193,6 +193,8 @@ def _candidates(
         ]
         if candidate.needs_bf16 and not has_bf16:
             reasons.append(f"{hardware.id} has no bf16; choose --precision fp16 or fp32")
+        if candidate.precision == "fp8" and hardware.fp8_tflops is None:
+            reasons.append(f"{hardware.id} does not multiply 8-bit floats; choose --precision bf16")
         return list(dict.fromkeys(reason for reason in reasons if reason))
 
     if question.lengths is not None and "sequences" not in question.candidate:

@@ -34,6 +34,8 @@ class Hardware(Frozen):
     """Dense peak in 10^12 FLOP/s with fp32 accumulation; None where the hardware has no bf16."""
     fp16_tflops: Positive | None
     """Dense peak in 10^12 FLOP/s with fp32 accumulation."""
+    fp8_tflops: Positive | None = None
+    """Dense peak in 10^12 FLOP/s with fp32 accumulation; None where the hardware multiplies no 8-bit floats."""
     tf32_tflops: Positive | None
     """Dense peak in 10^12 FLOP/s; None where the hardware has no TF32."""
     fp32_tflops: Positive
@@ -54,6 +56,7 @@ class Hardware(Frozen):
     def peak_flops(self) -> dict[str, float]:
         """Return the dense peak in FLOP/s by precision, without the precisions that the hardware lacks."""
         tflops = {
+            "fp8": self.fp8_tflops,
             "bf16": self.bf16_tflops,
             "fp16": self.fp16_tflops,
             "tf32": self.tf32_tflops,

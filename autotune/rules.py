@@ -109,7 +109,7 @@ RULES: tuple[Constraint, ...] = (
     *_where(
         {"attention": "flash_attention_2"},
         (
-            {"precision": ["bf16", "fp16", "bf16-pure"]},
+            {"precision": ["bf16", "fp16", "bf16-pure", "fp8"]},
             "flash-attn computes in 16 bits alone",
         ),
     ),
@@ -118,6 +118,17 @@ RULES: tuple[Constraint, ...] = (
         (
             {"sharding": "none"},
             "the shardings keep parameters in fp32 and gather them in bf16; bf16-pure is for one device",
+        ),
+    ),
+    *_where(
+        {"precision": "fp8"},
+        (
+            {"adapters": "none"},
+            "adapters compute with the layers beside them by themselves, of which fp8 replaces the products",
+        ),
+        (
+            {"tensor_parallel": 1},
+            "8-bit products of distributed tensors need styles of torchao's own, which transformers' plans do not use",
         ),
     ),
     *_where(
@@ -322,6 +333,11 @@ def misplaced(candidate: Candidate, world_size: int, kind: Kind, nodes: int = 1)
         return f"{candidate.sharding} shares the work out over several ranks, and there is one (--gpus)"
     if candidate.sharding in {"hsdp", "fsdp2"} and candidate.offload == "full" and kind == "cpu":
         return "full offload on the cpu device moves whole parameters to files, not shards; offload the optimizer"
+    if candidate.precision == "fp8" and kind == "cpu":
+        return (
+            "fp8 is for GPUs that multiply 8-bit floats (NVIDIA's from compute capability 8.9 on, MI300X); a processor "
+            "only emulates them"
+        )
     return lacks_nodes(candidate, world_size, nodes)
 
 

@@ -218,7 +218,7 @@ class _Run:
             or misplaced(candidate, self.spec.goal.gpus, kind, self.spec.goal.nodes)
             or self.is_uncut(candidate)
             or unmeasured(candidate, self.spec.goal.lengths is not None)
-            or self.lacks_bf16(candidate)
+            or self.lacks_type(candidate)
             or self.lacks_room(candidate)
         )
 
@@ -227,11 +227,13 @@ class _Run:
         inspected = self.journal.record.inspection
         return None if inspected is None else uncut(candidate, inspected.facts)
 
-    def lacks_bf16(self, candidate: Candidate) -> str | None:
+    def lacks_type(self, candidate: Candidate) -> str | None:
         """Return why the device cannot compute in the candidate's precision, or None."""
         facts = self.executor.facts
         if candidate.needs_bf16 and not facts.supports_bf16:
             return f"{facts.name} has no bf16"
+        if candidate.precision == "fp8" and not facts.supports_fp8:
+            return f"{facts.name} does not multiply 8-bit floats"
         return None
 
     def lacks_room(self, candidate: Candidate) -> str | None:

@@ -24,6 +24,8 @@ SLACK = 64 * MIB
 """How far above the starting level the device counts as free: drivers round and cache."""
 FIRST_BF16 = (8, 0)
 """Compute capability from which tensor cores know bf16 (Ampere)."""
+FIRST_FP8 = (8, 9)
+"""Compute capability from which tensor cores multiply 8-bit floats (Ada)."""
 _TICK = 0.02
 _POLL = 0.1
 
@@ -103,7 +105,7 @@ class CudaDevice:
         return DeviceFacts(
             kind="cuda", name=self._gpu.name, torch_name="cuda:0", budget=self._free, total=self._total,
             driver=self._nvml.driver(), hardware=row.id if row else None,
-            supports_bf16=self._gpu.capability >= FIRST_BF16,
+            supports_bf16=self._gpu.capability >= FIRST_BF16, supports_fp8=self._gpu.capability >= FIRST_FP8,
             peak_flops=row.peak_flops() if row else {},
         )  # fmt: skip
 

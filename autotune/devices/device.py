@@ -43,6 +43,8 @@ class DeviceFacts(Frozen):
     """Id in hardware.yaml; None for a device that the table does not know."""
     supports_bf16: bool
     """Whether the device itself computes in bf16."""
+    supports_fp8: bool = False
+    """Whether the device itself multiplies 8-bit floats."""
     peak_flops: dict[str, float] = Field(default_factory=dict)
     """Dense peak in FLOP/s by precision (`bf16`, `fp32`); empty where unknown, and then there is no MFU."""
 

@@ -35,7 +35,8 @@ class SimulatedDevice:
         self._facts = DeviceFacts(
             kind="cuda", simulated=True, name=f"{_name(row)} (simulated)", torch_name="cuda:0",
             budget=row.usable_bytes(), total=row.usable_bytes(), hardware=row.id,
-            supports_bf16=row.bf16_tflops is not None, peak_flops=row.peak_flops(),
+            supports_bf16=row.bf16_tflops is not None, supports_fp8=row.fp8_tflops is not None,
+            peak_flops=row.peak_flops(),
         )  # fmt: skip
 
     def facts(self) -> DeviceFacts:

@@ -63,6 +63,10 @@ FIELDS = {
 }
 
 
+MIXED = ("bf16", "fp16", "fp8")
+"""Precisions that are accelerate's too, by the same name; what it calls `no` casts nothing."""
+
+
 def export(best: Best) -> dict[str, str]:
     """Return the files that `sh launch.sh` trains from. Raises CannotExport."""
     refuse(best, "accelerate", FIELDS, {"model": refuse_model(best), "nodes": _refuse_nodes(best)})
@@ -71,6 +75,8 @@ def export(best: Best) -> dict[str, str]:
         "accumulation_steps": best.accumulation.steps,
         "checkpointing": best.candidate.checkpointing,
         "optimizer": best.candidate.optimizer,
+        # fp8 is for the linear layers within.
+        "blocks": (best.facts.block_class or "").split(","),
         "optimizer_kernel": best.candidate.optimizer_kernel,
         "tf32": best.candidate.tf32 and best.device.kind == "cuda",
         "workers": best.candidate.workers,
@@ -102,7 +108,7 @@ def _config(best: Best) -> str:
         "num_processes": best.gpus,
         "num_machines": 1,
         "machine_rank": 0,
-        "mixed_precision": best.candidate.precision if best.candidate.precision in {"bf16", "fp16"} else "no",
+        "mixed_precision": best.candidate.precision if best.candidate.precision in MIXED else "no",
         # With use_cpu and several processes, accelerate starts one; see launch.sh for what it heeds.
         "use_cpu": best.device.kind == "cpu" and not several,
         "main_training_function": "main",

@@ -45,8 +45,14 @@ def _refuse_kernel(best: Best) -> str | None:
     )
 
 
+def _refuse_precision(best: Best) -> str | None:
+    if best.candidate.precision == "fp8":
+        return "the Trainer's arguments have no fp8. Use --to accelerate or --to native"
+    return refuse_precision(best)
+
+
 FIELDS = {
-    "precision": Expressed("training_arguments.json: bf16, fp16", refuse_precision),
+    "precision": Expressed("training_arguments.json: bf16, fp16", _refuse_precision),
     "tf32": Expressed("training_arguments.json: tf32 (no effect on a cpu)"),
     "attention": Expressed("settings.json: attention"),
     "checkpointing": Expressed("training_arguments.json: gradient_checkpointing", refuse_checkpointing),

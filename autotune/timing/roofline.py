@@ -106,21 +106,17 @@ class Machine:
 
 
 def _peaks(hardware: Hardware) -> dict[MathType, float]:
-    """Return the peak FLOP/s by type; a type that the hardware lacks runs as the next wider one does.
-
-    fp8 counts twice bf16 from compute capability 8.9 on (Ada and Hopper white papers).
-    """
+    """Return the peak FLOP/s by type; a type that the hardware lacks runs as the next wider one does."""
     peaks = hardware.peak_flops()
     single = peaks["fp32"]
     half = peaks.get("bf16", single)
-    capability = float(hardware.compute_capability or 0)
     return {
         "none": single,
         "fp32": single,
         "tf32": peaks.get("tf32", single),
         "fp16": peaks.get("fp16", single),
         "bf16": half,
-        "fp8": 2 * half if capability >= 8.9 else half,
+        "fp8": peaks.get("fp8", half),
     }
 
 

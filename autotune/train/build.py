@@ -21,6 +21,7 @@ from autotune.train.checkpointing import checkpoint_blocks
 from autotune.train.chunked_loss import chunk_loss
 from autotune.train.compiled import compile_blocks
 from autotune.train.experts import shared_rows
+from autotune.train.float8 import use_float8
 from autotune.train.four_bit import quantize_blocks
 from autotune.train.host_gradients import HostGradients
 from autotune.train.mapped import MappedFiles, map_gradients, map_parameters, parameters_in
@@ -151,6 +152,8 @@ def check_engine(candidate: Candidate) -> None:
     """Raise CannotRun where the candidate's engine is not installed."""
     if candidate.engine == "deepspeed" and find_spec("deepspeed") is None:
         raise CannotRun("the deepspeed package is not installed: pip install 'autotune[deepspeed]'")
+    if candidate.precision == "fp8" and find_spec("torchao") is None:
+        raise CannotRun("fp8 needs the torchao package: pip install 'autotune[torchao]'")
 
 
 def _check_attention(draft: _Draft) -> None:
@@ -262,6 +265,12 @@ def _add_adapters(draft: _Draft) -> None:
         add_adapters(draft.built.model, draft.blocks)
 
 
+def _use_float8(draft: _Draft) -> None:
+    if draft.request.candidate.precision == "fp8":
+        tokens = draft.request.candidate.micro_batch * draft.built.tokens_per_sample
+        use_float8(draft.built.model, draft.blocks, draft.device, tokens)
+
+
 def _chunk_loss(draft: _Draft) -> None:
     if draft.request.candidate.loss == "chunked":
         chunk_loss(draft.built)
@@ -362,6 +371,7 @@ TECHNIQUES: tuple[Callable[[_Draft], None], ...] = (
     _check_packing,  # while the model is still as its library made it
     _cut,  # first of what changes modules: a plan knows them as transformers made them
     _add_adapters,  # before what looks at parameters
+    _use_float8,  # before blocks are wrapped in any way
     _chunk_loss,
     _compile,  # before what goes around a block's forward
     _checkpoint,  # before sharding, whose hooks must run outside the checkpoint, not again in it

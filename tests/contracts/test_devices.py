@@ -208,6 +208,7 @@ def test_a_known_gpu_has_its_peak_and_an_unknown_one_none() -> None:
     unknown = CudaDevice(UNKNOWN, FakeNvml()).facts()
     assert (unknown.hardware, unknown.peak_flops, unknown.supports_bf16) == (None, {}, True)
     assert not CudaDevice(T4, FakeNvml()).facts().supports_bf16
+    assert (known.supports_fp8, CudaDevice(T4, FakeNvml()).facts().supports_fp8) == (True, False)
 
 
 def test_expandable_segments_join_the_users_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,6 +323,10 @@ def test_a_simulated_gpu_has_the_types_of_its_hardware() -> None:
     facts = find(DeviceSpec.parse("sim:t4")).facts()
     assert not facts.supports_bf16
     assert "bf16" not in facts.peak_flops
+    found = [
+        find(DeviceSpec.parse(f"sim:{name}")).facts().supports_fp8 for name in ("a100", "l40s-48gb", "mi300x")
+    ]
+    assert found == [False, True, True]
 
 
 def test_a_gpu_that_is_not_there_is_answered_with_those_that_are() -> None:

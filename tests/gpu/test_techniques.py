@@ -152,3 +152,30 @@ def test_full_offload_leaves_little_between_steps_and_lowers_the_peak(usage):
     moved = usage(checkpointing="full", offload="full")
     assert moved.rest < 0.5 * moved.parameters
     assert moved.peak < usage(checkpointing="full", offload="optimizer").peak
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9),
+    reason="no 8-bit tensor cores",
+)
+@pytest.mark.parametrize("fields", [{}, {"checkpointing": "full"}, {"compile": "regional"}], ids=str)
+def test_8_bit_products_agree_to_their_rounding(fields, tmp_path):
+    pytest.importorskip("torchao")
+    model = family("llama", hidden_size=256, intermediate_size=512)
+    reference, weights = train(tmp_path, model, precision="fp32")
+    run, _ = train(tmp_path, model, weights, precision="fp8", **fields)
+    assert run.losses == pytest.approx(reference.losses, rel=2**-5)
+    for ours, theirs in zip(run.gradients, reference.gradients, strict=True):
+        ours, theirs = (torch.cat([gradient.flatten() for gradient in one]) for one in (ours, theirs))
+        assert (ours - theirs).norm() < 2**-2 * theirs.norm()
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("budget", ["75%", "25%"])
+def test_a_memory_budget_agrees_with_the_plain_run(budget, tmp_path):
+    model = family("llama", hidden_size=256, intermediate_size=512)
+    reference, weights = train(tmp_path, model, precision="fp32")
+    torch._dynamo.reset()
+    run, _ = train(tmp_path, model, weights, precision="fp32", compile="regional", memory_budget=budget)
+    assert_same(run, reference, "fp32")
+    torch._dynamo.reset()

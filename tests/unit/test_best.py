@@ -61,7 +61,11 @@ def test_small_numbers_are_numbers_to_readers_of_older_yaml_too(text):
         ("effective: 192", "effective: 191", "accumulation.effective is 191, but its factors give 192"),
         ("headroom:", "hedroom:", "hedroom: unknown key; did you mean headroom"),
         ("device_peak:", "peak:", "memory.peak: unknown key; did you mean"),
-        ("precision: bf16", "precision: fp8", "'fp8' is not one of 'fp32', 'bf16', 'fp16' or 'bf16-pure'"),
+        (
+            "precision: bf16",
+            "precision: fp7",
+            "'fp7' is not one of 'fp32', 'bf16', 'fp16', 'bf16-pure' or 'fp8'",
+        ),
         ("version: 1", "version: 2", "version 2, this autotune reads 1"),
         ("run: 2", "run: [2", "not valid YAML"),
         ("seq_len: 32", "seq_len: 32\nseq_len: 64", "duplicate key"),

@@ -87,6 +87,8 @@ def test_a_gpu_without_bf16_is_estimated_in_fp16():
     assert all(title.startswith("fp16") for title in titles)
     with pytest.raises(InputError, match="has no bf16; choose --precision fp16 or fp32"):
         ask(gpu="v100-sxm2-32gb", precision="bf16")
+    with pytest.raises(InputError, match="a100-sxm-80gb does not multiply 8-bit floats"):
+        ask(gpu="a100-80gb", precision="fp8")
 
 
 def test_a_rung_that_cannot_be_traced_is_named_and_the_others_stay():

@@ -115,6 +115,14 @@ def test_accelerate_on_one_processor_uses_the_cpu():
     assert (config["mixed_precision"], config["use_cpu"]) == ("no", True)
 
 
+def test_accelerate_multiplies_in_8_bits_what_was_measured_so():
+    files = export(make_best(device="cuda", precision="fp8"), "accelerate")
+    assert yaml.safe_load(files["accelerate_config.yaml"])["mixed_precision"] == "fp8"
+    assert json.loads(files["training.json"])["blocks"] == ["GPT2Block"]
+    with pytest.raises(CannotExport, match="precision: the Trainer's arguments have no fp8"):
+        export(make_best(device="cuda", precision="fp8"), "transformers")
+
+
 def test_transformers_arguments_hold_what_was_chosen():
     best = make_best(device="cuda", micro_batch=4, steps=7, checkpointing="full", precision="bf16")
     arguments = json.loads(export(best, "transformers")["training_arguments.json"])

@@ -67,6 +67,10 @@ def test_numbers_of_a_row_agree_with_each_other(row: Hardware) -> None:
         assert row.cublas_mib == (32 if major >= 9 else 8.125)
         if row.tf32_tflops is not None and row.bf16_tflops is not None:
             assert row.bf16_tflops / row.tf32_tflops == pytest.approx(2, rel=0.02)
+        assert (row.fp8_tflops is not None) == (float(row.compute_capability) >= 8.9)
+    if row.fp8_tflops is not None:  # half the bits, twice the products
+        assert row.bf16_tflops is not None
+        assert row.fp8_tflops / row.bf16_tflops == pytest.approx(2, rel=0.02)
 
 
 def test_a_name_used_twice_is_refused() -> None:

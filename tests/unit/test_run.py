@@ -324,6 +324,21 @@ def test_a_device_without_bf16_is_tuned_in_fp16(tmp_path):
     assert {candidate.precision for kind, candidate in executor.launched if kind == "train"} == {"fp16"}
 
 
+def test_fp8_is_refused_where_nothing_multiplies_it_and_nothing_is_launched(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    executor.facts = executor.facts.model_copy(update={"kind": "cuda"})
+    space = (
+        "name: mine\ndescription: fp8, else bf16\naxes: {precision: [fp8, bf16]}\ngraph:\n  start: small\n  nodes:\n"
+        "    small: {title: FP8, set: {precision: fp8}, next: {unsupported: bare}}\n"
+        "    bare: {title: BF16, set: {precision: bf16}}\n"
+    )
+    best, paths = start(tmp_path, executor, space_text=space)
+    refused = read_record(paths.journal).history[0]
+    assert (refused.candidate.precision, best.candidate.precision) == ("fp8", "bf16")
+    assert "does not multiply 8-bit floats" in refused.outcome.reason
+    assert {candidate.precision for kind, candidate in executor.launched if kind == "train"} == {"bf16"}
+
+
 def test_what_a_killed_tuner_left_on_the_disk_is_removed(tmp_path):
     spec = make_spec()
     paths = create_run(spec, tmp_path)

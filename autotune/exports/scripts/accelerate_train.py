@@ -43,7 +43,10 @@ def main() -> None:
 
 def train(steps: int) -> None:
     """Take `steps` optimizer steps; print the loss of each."""
-    accelerator = Accelerator(gradient_accumulation_steps=TRAINING["accumulation_steps"])
+    recipes = [in_blocks()] if SETTINGS["precision"] == "fp8" else []
+    accelerator = Accelerator(
+        gradient_accumulation_steps=TRAINING["accumulation_steps"], kwargs_handlers=recipes
+    )
     check(accelerator)
     set_seed(TRAINING["seed"])
     if TRAINING["tf32"]:
@@ -86,9 +89,26 @@ def take_steps(accelerator: Accelerator, steps: int) -> None:
             losses.clear()
 
 
+def in_blocks():
+    """Return the recipe by which the linear layers of the repeated blocks multiply in 8 bits, and no others."""
+    from accelerate.utils import AORecipeKwargs
+    from torchao.float8 import Float8LinearConfig  # pip install torchao
+
+    with torch.device("meta"):
+        model = build_model()
+    inside = [
+        f"{name}." for name, module in model.named_modules() if type(module).__name__ in TRAINING["blocks"]
+    ]
+
+    def chosen(module: torch.nn.Module, name: str) -> bool:
+        return isinstance(module, torch.nn.Linear) and name.startswith(tuple(inside))
+
+    return AORecipeKwargs(config=Float8LinearConfig(), module_filter_func=chosen)
+
+
 def check(accelerator: Accelerator) -> None:
     """Stop when the script was not launched as it was measured: accelerate falls back without a word."""
-    precision = SETTINGS["precision"] if SETTINGS["precision"] in {"bf16", "fp16"} else "no"
+    precision = SETTINGS["precision"] if SETTINGS["precision"] in {"bf16", "fp16", "fp8"} else "no"
     asked = (SETTINGS["gpus"], precision)
     found = (accelerator.num_processes, accelerator.mixed_precision)
     if asked != found:

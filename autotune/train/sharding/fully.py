@@ -45,7 +45,7 @@ def shard(
     out, where they are not all of the group; of two dimensions, each of its rows holds a copy of the shards, and
     gradients are summed inside a row first, then across.
 
-    With bf16 the gathered parameters are bf16 and the shards fp32; gradients are summed in `reduce_dtype` and kept in
+    With bf16 and fp8 the gathered parameters are bf16 and the shards fp32; gradients are summed in `reduce_dtype` and kept in
     fp32. Inputs of a block are cast too, so that all types within it agree: the residual stream is then bf16 where
     plain autocast may keep it in fp32, and losses agree to bf16's rounding, not bit for bit. On one rank what is
     outside the blocks stays fp32 and is left to autocast. Raises CannotRun where no block was found: the whole model
@@ -58,7 +58,7 @@ def shard(
     mesh = mesh or init_device_mesh(device.type, (dist.get_world_size(),))
     ranks = mesh.size()
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_host else OffloadPolicy()
-    low = torch.bfloat16 if precision == "bf16" else None
+    low = torch.bfloat16 if precision in {"bf16", "fp8"} else None
     reduced = torch.bfloat16 if reduce_dtype == "bf16" else torch.float32
     inside = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduced)
     outside = MixedPrecisionPolicy(
