@@ -19,6 +19,7 @@ Sequences = Literal["full", "padded", "packed"]
 Workers = Literal[0, 1, 2, 4, 8]
 Prefetch = Literal[2, 4]
 Compile = Literal["none", "regional"]
+Kernels = Literal["torch", "liger"]
 MemoryBudget = Literal["none", "75%", "50%", "25%"]
 Offload = Literal["none", "optimizer", "gradients", "full"]
 Optimizer = Literal["adamw", "adamw-8bit", "adafactor", "momentum", "sgd"]
@@ -65,6 +66,9 @@ class Candidate(Frozen):
     memory_budget: MemoryBudget = "none"
     """Share of its activations that a compiled block may keep; the compiler makes the rest again in backward. It is
     rough: a smaller budget may take more memory or less time than a larger one, so none tells anything of another."""
+    kernels: Kernels = "torch"
+    """Who wrote the operators of a block: `torch` (and the model), or `liger`: liger-kernel's fused RMSNorm, rotation,
+    SwiGLU and linear cross-entropy (which makes no logits whole), for the types of models that it has them for."""
     activation_offload: bool = False
     """Activations rest off the device from forward to backward: in pinned host memory, on `cpu` in files on disk."""
     offload: Offload = "none"
@@ -218,6 +222,8 @@ class Candidate(Frozen):
             parts.append("compiled blocks")
         if self.memory_budget != "none":
             parts.append(f"{self.memory_budget} of activations")
+        if self.kernels != "torch":
+            parts.append(f"{self.kernels} kernels")
         if self.activation_offload:
             parts.append("activation offload")
         if self.offload != "none":

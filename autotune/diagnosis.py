@@ -10,14 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from autotune.candidate import AXES, choices
 from autotune.demand import SHARED_MEMORY
 from autotune.devices.cpu import CpuDevice
+from autotune.devices.device import DeviceFacts
 from autotune.devices.find import find, resolve_device
 from autotune.devices.host import available_memory, total_memory
-from autotune.environment import installed, lacks_compiler, processor
+from autotune.environment import installed, processor
 from autotune.errors import AutotuneError
 from autotune.hardware import table
 from autotune.specs import DeviceSpec
+from autotune.support import unsupported
 from autotune.units import GIB, format_bytes
 from autotune.validation import Frozen
 
@@ -105,53 +108,23 @@ def _cpu() -> Iterator[Finding]:
 
 
 def _techniques() -> Iterator[Finding]:
-    """Say which techniques this machine lacks something for, and what; all others run anywhere."""
+    """Say of every value of every axis whether this machine can run it, and what it lacks where it cannot."""
     try:
-        gpu = find(resolve_device(DeviceSpec(kind="cuda"))).facts()
+        facts = find(resolve_device(DeviceSpec(kind="cuda"))).facts()
     except AutotuneError:
-        gpu = None
-    always = "precision, checkpointing, chunked loss, activation offload, offload, and all optimizers but 8-bit AdamW"
-    yield Finding(subject="techniques", state="ok", text=f"{always} need nothing more")
-    yield Finding(
-        subject="tensor_parallel", state="ok",
-        text="needs two devices or more (--gpus), and a model that transformers ships a plan with",
-    )  # fmt: skip
-    bitsandbytes = installed("bitsandbytes")
-    yield Finding(
-        subject="adamw-8bit", state="ok" if bitsandbytes else "warning",
-        text=f"bitsandbytes {bitsandbytes}" if bitsandbytes
-        else "bitsandbytes is not installed: pip install 'autotune[bitsandbytes]'",
-    )  # fmt: skip
-    no_compiler = lacks_compiler("cpu" if gpu is None else "cuda")
-    yield Finding(
-        subject="compile", state="warning" if no_compiler else "ok", text=no_compiler or "it can run"
-    )
-    peft = installed("peft")
-    yield Finding(
-        subject="lora", state="ok" if peft else "warning",
-        text=f"peft {peft}" if peft else "peft is not installed: pip install 'autotune[peft]'",
-    )  # fmt: skip
-    packages = [name for name, found in (("peft", peft), ("bitsandbytes", bitsandbytes)) if not found]
-    yield Finding(
-        subject="qlora", state="warning" if packages else "ok",
-        text=f"{' and '.join(packages)} not installed: pip install 'autotune[{','.join(packages)}]'" if packages
-        else "peft and bitsandbytes are there",
-    )  # fmt: skip
-    deepspeed = installed("deepspeed")
-    yield Finding(
-        subject="deepspeed", state="ok" if deepspeed else "warning",
-        text=f"deepspeed {deepspeed}" if deepspeed
-        else "deepspeed is not installed: DS_BUILD_OPS=0 pip install 'autotune[deepspeed]'",
-    )  # fmt: skip
-    for attention, package in (("flash_attention_2", "flash-attn"), ("flex_attention", None)):
-        lacking = []
-        if gpu is None:
-            lacking.append("it trains on a GPU only")
-        if package is not None and installed(package) is None:
-            lacking.append(f"{package} is not installed: pip install {package}")
-        yield Finding(
-            subject=attention, state="warning" if lacking else "ok", text="; ".join(lacking) or "it can run",
-        )  # fmt: skip
+        # No budget is taken: these facts only say what a processor computes.
+        facts = DeviceFacts(
+            kind="cpu", name=processor(), torch_name="cpu", budget=1, total=1, supports_bf16=True
+        )
+    for axis in AXES:
+        reasons = {value: unsupported(axis, value, facts) for value in choices(axis)}
+        can = ", ".join(_shown(value) for value, reason in reasons.items() if reason is None)
+        cannot = [f"not {_shown(value)}: {reason}" for value, reason in reasons.items() if reason is not None]
+        yield Finding(subject=axis, state="warning" if cannot else "ok", text=". ".join([can, *cannot]))
+
+
+def _shown(value: object) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
 def _loading() -> Finding:

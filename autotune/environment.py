@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import platform
 import shutil
@@ -41,6 +42,27 @@ def lacks_compiler(kind: str) -> str | None:
     if any(shutil.which(name) for name in ([named] if named else ["g++", "clang++", "c++"])):
         return None
     return "torch.compile needs a C++ compiler on a processor (g++, or the one that CXX names), and there is none"
+
+
+def liger_models() -> frozenset[str] | None:
+    """Return the types of models that the installed liger-kernel has kernels for, as its source lists them.
+
+    The source is read and not imported, which would import torch. None where there is none, or it lists them otherwise.
+    """
+    found = find_spec("liger_kernel")
+    for folder in (found and found.submodule_search_locations) or ():
+        file = Path(folder) / "transformers" / "monkey_patch.py"
+        try:
+            statements = ast.parse(file.read_text("utf-8")).body
+        except (OSError, SyntaxError, UnicodeDecodeError):
+            continue
+        for statement in statements:
+            match statement:
+                case ast.Assign(
+                    targets=[ast.Name(id="MODEL_TYPE_TO_APPLY_LIGER_FN")], value=ast.Dict(keys=keys)
+                ):
+                    return frozenset(str(key.value) for key in keys if isinstance(key, ast.Constant))
+    return None
 
 
 def processor() -> str:

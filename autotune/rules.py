@@ -172,6 +172,31 @@ RULES: tuple[Constraint, ...] = (
         ),
     ),
     *_where(
+        {"kernels": "liger"},
+        (
+            {"loss": "full"},
+            "liger-kernel's linear cross-entropy makes no logits whole either; chunked loss would take its place",
+        ),
+        (
+            {"compile": "none"},
+            "liger-kernel fuses by hand what the compiler would fuse, which sees calls of ready kernels alone",
+        ),
+        (
+            {"checkpointing": ["none", "every-4", "every-2", "full"]},
+            "liger-kernel rotates queries and keys in the memory that linear layers gave them, which selective "
+            "checkpointing keeps: a block would rotate them twice",
+        ),
+        (
+            {"precision": ["fp32", "bf16", "bf16-pure", "fp8"]},
+            "liger-kernel's loss makes its gradients with the loss, before the scale that keeps fp16's from vanishing",
+        ),
+        (
+            {"engine": "torch", "tensor_parallel": 1},
+            "liger-kernel's loss multiplies by the head's weight itself, past DeepSpeed's hooks on modules and past "
+            "what cuts a matrix over ranks",
+        ),
+    ),
+    *_where(
         {"tf32": True},
         (
             {"precision": "fp32"},
@@ -333,6 +358,8 @@ def misplaced(candidate: Candidate, world_size: int, kind: Kind, nodes: int = 1)
         return f"{candidate.sharding} shares the work out over several ranks, and there is one (--gpus)"
     if candidate.sharding in {"hsdp", "fsdp2"} and candidate.offload == "full" and kind == "cpu":
         return "full offload on the cpu device moves whole parameters to files, not shards; offload the optimizer"
+    if candidate.kernels == "liger" and kind == "cpu":
+        return "liger-kernel's kernels are written for Triton, which compiles them for GPUs alone"
     if candidate.precision == "fp8" and kind == "cpu":
         return (
             "fp8 is for GPUs that multiply 8-bit floats (NVIDIA's from compute capability 8.9 on, MI300X); a processor "

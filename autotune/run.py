@@ -43,6 +43,7 @@ from autotune.space import Space
 from autotune.specs import RunSpec
 from autotune.strategies.climb import propose
 from autotune.strategies.decision import Done, Scope, Try
+from autotune.support import lacking, lacks_type, unpatched
 from autotune.tracing import Tracer
 from autotune.units import format_bytes, format_duration
 from autotune.watch import Silent, Watch
@@ -218,7 +219,7 @@ class _Run:
             or misplaced(candidate, self.spec.goal.gpus, kind, self.spec.goal.nodes)
             or self.is_uncut(candidate)
             or unmeasured(candidate, self.spec.goal.lengths is not None)
-            or self.lacks_type(candidate)
+            or self.lacks_support(candidate)
             or self.lacks_room(candidate)
         )
 
@@ -227,14 +228,15 @@ class _Run:
         inspected = self.journal.record.inspection
         return None if inspected is None else uncut(candidate, inspected.facts)
 
-    def lacks_type(self, candidate: Candidate) -> str | None:
-        """Return why the device cannot compute in the candidate's precision, or None."""
+    def lacks_support(self, candidate: Candidate) -> str | None:
+        """Return what the machine lacks for the candidate, or its kernels for the model; None where it can run.
+
+        What is only simulated needs no machine.
+        """
         facts = self.executor.facts
-        if candidate.needs_bf16 and not facts.supports_bf16:
-            return f"{facts.name} has no bf16"
-        if candidate.precision == "fp8" and not facts.supports_fp8:
-            return f"{facts.name} does not multiply 8-bit floats"
-        return None
+        if facts.simulated:
+            return lacks_type(candidate, facts)
+        return lacking(candidate, facts) or unpatched(candidate, self.spec.model)
 
     def lacks_room(self, candidate: Candidate) -> str | None:
         """Return why host memory or disk cannot hold what the candidate offloads, or None."""

@@ -47,6 +47,7 @@ FIELDS = {
     "loss": Expressed("nowhere: only `full` is exported", refuse_loss),
     "compile": Expressed("nowhere: only `none` is exported", refuse_compile),
     "memory_budget": Expressed("nowhere: only `none` is exported", refuse_memory_budget),
+    "kernels": Expressed("training.json: kernels"),
     "activation_offload": Expressed("nowhere: only `off` is exported", refuse_activation_offload),
     "offload": Expressed("nowhere: only `none` is exported", refuse_offload),
     "optimizer": Expressed("training.json: optimizer"),
@@ -75,6 +76,7 @@ def export(best: Best) -> dict[str, str]:
         "accumulation_steps": best.accumulation.steps,
         "checkpointing": best.candidate.checkpointing,
         "optimizer": best.candidate.optimizer,
+        "kernels": best.candidate.kernels,
         # fp8 is for the linear layers within.
         "blocks": (best.facts.block_class or "").split(","),
         "optimizer_kernel": best.candidate.optimizer_kernel,

@@ -20,6 +20,7 @@ FIELDS = {
     "loss": _FILE,
     "compile": _FILE,
     "memory_budget": _FILE,
+    "kernels": _FILE,
     "activation_offload": _FILE,
     "offload": _FILE,
     "optimizer": _FILE,

@@ -64,6 +64,7 @@ FIELDS = {
     "loss": Expressed("nowhere: only `full` is exported", refuse_loss),
     "compile": Expressed("nowhere: only `none` is exported", refuse_compile),
     "memory_budget": Expressed("nowhere: only `none` is exported", refuse_memory_budget),
+    "kernels": Expressed("training_arguments.json: use_liger_kernel"),
     "activation_offload": Expressed("nowhere: only `off` is exported", refuse_activation_offload),
     "offload": Expressed("deepspeed.json: zero_optimization, of DeepSpeed's alone", refuse_offload),
     "optimizer": Expressed("training_arguments.json: optim"),
@@ -151,6 +152,8 @@ def _arguments(best: Best) -> dict[str, Any]:
         candidate.tf32 and best.device.kind == "cuda"
     ):  # the Trainer refuses the name itself where there is no GPU
         arguments["tf32"] = True
+    if candidate.kernels == "liger":
+        arguments["use_liger_kernel"] = True
     if candidate.engine == "deepspeed":
         arguments["deepspeed"] = "deepspeed.json"
     elif best.gpus > 1:

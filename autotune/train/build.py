@@ -152,8 +152,6 @@ def check_engine(candidate: Candidate) -> None:
     """Raise CannotRun where the candidate's engine is not installed."""
     if candidate.engine == "deepspeed" and find_spec("deepspeed") is None:
         raise CannotRun("the deepspeed package is not installed: pip install 'autotune[deepspeed]'")
-    if candidate.precision == "fp8" and find_spec("torchao") is None:
-        raise CannotRun("fp8 needs the torchao package: pip install 'autotune[torchao]'")
 
 
 def _check_attention(draft: _Draft) -> None:
@@ -251,6 +249,13 @@ def _check_packing(draft: _Draft) -> None:
     if not is_traced(built):  # a trace has no values to compare
         with torch.random.fork_rng(devices=[draft.device] if draft.device.type == "cuda" else []):
             check_packing(built, text_symbols(built, draft.request.seed), draft.precision)
+
+
+def _fuse_kernels(draft: _Draft) -> None:
+    if draft.request.candidate.kernels == "liger":
+        from autotune.train.fused import fused_kernels
+
+        draft.closing.enter_context(fused_kernels(draft.built))
 
 
 def _add_adapters(draft: _Draft) -> None:
@@ -370,6 +375,7 @@ TECHNIQUES: tuple[Callable[[_Draft], None], ...] = (
     _build,  # under full offload the parameters are born where they will live
     _check_packing,  # while the model is still as its library made it
     _cut,  # first of what changes modules: a plan knows them as transformers made them
+    _fuse_kernels,  # before what else changes modules, for it knows them by their classes
     _add_adapters,  # before what looks at parameters
     _use_float8,  # before blocks are wrapped in any way
     _chunk_loss,

@@ -72,6 +72,10 @@ def trace_alike(request: ProbeRequest, others: Sequence[Candidate]) -> dict[Cand
         )
     if request.candidate.engine == "deepspeed":
         _check_engine(request.candidate)
+    if request.candidate.kernels != "torch":
+        raise CannotTrace(
+            "Triton's kernels allocate and write by themselves, where no trace looks; only a probe shows it"
+        )
     if request.candidate.precision == "fp8":
         raise CannotTrace(
             "torchao's 8-bit tensors copy their data within a product, where no trace looks; only a probe shows it"

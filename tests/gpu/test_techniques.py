@@ -179,3 +179,37 @@ def test_a_memory_budget_agrees_with_the_plain_run(budget, tmp_path):
     run, _ = train(tmp_path, model, weights, precision="fp32", compile="regional", memory_budget=budget)
     assert_same(run, reference, "fp32")
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_ligers_kernels_agree_with_torchs(precision, checkpointing, tmp_path):
+    pytest.importorskip("liger_kernel")
+    model = family("llama", hidden_size=256, intermediate_size=512)
+    reference, weights = train(tmp_path, model, precision=precision)
+    run, _ = train(
+        tmp_path, model, weights, precision=precision, kernels="liger", checkpointing=checkpointing
+    )
+    # Other kernels sum in another order; its matrix products in fp32 may use TF32 (10 bits) inside.
+    assert run.losses == pytest.approx(reference.losses, rel=2**-8)
+    for ours, theirs in zip(run.gradients, reference.gradients, strict=True):
+        ours, theirs = (torch.cat([gradient.flatten() for gradient in one]) for one in (ours, theirs))
+        assert (ours - theirs).norm() < GRADIENT["bf16"] * theirs.norm()
+
+
+def test_ligers_loss_makes_no_logits(tmp_path):
+    pytest.importorskip("liger_kernel")
+    model = family("llama", hidden_size=256, intermediate_size=512, vocab_size=64 * 1024)
+    peaks = {}
+    for kernels in ("torch", "liger"):
+        training = assemble(request(model, tmp_path, device="cuda:0", seq_len=SEQ_LEN, kernels=kernels))
+        for step in range(2):
+            training.loss(training.batch(step, 32)).backward()
+            if step == 0:
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+        peaks[kernels] = torch.cuda.max_memory_allocated()
+        training.close()
+        del training
+        torch.cuda.empty_cache()
+    assert peaks["liger"] < peaks["torch"] - 4 * 32 * SEQ_LEN * 64 * 1024  # the logits in fp32

@@ -1,28 +1,79 @@
-from autotune import diagnosis
-from autotune.candidate import choices
+import pytest
+
+from autotune import diagnosis, support
+from autotune.candidate import AXES, Candidate, choices
+from autotune.devices.device import DeviceFacts
 from autotune.diagnosis import diagnose
+from autotune.options import load_space
+from autotune.rules import illegal
+from autotune.support import PACKAGES, simplest, unsupported
+
+CPU = DeviceFacts(kind="cpu", name="A processor", torch_name="cpu", budget=1, total=1, supports_bf16=True)
+GPU = DeviceFacts(
+    kind="cuda", name="A GPU", torch_name="cuda:0", budget=1, total=1, supports_bf16=True, supports_fp8=True
+)
+OLD = GPU.model_copy(update={"name": "An old GPU", "supports_bf16": False, "supports_fp8": False})
+VALUES = [(axis, value) for axis in AXES for value in choices(axis)]
 
 
-def found():
-    return {finding.subject: finding for finding in diagnose()}
+@pytest.fixture
+def have(monkeypatch):
+    """Let this machine have no packages but those named, and a compiler with triton."""
+
+    def only(*packages):
+        monkeypatch.setattr(support, "installed", lambda name: "9.9" if name in packages else None)
+
+    monkeypatch.setattr(support, "lacks_compiler", lambda kind: None)
+    return only
 
 
-def test_doctor_says_which_techniques_this_machine_lacks_something_for(monkeypatch):
-    monkeypatch.setattr(diagnosis, "installed", lambda package: None)
-    missing = found()
-    assert "pip install 'autotune[bitsandbytes]'" in missing["adamw-8bit"].text
-    assert "pip install flash-attn" in missing["flash_attention_2"].text
-    assert missing["adamw-8bit"].state == missing["flash_attention_2"].state == "warning"
-    monkeypatch.setattr(diagnosis, "installed", lambda package: "9.9.9")
-    assert found()["adamw-8bit"].state == "ok"
-    assert {"flash_attention_2", "flex_attention"} < set(choices("attention"))
+def test_doctor_speaks_of_every_value_of_every_axis(have):
+    have()
+    found = {finding.subject: finding for finding in diagnose()}
+    for axis in AXES:
+        can, *cannot = found[axis].text.split(". not ")
+        named = [*filter(None, can.split(", ")), *(reason.partition(": ")[0] for reason in cannot)]
+        assert sorted(named) == sorted(map(diagnosis._shown, choices(axis)))
+        assert found[axis].state == ("warning" if cannot else "ok")
+        assert all(reason.partition(": ")[2] for reason in cannot)
+
+
+@pytest.mark.parametrize(("axis", "value"), VALUES)
+def test_a_gpu_with_every_package_runs_every_value(axis, value, have):
+    assert illegal(simplest(axis, value)) is None
+    have(*(name for names in PACKAGES.values() for name in names))
+    assert unsupported(axis, value, GPU) is None
+
+
+@pytest.mark.parametrize("pair", PACKAGES, ids=str)
+def test_each_missing_package_is_told_with_what_installs_it(pair, have):
+    for name in PACKAGES[pair]:
+        have(*(other for other in PACKAGES[pair] if other != name))
+        assert f"{name} is not installed: pip install" in unsupported(*pair, GPU)
+
+
+def test_what_a_processor_and_an_old_gpu_lack_is_told(have):
+    have(*(name for names in PACKAGES.values() for name in names))
+    lacks = {pair: reason for pair in VALUES if (reason := unsupported(*pair, CPU))}
+    assert {("attention", "flash_attention_2"), ("attention", "flex_attention"), ("kernels", "liger"),
+            ("precision", "fp8")} <= set(lacks)  # fmt: skip
+    assert "Triton" in lacks["kernels", "liger"]
+    assert unsupported("precision", "bf16", OLD) == "An old GPU has no bf16"
+    assert "does not multiply 8-bit floats" in unsupported("precision", "fp8", OLD)
+    assert unsupported("precision", "fp32", OLD) is None
+
+
+def test_doctor_says_which_bitsandbytes_would_help(have):
+    have()
+    found = {finding.subject: finding for finding in diagnose()}
+    assert (
+        "not adamw-8bit: bitsandbytes is not installed: pip install 'autotune[bitsandbytes]'"
+        in found["optimizer"].text
+    )
+    assert "pip install flash-attn" in found["attention"].text
 
 
 def test_the_ladder_is_legal_from_rung_to_rung():
-    from autotune.candidate import Candidate
-    from autotune.options import load_space
-    from autotune.rules import illegal
-
     space = load_space("everything")
     rungs = space.rungs(Candidate())
     assert len(rungs) > 8

@@ -24,7 +24,7 @@ LAYERS = [
         ["memory", "timing", "strategies", "selection", "outlook", "failure", "estimate", "demand", "proof",
          "probe.classify", "probe.ranks", "zero", "exports"],
     ),
-    ("machine", ["environment", "journal", "tracing", "trace_cache", "devices", "probe", "executors",
+    ("machine", ["environment", "support", "journal", "tracing", "trace_cache", "devices", "probe", "executors",
                  "models", "emission", "train"]),
     ("loop", ["runs", "watch", "foresight", "run", "estimation", "options", "verification", "diagnosis", "report",
               "api"]),

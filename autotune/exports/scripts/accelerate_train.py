@@ -59,6 +59,10 @@ def train(steps: int) -> None:
 def take_steps(accelerator: Accelerator, steps: int) -> None:
     """Build everything and train; nothing of it is left on return."""
     model = build_model().to(accelerator.device)
+    if TRAINING["kernels"] == "liger":
+        from liger_kernel.transformers import _apply_liger_kernel_to_instance  # pip install liger-kernel
+
+        _apply_liger_kernel_to_instance(model=model)
     if TRAINING["checkpointing"] == "full":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     samples = steps * TRAINING["accumulation_steps"] * TRAINING["micro_batch"] * accelerator.num_processes

@@ -45,9 +45,9 @@ def shard(
     out, where they are not all of the group; of two dimensions, each of its rows holds a copy of the shards, and
     gradients are summed inside a row first, then across.
 
-    With bf16 and fp8 the gathered parameters are bf16 and the shards fp32; gradients are summed in `reduce_dtype` and kept in
-    fp32. Inputs of a block are cast too, so that all types within it agree: the residual stream is then bf16 where
-    plain autocast may keep it in fp32, and losses agree to bf16's rounding, not bit for bit. On one rank what is
+    With bf16 and fp8 the gathered parameters are bf16 and the shards fp32; gradients are summed in `reduce_dtype` and
+    kept in fp32. Inputs of a block are cast too, so that all types within it agree: the residual stream is then bf16
+    where plain autocast may keep it in fp32, and losses agree to bf16's rounding, not bit for bit. On one rank what is
     outside the blocks stays fp32 and is left to autocast. Raises CannotRun where no block was found: the whole model
     would be gathered at once.
     """

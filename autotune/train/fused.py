@@ -1,0 +1,42 @@
+"""Kernels that fuse what a block does in several: liger-kernel's RMSNorm, rotation, SwiGLU and linear cross-entropy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from autotune.train.model import BuiltModel
+from autotune.train.refusal import CannotRun
+
+
+@contextmanager
+def fused_kernels(built: BuiltModel) -> Iterator[None]:
+    """Patch a model of transformers, as liger-kernel has it for the model's type; while open, the model's module too.
+
+    Functions that blocks call by name (the rotation of queries and keys) are the module's, so any other model of the
+    type in this process gets them meanwhile. Raises CannotRun where liger-kernel is not installed, or knows no such
+    type.
+    """
+    try:
+        from liger_kernel.transformers import _apply_liger_kernel_to_instance
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN as TYPES
+    except ImportError as error:
+        raise CannotRun(
+            f"liger's kernels cannot be imported ({error}): pip install 'autotune[liger]'"
+        ) from error
+    kind = getattr(built.config, "model_type", None)
+    if kind not in TYPES:
+        raise CannotRun(
+            f"liger-kernel has no kernels for {type(built.model).__name__} ({kind}); it has for {', '.join(TYPES)}"
+        )
+    module = sys.modules[type(built.model).__module__]
+    before = dict(vars(module))
+    # As transformers' Trainer calls it: everything that liger-kernel has for the type, by default.
+    _apply_liger_kernel_to_instance(model=built.model)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if getattr(module, name) is not value:
+                setattr(module, name, value)

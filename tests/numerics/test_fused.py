@@ -1,0 +1,63 @@
+"""How liger-kernel is brought in; what its kernels compute is looked at on a GPU (tests/gpu)."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from transformers.models.llama import modeling_llama
+
+from autotune.environment import liger_models
+from autotune.support import unpatched
+from autotune.train import build
+from autotune.train.build import assemble
+from autotune.train.refusal import CannotRun
+from autotune.train.trace import CannotTrace, trace
+from tests.data.requests import request
+from tests.numerics.runs import MODELS, plain, train
+
+LIGER = str(Path(__file__).parents[1] / "data" / "liger")
+
+
+@pytest.fixture
+def liger(monkeypatch):
+    """Let a processor take liger's kernels, as `cuda` may, from a package that stands in for it."""
+    monkeypatch.setattr(build, "misplaced", lambda *_: None)
+    monkeypatch.syspath_prepend(LIGER)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "liger_kernel"]:
+        del sys.modules[name]
+
+
+def test_the_model_is_patched_while_it_trains_and_not_after(liger):
+    rotate, calls = modeling_llama.apply_rotary_pos_emb, []
+    run = train(
+        "llama", precision="fp32", kernels="liger", checkpointing="full",
+        check=lambda _: calls.append(modeling_llama.apply_rotary_pos_emb.calls),
+    )  # fmt: skip
+    assert calls == [2 * 2 * 3]  # two blocks, three steps, and each once more in backward
+    assert modeling_llama.apply_rotary_pos_emb is rotate
+    assert run == plain("llama", "fp32")
+
+
+def test_what_liger_lacks_is_told(liger, tmp_path, monkeypatch):
+    with pytest.raises(CannotRun, match=r"no kernels for GPT2LMHeadModel \(gpt2\); it has for llama"):
+        assemble(request(MODELS["gpt2"], tmp_path, kernels="liger"))
+    with pytest.raises(CannotRun, match="rotate them twice"):
+        assemble(request(MODELS["llama"], tmp_path, kernels="liger", checkpointing="selective"))
+    with pytest.raises(CannotTrace, match="only a probe shows it"):
+        trace(request(MODELS["llama"], tmp_path, kernels="liger"))
+    candidate = request(MODELS["llama"], tmp_path, kernels="liger").candidate
+    assert liger_models() == {"llama"}  # told without importing it
+    assert unpatched(candidate, MODELS["llama"]) is None
+    assert "no kernels for a gpt2" in unpatched(candidate, MODELS["gpt2"])
+    assert "a function of your own" in unpatched(candidate, MODELS["own"])
+    monkeypatch.undo()
+    with pytest.raises(CannotRun, match="for GPUs alone"):
+        assemble(request(MODELS["llama"], tmp_path, kernels="liger"))
+
+
+def test_a_missing_package_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "misplaced", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "liger_kernel", None)
+    with pytest.raises(CannotRun, match=r"pip install 'autotune\[liger\]'"):
+        assemble(request(MODELS["llama"], tmp_path, kernels="liger"))
