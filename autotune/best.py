@@ -109,6 +109,8 @@ class Best(Frozen):
     """Model FLOPs utilization, 0 to 1; null where the device's peak is not known."""
     attention: str | None = None
     """The attention implementation that ran, as the model reports it."""
+    evaluation_micro_batch: Annotated[int, Field(ge=1)] | None = None
+    """Sequences (samples) that one device should evaluate at a time, predicted by a trace; `proof` says what did."""
     memory: Memory
     """Recorded memory in bytes: peaks of one device while it trained."""
     timing: StepTiming

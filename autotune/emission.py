@@ -24,11 +24,17 @@ PREDICTED = (
 
 
 def contender(
-    spec: RunSpec, run: str, score: Score, facts: ModelFacts, device: DeviceFacts, variables: dict[str, str]
+    spec: RunSpec,
+    run: str,
+    score: Score,
+    facts: ModelFacts,
+    device: DeviceFacts,
+    variables: dict[str, str],
+    evaluation_micro_batch: int | None = None,
 ) -> Best:
     """Return the configuration of a trial with its record, before its proof.
 
-    `variables` are the environment variables that probes run under.
+    `variables` are the environment variables that probes run under, `evaluation_micro_batch` a prediction.
     """
     outcome = score.trial.outcome
     assert isinstance(outcome, Ok)
@@ -55,8 +61,8 @@ def contender(
         gpus=goal.gpus, nodes=goal.nodes,
         seed=spec.seed, headroom=goal.headroom, tokens_per_second=score.tokens_per_second,
         tokens_per_second_interval=score.interval, seconds_per_global_step=score.seconds, mfu=share,
-        attention=outcome.attention, memory=outcome.memory, timing=outcome.timing,
-        communication=outcome.communication, notes=tuple(notes),
+        attention=outcome.attention, evaluation_micro_batch=evaluation_micro_batch, memory=outcome.memory,
+        timing=outcome.timing, communication=outcome.communication, notes=tuple(notes),
         device=BestDevice(
             name=device.name, kind=device.kind, torch_name=device.torch_name, driver=device.driver
         ),

@@ -48,6 +48,8 @@ class Estimate(Frozen):
     fits: bool
     largest_micro_batch: Annotated[int, Field(ge=0)]
     """The largest micro-batch (samples) that should fit; 0 where not even 1 does."""
+    evaluation_micro_batch: int | None = None
+    """The largest for evaluation beside that training, up to 16 times its own; None where it was not traced."""
     tokens_per_second: float | None
     """Of all GPUs together, at `micro_batch`; None where the trace knows no work."""
     largest_tokens_per_second: float | None
@@ -121,6 +123,7 @@ def price(
         usable_bytes=usable,
         fits=fits,
         largest_micro_batch=largest,
+        evaluation_micro_batch=predictor.largest_evaluation(candidate, usable) if fits else None,
         tokens_per_second=tokens_per_second(candidate.micro_batch),
         largest_tokens_per_second=tokens_per_second(largest),
         trace_seconds=float(timeline.facts.get("seconds", 0.0)),

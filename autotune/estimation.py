@@ -229,6 +229,7 @@ def _request(
         accumulation_steps=question.accumulation_steps, device="cuda:0",
         world_size=question.world_size, nodes=question.nodes, budget=0, seed=0, sample_seconds=1.0,
         sample_steps=2, folder="",
+        evaluation=bool(question.candidate),  # for one candidate; a table of all rungs is there for their training
     )  # fmt: skip
 
 

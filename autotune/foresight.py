@@ -37,6 +37,7 @@ class Foresight:
         self.predictor = Predictor({}, ground, self._accumulating)
         self._tracer = tracer
         self._budget = inspected.budget
+        self._usable = scope.usable
         self._folder = folder
         self._untraceable: set[Candidate] = set()
 
@@ -81,6 +82,21 @@ class Foresight:
             if isinstance(trial.outcome, Ok) and (raw := self._timing(trial.candidate)) is not None
         ]
         return prediction.model_copy(update={"timing": Pace(seen).correct(candidate.rung().key(), timing)})
+
+    def evaluation(self, request: ProbeRequest, history: History, timeout: float) -> int | None:
+        """Return the largest micro-batch of an evaluation that should fit; None where that cannot be told.
+
+        The rung of the request is traced once more, with a forward pass without gradients beside the training.
+        """
+        candidate = request.candidate
+        if candidate.rung() in self._untraceable:
+            return None
+        asked = request.model_copy(update={"kind": "trace", "evaluation": True})
+        timeline = self._tracer.trace(asked, self._folder, timeout=timeout)[candidate].timeline
+        if timeline is None:
+            return None
+        predictor = self.predictor.with_timeline(candidate, timeline).learned(history, self._budget)
+        return predictor.largest_evaluation(candidate, self._usable)
 
     def _timing(self, candidate: Candidate) -> StepTiming | None:
         """Return the roofline's times, uncorrected; None for hardware that the table does not know."""

@@ -32,6 +32,7 @@ def proof_request(
         nodes=best.nodes if best.candidate.distributed else 1,
         budget=budget or best.memory.budget, headroom=best.headroom,
         seed=best.seed, sample_seconds=seconds, sample_steps=20, folder="",
+        evaluation_micro_batch=best.evaluation_micro_batch,
     )  # fmt: skip
 
 

@@ -62,9 +62,8 @@ def tune(
     Raises NothingFits, NothingProven, ModelError, JournalError, or InputError when another tuner has the run.
     """
     with Journal(paths.journal, paths.lock) as journal:
-        # A simulated device is itself the memory model.
-        foreseeing = spec.predict and not executor.facts.simulated
-        return _Run(spec, paths, executor, watch or Silent(), journal, tracer if foreseeing else None).go()
+        knowing = spec.predict or executor.facts.simulated
+        return _Run(spec, paths, executor, watch or Silent(), journal, tracer if knowing else None).go()
 
 
 class _Run:
@@ -84,6 +83,8 @@ class _Run:
         self.journal = journal
         self.tracer = tracer
         self.foresight: Foresight | None = None
+        self.evaluations: dict[Candidate, int | None] = {}
+        """Micro-batches for evaluation, as predicted."""
         self.space = Space.load(spec.space, f"{paths.spec}: space")
 
     def go(self) -> Best:
@@ -150,8 +151,8 @@ class _Run:
     def foresee(self, scope: Scope) -> None:
         """Start the memory model, where the run has one, with what the run knew before."""
         record = self.journal.record
-        if self.tracer is None or record.inspection is None:
-            return
+        if self.tracer is None or record.inspection is None or self.executor.facts.simulated:
+            return  # a simulated device is itself the memory model
         folder = self.paths.tracing
         self.foresight = Foresight(self.tracer, self.executor.facts, record.inspection, scope, folder)
         timeout = self.spec.limits.probe_timeout
@@ -370,8 +371,24 @@ class _Run:
         """Return what `best.yaml` says of a trial, before its proof."""
         inspected = self.journal.record.inspection
         assert inspected is not None
-        variables = self.executor.environment(score.trial.candidate)
-        return contender(self.spec, self.paths.id, score, inspected.facts, self.executor.facts, variables)
+        candidate = score.trial.candidate
+        variables = self.executor.environment(candidate)
+        if candidate not in self.evaluations:
+            self.evaluations[candidate] = self.foresee_evaluation(candidate, inspected)
+        return contender(
+            self.spec, self.paths.id, score, inspected.facts, self.executor.facts, variables,
+            self.evaluations[candidate],
+        )  # fmt: skip
+
+    def foresee_evaluation(self, candidate: Candidate, inspected: Inspected) -> int | None:
+        """Return the largest micro-batch of an evaluation that is predicted to fit; None without a memory model."""
+        if self.tracer is None:
+            return None
+        foresight = self.foresight or Foresight(
+            self.tracer, self.executor.facts, inspected, Scope.of(self.spec, inspected), self.paths.tracing
+        )
+        request, history = self.request(candidate, "trace"), self.journal.record.history
+        return foresight.evaluation(request, history, self.spec.limits.probe_timeout)
 
     def write(self, path: Path, best: Best) -> None:
         """Write a configuration whole or not at all. Raises JournalError when the disk refuses."""

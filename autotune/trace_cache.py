@@ -27,7 +27,7 @@ RECORDS = ("memory/timeline.py", "timing/work.py")
 
 _IRRELEVANT = {
     "protocol", "kind", "also", "accumulation_steps", "budget", "headroom", "seed", "sample_seconds", "sample_steps",
-    "folder",
+    "folder", "evaluation_micro_batch",
 }  # fmt: skip
 """Fields of a request that change nothing in its trace. All others, also those yet to come, are in the key."""
 

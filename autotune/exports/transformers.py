@@ -127,6 +127,7 @@ def _arguments(best: Best) -> dict[str, Any]:
         "output_dir": "checkpoints",
         "per_device_train_batch_size": candidate.micro_batch,
         "per_device_eval_batch_size": (best.proof and best.proof.evaluation_micro_batch)
+        or best.evaluation_micro_batch
         or candidate.micro_batch,
         "gradient_accumulation_steps": best.accumulation.steps,
         "bf16": candidate.precision == "bf16",

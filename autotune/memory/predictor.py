@@ -34,6 +34,9 @@ NCCL_SPREAD = 256 * MIB
 GLOO_GROUP = 24 * MIB
 """Private memory of one process group on the cpu device: the stacks of three threads, 8 MiB each. Measured with torch
 2.13 on 2, 4 and 8 ranks: 24 MiB for the group of all, 48 more for the two of a mesh of two dimensions."""
+EVALUATION_TIMES = 16
+"""How much larger than the training's micro-batch one for evaluation may get: a device that is busy at 16 times as much
+is no busier beyond."""
 CPU_LATER = 4 * MIB
 """Private memory that a CPU process takes beyond what its worker measured and its tensors: the heap of two steps."""
 CPU_SPREAD = 24 * MIB
@@ -200,6 +203,24 @@ class Predictor:
         while low > 0 and not fits(low):
             most, low, step = low, max(0, low - step), 2 * step
         return _bisect(fits, low, most - 1)
+
+    def largest_evaluation(self, candidate: Candidate, usable: int) -> int | None:
+        """Return the largest micro-batch of an evaluation that should fit beside a training, at least the training's.
+
+        None where no evaluation was traced. Counted are tensors: an allocator that runs short gives up what it caches.
+        At most `EVALUATION_TIMES` as much as the training's, as the proof tries no more either.
+        """
+        timeline = self.timeline(candidate)
+        if timeline is None or timeline.evaluation is None:
+            return None
+        beside = self.ground.baseline + 2 * self.ground.blas_workspace
+        micro_batch = candidate.micro_batch
+
+        def fits(size: int) -> bool:
+            raw = float(beside + timeline.evaluated(micro_batch, size))
+            return self.calibration.correct(_rung(candidate), raw).mean <= usable
+
+        return max(micro_batch, _bisect(fits, micro_batch, EVALUATION_TIMES * micro_batch))
 
     def timeline(self, candidate: Candidate) -> Timeline | None:
         """Return the timeline that prices a candidate; None where none covers it."""

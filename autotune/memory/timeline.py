@@ -21,7 +21,7 @@ from autotune.memory.segment import CATEGORIES, PLACES, Category, Place, Segment
 from autotune.outcome import Phase
 from autotune.timing.work import Work
 
-FORMAT = 2
+FORMAT = 3
 """Raised with every change that older code would misread; cached traces of another format are ignored."""
 
 
@@ -63,6 +63,8 @@ class Timeline:
     """One micro-step at micro-batch 1, where copies of dimensions of size 1 vanish."""
     first_update: Segment
     update: Segment
+    evaluation: Segment | None = None
+    """One forward pass without gradients between two steps, at any micro-batch; None where it was not traced."""
     work: Work | None = None
     """What the operators compute and move; None in a timeline made by hand."""
     exact: int | None = None
@@ -102,6 +104,13 @@ class Timeline:
         """Return the bytes of `peak` alone; fast."""
         program = self.program(micro_batch, accumulating)
         return max(program.levels(self._sizes_in(place, micro_batch)), default=0)
+
+    def evaluated(self, micro_batch: int, evaluation_micro_batch: int) -> int:
+        """Return the bytes of the peak of an evaluation after training at `micro_batch`, counted as in `peak`."""
+        assert self.evaluation is not None, "the evaluation was traced"
+        resting = self.program(micro_batch).levels(self._sizes_in("device", micro_batch))[-1]
+        sizes = self._sizes_in("device", evaluation_micro_batch)
+        return resting + max(Program(self.evaluation.events, []).levels(sizes), default=0)
 
     def usage(
         self,
@@ -195,7 +204,7 @@ class Timeline:
             data = json.loads(text)
             if data.pop("format") != FORMAT:
                 raise InputError(f"this trace was not written in format {FORMAT}; trace the model again")
-            for name in ("build", "micro", "single", "first_update", "update"):
+            for name in ("build", "micro", "single", "first_update", "update", "evaluation"):
                 data[name] = None if data[name] is None else Segment.parse(data[name])
             data["slots"] = Slots(**data["slots"])
             data["work"] = None if data["work"] is None else Work.parse(data["work"])

@@ -46,6 +46,10 @@ class ProbeRequest(Frozen):
     """Bytes of each rank; reported with the memory, enforced by the device."""
     headroom: float = 0.0
     """Share of the budget that must stay free, where a probe looks for how much fits."""
+    evaluation: bool = False
+    """Trace a forward pass without gradients beside the training (kind `trace`)."""
+    evaluation_micro_batch: int | None = None
+    """The largest that is predicted to fit in evaluation, where a proof begins to look (kind `prove`)."""
     seed: int
     sample_seconds: float
     """Seconds of measured steps after warm-up (train), or of all steps (prove)."""

@@ -117,6 +117,7 @@ def _in_full(entry: Estimate) -> Table:
         ("largest there", holders),
         ("host", format_bytes(entry.host_peak_bytes)),
         ("largest micro-batch", str(entry.largest_micro_batch or "none fits")),
+        *(() if entry.evaluation_micro_batch is None else (("for evaluation", str(entry.evaluation_micro_batch)),)),
         (
             "speed",
             f"{_speed(entry.tokens_per_second)} tokens/s; {_speed(entry.largest_tokens_per_second)} at the largest",

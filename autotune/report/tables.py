@@ -165,6 +165,10 @@ def winner_rows(best: Best) -> list[tuple[str, str]]:
         rows.insert(at, ("of each rank", _peaks(by_rank)))
     if best.proof is not None:
         rows.append(("proof", best.proof.why))
+    elif best.evaluation_micro_batch is not None:
+        rows.append(
+            ("evaluation", f"micro-batch {format_count(best.evaluation_micro_batch)} should fit (predicted)")
+        )
     rows += [("note", note) for note in best.notes]
     return rows
 

@@ -6,16 +6,17 @@ import time
 
 import torch
 
+from autotune.memory.predictor import EVALUATION_TIMES
 from autotune.outcome import Oom, PhaseReport
 from autotune.probe.protocol import ProbeRequest
+from autotune.train.meter import Lap
 from autotune.train.steps import Stepper
-from autotune.train.training import Batch
+from autotune.train.training import Batch, Ranks
+from autotune.train.updating import REPLICATED
 from autotune.train.verdict import Circumstances, verdict
 
 TIME_SHARE = 0.1
 """Share of a proof's time that larger evaluations may take, as the smaller one's speed foretells."""
-TIMES = 16
-"""How much larger than the training's it may get: a device that is busy at 16 times as much is no busier beyond."""
 
 
 def forward_only(stepper: Stepper, micro_batch: int) -> float:
@@ -34,32 +35,55 @@ def forward_only(stepper: Stepper, micro_batch: int) -> float:
 
 
 def largest_evaluation(request: ProbeRequest, stepper: Stepper, report: PhaseReport) -> int:
-    """Return a micro-batch for evaluation that was run and fits: the training's, doubled as often as there is room.
+    """Return a micro-batch for evaluation that was run and fits on every rank, at least the training's.
 
     `report` is of an evaluation at the training's micro-batch. What it took above what rests on the device foretells
-    the others, which are then run; one that memory is refused for is halved. Over several ranks, which would have to
-    run out of memory together, it is the training's.
+    the others. The first to be run is the one that a trace predicts (`evaluation_micro_batch`), else the training's
+    doubled as often as there is room; what does not fit is halved. Ranks whose forward passes wait for each other
+    cannot run out of memory one by one: they climb by doubling, as far as the step before foretells.
     """
-    micro_batch = request.candidate.micro_batch
+    micro_batch, ranks = request.candidate.micro_batch, stepper.training.ranks
     meter = stepper.phases.meter
     usable = request.budget * (1 - request.headroom) - meter.taken
-    if stepper.training.ranks.size > 1:
-        return micro_batch
-    each = max(1, report.peak - report.end) / micro_batch
-    in_time = micro_batch * TIME_SHARE * request.sample_seconds / max(report.seconds, 1e-9)
-    most = min((usable - report.end) / each, in_time, micro_batch * TIMES)
-    size = micro_batch
-    while 2 * size <= most:
-        size *= 2
     deadline = time.perf_counter() + TIME_SHARE * request.sample_seconds
-    while size > micro_batch and time.perf_counter() < deadline:
-        if _fits(stepper, size, usable):
+    in_time = micro_batch * TIME_SHARE * request.sample_seconds / max(report.seconds, 1e-9)
+    most = int(_least(ranks, min(in_time, micro_batch * EVALUATION_TIMES)))
+    each = max(1, report.peak - report.end) / micro_batch
+    foretold = _least(ranks, (usable - report.end) / each)
+    candidate = request.candidate
+    if ranks.size > 1 and (candidate.sharding not in REPLICATED or candidate.tensor_parallel > 1):
+        size = micro_batch
+        while 2 * size <= min(most, foretold):
+            meter.lap()
+            forward_only(stepper, 2 * size)
+            meter.synchronize()
+            took = meter.lap()
+            each = max(1, took.peak - took.end) / (2 * size)
+            foretold = _least(ranks, (usable - took.end) / each)
+            if _least(ranks, took.peak <= usable) == 0:
+                break
+            size *= 2
+        return size
+    size = min(most, request.evaluation_micro_batch or 0)
+    if size <= micro_batch:
+        size = micro_batch
+        while 2 * size <= min(most, foretold):
+            size *= 2
+    while size > micro_batch and _least(ranks, time.perf_counter() < deadline) > 0:
+        lap = _run(stepper, size)
+        if _least(ranks, lap is not None and lap.peak <= usable) > 0:
             return size
         size //= 2
     return micro_batch
 
 
-def _fits(stepper: Stepper, micro_batch: int, usable: float) -> bool:
+def _least(ranks: Ranks, value: float) -> float:
+    """Return the least of the ranks' values, the same on each."""
+    return -ranks.largest(-value)
+
+
+def _run(stepper: Stepper, micro_batch: int) -> Lap | None:
+    """Run one forward pass and return what it took; None where memory was refused for it."""
     meter = stepper.phases.meter
     meter.lap()
     try:
@@ -71,5 +95,5 @@ def _fits(stepper: Stepper, micro_batch: int, usable: float) -> bool:
                            free=None, short=False)  # fmt: skip
         if not isinstance(verdict(error, at), Oom):
             raise
-        return False
-    return meter.lap().peak <= usable
+        return None
+    return meter.lap()

@@ -140,12 +140,19 @@ def _affine(
         update = tracer.update()
         single = tracer.micro_step(1)
         of_small, _, of_large, of_update, of_single = tracer.calls
+        evaluated = None
+        if request.evaluation:
+            tracer.update()  # of the micro-step that is under way: an evaluation comes between two steps
+            evaluated = tracer.evaluate()
         sizes, category = recorder.sizes, recorder.category
         same = _matched(small, large)
         slope = [0] * len(sizes)
         for ours, theirs in same.items():
             slope[ours] = sizes[theirs] - sizes[ours]
             category[ours] = min(category[ours], category[theirs])
+        if evaluated is not None:
+            for ours, theirs in evaluated[1].items():
+                slope[ours] = sizes[theirs] - sizes[ours]
 
         def timeline(
             request: ProbeRequest,
@@ -158,12 +165,15 @@ def _affine(
             slopes = slope + [0] * (len(sizes) - len(slope))
             base = [size - LEAST * growth for size, growth in zip(sizes, slopes, strict=True)]
             work = recorder.log.work(of_small, of_large, of_single, of_update, LEAST)
-            segments = (built, small, first, later, single)
+            forward_only = None if evaluated is None else evaluated[0]
+            segments = (built, small, first, later, single, forward_only)
             return _timeline(request, recorder, training, base, slopes, segments, work, None, began)
 
         back = {theirs: ours for ours, theirs in same.items()}
         later = _renamed(update, back)
         found = {request.candidate: timeline(request, began, building, first, later, of_update)}
+        if request.evaluation:  # for the sake of one candidate
+            return found
         for number, candidate in enumerate(others):
             began = time.perf_counter()
             left = tracer.micro_step(1) if number else single
@@ -205,7 +215,7 @@ def _exact(request: ProbeRequest, began: float) -> Timeline:
         work = recorder.log.work(of_micro, of_micro, None, of_update, micro_batch)
         zero = [0] * len(recorder.sizes)
         return _timeline(
-            request, recorder, training, recorder.sizes, zero, (building, micro, first, later, None), work,
+            request, recorder, training, recorder.sizes, zero, (building, micro, first, later, None, None), work,
             micro_batch, began,
         )  # fmt: skip
 
@@ -331,13 +341,13 @@ def _timeline(
     training: Training,
     base: list[int],
     slope: list[int],
-    segments: tuple[Segment, Segment, Segment, Segment, Segment | None],
+    segments: tuple[Segment, Segment, Segment, Segment, Segment | None, Segment | None],
     work: Work,
     exact: int | None,
     began: float,
 ) -> Timeline:
     """Number the slots that the segments use from 0 on, and put all together."""
-    building, micro, first, update, single = segments
+    building, micro, first, update, single, evaluation = segments
     used: dict[int, int] = {}
     for segment in filter(None, segments):
         for event in segment.events:
@@ -363,6 +373,7 @@ def _timeline(
         single=None if single is None else renumbered(single),
         first_update=renumbered(first),
         update=renumbered(update),
+        evaluation=None if evaluation is None else renumbered(evaluation),
         work=work,
         exact=exact,
         facts={

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from autotune.memory.segment import Segment, survivors
@@ -100,6 +101,30 @@ class StepTracer:
         with self._recorder.segment() as cleared:
             self.drop()
         building.events.extend(_lasting(Segment([*first.events, *cleared.events])))
+
+    def evaluate(self) -> tuple[Segment, dict[int, int]] | None:
+        """Record a forward pass without gradients between two steps, and the slots of a larger one by its own.
+
+        What a first pass makes for good (FSDP2 may keep what it gathered) is part of it. None if passes differ.
+        """
+        first, small, large = (self._forward(micro_batch) for micro_batch in (NEXT + 1, LEAST, NEXT))
+        if len(small.events) != len(large.events):
+            return None
+        grown = {our: their for our, their in zip(small.events, large.events, strict=True) if our >= 0}
+        return Segment([*_lasting(first), *small.events]), grown
+
+    def _forward(self, micro_batch: int) -> Segment:
+        recorder, training = self._recorder, self._training
+        training.model.eval()
+        try:
+            with recorder.segment() as segment, torch.no_grad():
+                recorder.mark("evaluation")
+                training.loss(training.batch(self._batch, micro_batch))
+                gc.collect(0)
+        finally:
+            training.model.train()
+        self._batch += 1
+        return segment
 
     def settle_whole(self, building: Segment) -> None:
         """Run a whole step, and keep of it what it leaves for good, as part of the build.

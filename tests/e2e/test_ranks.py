@@ -35,6 +35,9 @@ def test_two_ranks_are_tuned_to_a_proven_winner_that_trains_as_it_was_exported(t
     assert best.gpus == 2
     assert best.candidate.sharding == "ddp", "the cheapest, and it fits"
     assert best.candidate.micro_batch == 16, "the second probe: all that the global batch can use"
+    assert best.evaluation_micro_batch == best.proof.evaluation_micro_batch > 16, (
+        "foretold, and run on both ranks"
+    )
     assert best.accumulation.equation() == "4,096 = 2,048 x 2 x 1"
     assert "512 MiB each" in done.stderr
     assert "on 2 devices" in done.stderr

@@ -9,6 +9,7 @@ import torch
 
 from autotune.candidate import Candidate, alike
 from autotune.lengths import Lengths
+from autotune.memory.timeline import Timeline
 from autotune.models.resolve import resolve
 from autotune.probe.protocol import ProbeRequest
 from autotune.train import activation_offload, build
@@ -75,6 +76,35 @@ def test_the_masks_of_padded_and_packed_rows_are_traced_as_they_are_made(sequenc
         real = measured(of(micro_batch=micro_batch))
         # The profiler counts the rows' own tensors on their way to the batch; a trace gives each the device's.
         assert timeline.allocated(micro_batch) == pytest.approx(real, rel=1e-3)
+
+
+def evaluated(probe, micro_batch):
+    """Train a step, and return the peak of the bytes that an evaluation after it has."""
+    gc.collect()
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        training = assemble(probe)
+        training.loss(training.batch(0, probe.candidate.micro_batch)).backward()
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        training.model.eval()
+        with torch.profiler.record_function("evaluation"), torch.no_grad():
+            training.loss(training.batch(1, micro_batch))
+        training.close()
+    events = profiler.profiler.kineto_results.events()
+    began = next(event.start_ns() for event in events if event.name() == "evaluation")
+    memory = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    levels = accumulate(size for _, size in memory)
+    return max(level for (at, _), level in zip(memory, levels, strict=True) if at >= began)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_trace_counts_the_bytes_of_an_evaluation_at_any_micro_batch(precision):
+    timeline = trace(request("tiny-llama", precision=precision).model_copy(update={"evaluation": True}))
+    assert Timeline.parse(timeline.dump()) == timeline
+    real = evaluated(request("tiny-llama", precision=precision, micro_batch=3), 20)
+    assert timeline.evaluated(3, 20) == pytest.approx(real, rel=1e-4)
+    assert trace(request("tiny-llama", precision=precision)).evaluation is None, "only where it is asked for"
 
 
 @pytest.mark.parametrize("checkpointing", ["selective", "every-2"])

@@ -75,11 +75,13 @@ def timeline(device: Arithmetic, rung: Candidate, factor: float = 1.0) -> Timeli
     return Timeline(
         device="cpu",
         slots=Slots(
-            base=[int(factor * weights), 0, int(factor * state)], slope=[0, int(factor * activation), 0],
-            category=[0, 3, 2], place=[0, 0, 0], module=[0, 0, 0],
+            base=[int(factor * weights), 0, int(factor * state), 0],
+            slope=[0, int(factor * activation), 0, int(factor * activation) // 4],
+            category=[0, 3, 2, 6], place=[0] * 4, module=[0] * 4,
         ),
         modules=["model"], build=Segment([0], [(0, "build")]), micro=micro, single=micro,
         first_update=Segment([2], [(0, "optimizer")]), update=Segment([], [(0, "optimizer")]),
+        evaluation=Segment([3, ~3], [(0, "evaluation")]),
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from autotune.options import load_space
 from autotune.outcome import Ok, Oom, Unsupported
 from autotune.paths import RunPaths
 from autotune.probe.protocol import Inspection
+from autotune.proof import proof_request
 from autotune.run import tune
 from autotune.runs import create_run, load_spec
 from autotune.specs import DeviceSpec, Goal, Limits, ModelSpec, RunSpec
@@ -359,7 +360,8 @@ class ArithmeticTracer:
 
     def trace(self, request, folder, *, timeout, on_progress=None) -> dict[Candidate, Trace]:
         assert request.kind == "trace"
-        self.traced.append(request.candidate.rung())
+        if not request.evaluation:
+            self.traced.append(request.candidate.rung())
         if request.candidate.rung().title() == self.untraceable:
             return {request.candidate: Trace(None, "operator x needs values; probe it instead", 1.0)}
         return {request.candidate: Trace(timeline(self.device, request.candidate), seconds=1.0)}
@@ -386,6 +388,20 @@ def test_the_memory_model_finds_the_same_winner_with_fewer_probes(tmp_path):
     assert tracer.traced == [Candidate(), Candidate(checkpointing="full")]
     assert [entry.candidate.micro_batch for entry in record.skipped] == [13, 64]
     assert record.path[-1].node == "grow_checkpointed"
+
+
+def test_the_micro_batch_for_evaluation_is_predicted_and_handed_to_the_proof(tmp_path):
+    best, paths, _ = foreseen(tmp_path)
+    size, trained = best.evaluation_micro_batch, best.candidate.micro_batch
+    assert trained < size < 16 * trained
+    assert proof_request(best, 1.0).evaluation_micro_batch == size
+    assert Best.read(paths.best).evaluation_micro_batch == size
+    made = timeline(BIG, best.candidate)
+    usable = BIG.budget * (1 - best.headroom)
+    assert made.evaluated(trained, size) <= usable
+    assert made.evaluated(trained, 2 * size) > usable
+    blind, *_ = foreseen(tmp_path / "blind", predict=False)
+    assert blind.evaluation_micro_batch is None
 
 
 def test_every_probe_carries_its_prediction_and_is_measured_against_it(tmp_path):
