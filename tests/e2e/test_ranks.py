@@ -15,7 +15,7 @@ from tests.e2e.conftest import QUICK, autotune, probes_alive
 @pytest.mark.slow
 def test_two_ranks_are_tuned_to_a_proven_winner_that_trains_as_it_was_exported(tmp_path):
     done = autotune(
-        "run", "--model", "tiny-gpt2", "--target-global-batch", "4K", "--gpus", "2", "--device", "cpu:512MiB",
+        "run", "--model", "tiny-gpt2", "--target-global-batch", "256", "--gpus", "2", "--device", "cpu:512MiB",
         "--max-probes", "2", *QUICK, "--proof-time", "1s", "--json", cwd=tmp_path,
     )  # fmt: skip
     assert done.code == 0, done.stderr
@@ -34,11 +34,10 @@ def test_two_ranks_are_tuned_to_a_proven_winner_that_trains_as_it_was_exported(t
     assert best.proof.passed
     assert best.gpus == 2
     assert best.candidate.sharding == "ddp", "the cheapest, and it fits"
-    assert best.candidate.micro_batch == 16, "the second probe: all that the global batch can use"
-    assert best.evaluation_micro_batch == best.proof.evaluation_micro_batch > 16, (
-        "foretold, and run on both ranks"
-    )
-    assert best.accumulation.equation() == "4,096 = 2,048 x 2 x 1"
+    # One sample for each rank, in one step: which of several micro-batches is fastest would be the machine's noise.
+    assert best.accumulation.equation() == "256 = 128 x 2 x 1"
+    assert best.evaluation_micro_batch == 16, "as many times the training's as are worth looking for"
+    assert 1 <= best.proof.evaluation_micro_batch <= 16
     assert "512 MiB each" in done.stderr
     assert "on 2 devices" in done.stderr
     assert "--to native " in done.stderr, "the other libraries would not run it as it was measured"
