@@ -58,8 +58,8 @@ class Ground:
     def held(self, candidate: Candidate) -> int:
         """Return the baseline with what the candidate's groups of ranks take beside the group of all."""
         in_rows = candidate.sharding == "hsdp" or candidate.tensor_parallel > 1
-        if self.kind == "cpu":
-            return self.baseline + 2 * GLOO_GROUP * in_rows
+        if self.kind == "cpu":  # DeepSpeed makes another group of all ranks (`_clone_world_group`)
+            return self.baseline + GLOO_GROUP * (2 * in_rows + (candidate.engine == "deepspeed"))
         # A communicator is made for the groups that talk, of which all ranks together are then none.
         two = candidate.sharding == "hsdp" or (candidate.tensor_parallel > 1 and candidate.sharding != "none")
         return self.baseline + NCCL_BUFFERS * two
@@ -213,7 +213,7 @@ class Predictor:
         timeline = self.timeline(candidate)
         if timeline is None or timeline.evaluation is None:
             return None
-        beside = self.ground.baseline + 2 * self.ground.blas_workspace
+        beside = self.ground.held(candidate) + 2 * self.ground.blas_workspace
         micro_batch = candidate.micro_batch
 
         def fits(size: int) -> bool:

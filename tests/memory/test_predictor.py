@@ -177,3 +177,4 @@ def test_several_ranks_add_the_buffers_of_nccl_and_the_threads_of_gloo():
     for own, group in ((several, NCCL_BUFFERS), (together, 2 * GLOO_GROUP)):
         assert own.held(Candidate(sharding="fsdp2")) == own.baseline
         assert own.held(Candidate(sharding="hsdp")) == own.baseline + group
+    assert together.held(Candidate(sharding="zero2", engine="deepspeed")) == together.baseline + GLOO_GROUP
