@@ -2,10 +2,11 @@
 
     python -m benchmarks.ranks
 
-Probes as the tuner runs them: two processes on this CPU (gloo) train a small GPT-2 together, and one trains it alone,
-for comparison. A rank's peak is the kernel's: anonymous memory beyond interpreter and libraries, which on the CPU is
-tensors, what gloo copies them into, and some MiB of the process's own, which the row of one rank shows. The states are
-what a rank holds of parameters, gradients and optimizer state when it goes from backward to the optimizer step.
+Probes as the tuner runs them: two processes on this CPU (gloo), under `hsdp` two nodes of two, train a small GPT-2
+together, and one trains it alone, for comparison. A rank's peak is the kernel's: anonymous memory beyond interpreter
+and libraries, which on the CPU is tensors, what gloo copies them into, and some MiB of the process's own, which the row
+of one rank shows. The states are what a rank holds of parameters, gradients and optimizer state when it goes from
+backward to the optimizer step.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ SEQ_LEN, MICRO_BATCH, MICRO_STEPS = 128, 2, 2
 CASES: tuple[dict[str, Any], ...] = (
     {"sharding": "none"}, {"sharding": "ddp"}, {"sharding": "zero1"}, {"sharding": "zero2"}, {"sharding": "fsdp2"},
     {"sharding": "fsdp2", "offload": "optimizer"}, {"sharding": "fsdp2", "offload": "full"},
+    {"sharding": "hsdp"}, {"sharding": "fsdp2", "reduce_dtype": "bf16"},
     {"sharding": "zero1", "engine": "deepspeed"}, {"sharding": "zero2", "engine": "deepspeed"},
     {"sharding": "zero3", "engine": "deepspeed"}, {"sharding": "zero3", "engine": "deepspeed", "offload": "optimizer"},
     {"sharding": "none", "model": "llama"}, {"sharding": "none", "model": "llama", "tensor_parallel": 2},
@@ -63,7 +65,12 @@ TIMEOUT = 600.0
 def ranks_of(case: dict[str, Any]) -> int:
     """Return how many ranks share a case's work."""
     alone = case["sharding"] == "none" and case.get("tensor_parallel", 1) == 1
-    return 1 if alone else RANKS
+    return 1 if alone else RANKS * nodes_of(case)
+
+
+def nodes_of(case: dict[str, Any]) -> int:
+    """Return how many nodes a case's ranks are in, each with as many as the other cases have in all."""
+    return 2 if case["sharding"] == "hsdp" else 1
 
 
 def model_of(case: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -78,8 +85,8 @@ def request(case: dict[str, Any]) -> ProbeRequest:
     candidate = Candidate(precision="fp32", micro_batch=MICRO_BATCH, **fields)
     return ProbeRequest(
         kind="train", model=model_spec(preset, changes), candidate=candidate, seq_len=SEQ_LEN,
-        accumulation_steps=MICRO_STEPS, device="cpu", world_size=ranks_of(case), budget=BUDGET, seed=0,
-        sample_seconds=20, sample_steps=5, folder="",
+        accumulation_steps=MICRO_STEPS, device="cpu", world_size=ranks_of(case), nodes=nodes_of(case),
+        budget=BUDGET, seed=0, sample_seconds=20, sample_steps=5, folder="",
     )  # fmt: skip
 
 
@@ -87,7 +94,9 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     """Return one row: what each rank of a case took, and what was expected."""
     probe, ranks = request(case), ranks_of(case)
     row: dict[str, Any] = {"case": name_of(case), "ranks": ranks, "candidate": probe.candidate.key()}
-    refused = illegal(probe.candidate, MICRO_STEPS) or misplaced(probe.candidate, ranks, "cpu")
+    refused = illegal(probe.candidate, MICRO_STEPS) or misplaced(
+        probe.candidate, ranks, "cpu", nodes_of(case)
+    )
     if refused:
         return {**row, "refused": refused}
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
@@ -97,7 +106,9 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         )
         timeline, reason = traced[probe.candidate].timeline, traced[probe.candidate].reason
         devices = [CpuDevice(BUDGET)] * ranks
-        executor: Executor = RanksExecutor(devices) if ranks > 1 else LocalExecutor(devices[0])
+        executor: Executor = (
+            RanksExecutor(devices, nodes=nodes_of(case)) if ranks > 1 else LocalExecutor(devices[0])
+        )
         outcome = executor.run(probe, folder / "probe", timeout=TIMEOUT).answer
         if not isinstance(outcome, Ok):
             raise SystemExit(f"ranks: {name_of(case)} came to {outcome.kind}: {detail(outcome)}")
@@ -110,6 +121,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         "peak_by_rank": [held.allocated for held in memory],
         "held_by_rank": [held.breakdown.model_dump() for held in memory],
         "seconds_per_step": outcome.timing.global_step(MICRO_STEPS),
+        "seconds_communicating": outcome.communication and outcome.communication.global_step(MICRO_STEPS),
         "loss": outcome.losses[-1],
     }  # fmt: skip
     row["formula"] = in_closed_form(case, parameters(case.get("model", "gpt2")))._asdict()
@@ -137,8 +149,8 @@ def parameters(model_name: str) -> int:
 
 def in_closed_form(case: dict[str, Any], count: int) -> States:
     """Return ZeRO's formula for a rank, with what is offloaded taken out."""
-    cut = case.get("tensor_parallel", 1)
-    formula = states(count / cut, "fp32", "adamw", case["sharding"], ranks_of(case) // cut)
+    cut, nodes = case.get("tensor_parallel", 1), nodes_of(case)
+    formula = states(count / cut, "fp32", "adamw", case["sharding"], ranks_of(case) // cut, nodes=nodes)
     if case.get("engine") == "deepspeed":  # its shard has a copy of the parameters, in fp32 too
         copy = 4 * count / ranks_of(case)
         # What it offloads to the host stays on the same device here.
@@ -152,6 +164,8 @@ def name_of(case: dict[str, Any]) -> str:
     parts = [engine + case["sharding"]]
     if case.get("offload"):
         parts.append(f"{case['offload']} offload")
+    if case.get("reduce_dtype"):
+        parts.append(f"{case['reduce_dtype']} reduction")
     if case.get("model") == "llama":
         cut = case.get("tensor_parallel", 1)
         parts = ["Llama", f"{cut}-way tensor parallel" if cut > 1 else "one rank"]
@@ -161,7 +175,7 @@ def name_of(case: dict[str, Any]) -> str:
 def show(rows: list[dict[str, Any]], console: Console) -> None:
     """Print one line for each case; states as held by the fullest rank / by the formula."""
     table = Table("sharding", "ranks", "peak MiB", "predicted", "error", "beyond it", "parameters", "gradients",
-                  "optimizer state", "s a step", box=None)  # fmt: skip
+                  "optimizer state", "s a step", "communicating", box=None)  # fmt: skip
     for row in rows:
         if "refused" in row:
             table.add_row(row["case"], str(row["ranks"]), "refused")
@@ -173,6 +187,7 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
             *(("-", "-") if row["error"] is None else (f"{row['error']:+.1%}", _mib(row["peak"] - row["predicted"]))),
             *(f"{_mib(held[part])} / {_mib(row.get('formula', {}).get(part))}" for part in parts),
             f"{row['seconds_per_step']:.2f}",
+            "-" if row["seconds_communicating"] is None else f"{row['seconds_communicating']:.2f}",
         )  # fmt: skip
     console.print(table)
     console.print("States in MiB: held by the fullest rank / by ZeRO's formula.")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -171,3 +172,24 @@ def test_native_trains_on_two_ranks_as_they_were_measured(tmp_path):
             STEPS * best.accumulation.steps * LAYERS
         )
         assert rank["variable"] == best.variables["FROM_THE_MEASUREMENT"]
+
+
+@pytest.mark.slow
+def test_native_starts_on_each_of_two_nodes(tmp_path):
+    """As on two machines, each with a launch of its own, that find each other by an address and a port."""
+    best = configuration(gpus=4, sharding="hsdp", precision="fp32").model_copy(update={"nodes": 2})
+    write(best, "native", tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    nodes = [
+        subprocess.Popen(
+            ["sh", str(tmp_path / "launch.sh"), "--steps", str(STEPS)], text=True,
+            env={**os.environ, **address, "PYTHON": sys.executable, "NODE_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [node.communicate() for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    assert [len(losses(output)) for output, _ in said] == [STEPS, 0], "one rank speaks for all"
