@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterable
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile
 
 from autotune.outcome import Communication
 from autotune.probe.protocol import ProbeRequest
@@ -38,12 +38,11 @@ def listen(request: ProbeRequest, stepper: Stepper, micro_steps: int) -> Communi
     room = max(ROOM[kind], request.budget // ROOM_SHARE)
     if ranks.size == 1 or ranks.largest(_taken(request, stepper) + room - request.budget) > 0:
         return None
-    activities = [ProfilerActivity.CPU] if kind == "cpu" else [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     try:
-        with profile(activities=activities) as seen:
-            began = time.time_ns()
+        with profile(use_kineto=True, use_device="cuda" if kind == "cuda" else None) as seen:
             parts = stepper.step(micro_steps)
-        return in_parts(collectives(seen, kind), began, parts, micro_steps)
+            epoch = time.time_ns() - time.perf_counter_ns()
+        return in_parts(collectives(seen, kind), epoch + int(1e9 * parts.began), parts, micro_steps)
     except (RuntimeError, MemoryError):
         traceback.print_exc()  # for people, in the probe's standard error
         return None
@@ -60,7 +59,7 @@ def _taken(request: ProbeRequest, stepper: Stepper) -> int:
 
 def collectives(seen: profile, kind: str) -> Spans:
     """Return when collectives were under way on a device of a kind."""
-    results = getattr(seen.profiler, "kineto_results", None)
+    results = seen.kineto_results
     if results is None:
         return []
     found: Spans = []

@@ -32,6 +32,8 @@ class Parts:
     optimizer_step: float
     data_wait: float = 0.0
     """Of each micro-step, on the average: until its batch was there. Counted in the micro-steps' own seconds."""
+    began: float = 0.0
+    """When the step did, by `time.perf_counter`."""
 
 
 class Stepper:
@@ -90,6 +92,7 @@ class Stepper:
             last_micro_step=after_backward - middle,
             optimizer_step=end - after_backward,
             data_wait=self._waited / micro_steps,
+            began=began,
         )
 
     def next_batch(self) -> int:
