@@ -22,6 +22,8 @@ Compile = Literal["none", "regional"]
 Kernels = Literal["torch", "liger"]
 MemoryBudget = Literal["none", "75%", "50%", "25%"]
 Offload = Literal["none", "optimizer", "gradients", "full"]
+OffloadTo = Literal["auto", "host", "disk"]
+RestingPlace = Literal["host", "disk"]
 Optimizer = Literal["adamw", "adamw-8bit", "adafactor", "momentum", "sgd"]
 OptimizerKernel = Literal["fused", "foreach"]
 SplitLimit = Literal["none", "64MiB", "256MiB"]
@@ -73,6 +75,9 @@ class Candidate(Frozen):
     """Activations rest off the device from forward to backward: in pinned host memory, on `cpu` in files on disk."""
     offload: Offload = "none"
     """What leaves the device: nothing; optimizer state; gradients with it (`gradients`); parameters too (`full`)."""
+    offload_to: OffloadTo = "auto"
+    """Where it rests, and activations that leave: in the `host`'s memory, on `disk` in memory-mapped files, or by
+    `auto` in the next place down: a GPU's on the host, and a processor's, whose memory the host's is, on disk."""
     optimizer: Optimizer = "adamw"
     """`adamw` (two moments a parameter), `adamw-8bit` (the same in 8 bits, bitsandbytes), `adafactor` (sums of rows
     and columns, transformers), `momentum` (SGD with one moment) or `sgd` (plain, stateless)."""
@@ -162,6 +167,12 @@ class Candidate(Frozen):
             options["garbage_collection_threshold"] = str(int(self.collect_above.rstrip("%")) / 100)
         return options
 
+    def rests_on(self, kind: Literal["cpu", "cuda"]) -> RestingPlace:
+        """Return where a device of a kind sends what leaves it."""
+        if self.offload_to != "auto":
+            return self.offload_to
+        return "disk" if kind == "cpu" and self.engine == "torch" else "host"
+
     def traced(self) -> Candidate:
         """Return it with the defaults of what changes nothing that a step asks of the device: allocator and loader."""
         names = (*ALLOCATOR, *LOADER)
@@ -188,17 +199,17 @@ class Candidate(Frozen):
         ):
             return self
         sharding = "ddp" if self.sharding == "zero1" else self.sharding
-        plainest = {
-            "optimizer": "adamw",
-            "optimizer_kernel": "fused",
-            "offload": "none",
-            "sharding": sharding,
-        }
+        plainest: dict[str, object] = {
+            "optimizer": "adamw", "optimizer_kernel": "fused", "offload": "none", "sharding": sharding,
+        }  # fmt: skip
+        if not self.activation_offload:
+            plainest["offload_to"] = "auto"
         return self.model_copy(update=plainest)
 
     def title(self) -> str:
         """Return a short name of the rung for people: `bf16 + checkpointing + optimizer offload`."""
         parts: list[str] = [self.precision]
+        where = "" if self.offload_to == "auto" else f" to {self.offload_to}"
         if self.tf32:
             parts.append("tf32")
         if self.adapters != "none":
@@ -225,9 +236,9 @@ class Candidate(Frozen):
         if self.kernels != "torch":
             parts.append(f"{self.kernels} kernels")
         if self.activation_offload:
-            parts.append("activation offload")
+            parts.append(f"activation offload{where}")
         if self.offload != "none":
-            parts.append(f"{self.offload} offload")
+            parts.append(f"{self.offload} offload{where}")
         if self.optimizer != "adamw":
             parts.append(self.optimizer)
         if self.optimizer_kernel != "fused":

@@ -1,11 +1,11 @@
-"""What a candidate needs beside the device's memory: bytes of host memory (CUDA) or of disk (cpu)."""
+"""What a candidate needs beside the device's memory: bytes of host memory or of disk."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from autotune.candidate import Candidate
-from autotune.memory.formula import state_bytes
+from autotune.memory.formula import SHARED_OUT, state_bytes
 from autotune.specs import ModelFacts
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -29,20 +29,24 @@ def optimizer_state_bytes(candidate: Candidate, facts: ModelFacts) -> int:
     return int(each * facts.trainable_parameters)
 
 
-def offloaded_bytes(candidate: Candidate, facts: ModelFacts) -> int:
-    """Return the bytes that live off the device: optimizer state, with `gradients` those too, with `full` all."""
+def offloaded_bytes(candidate: Candidate, facts: ModelFacts, ranks: int = 1, nodes: int = 1) -> int:
+    """Return the bytes that live off one of the devices: optimizer state, `gradients` too, or with `full` all.
+
+    `ranks` of `nodes` share the work; hybrid sharding shares state out inside each node. Activations that are offloaded
+    come on top; how many there are, only a trace knows.
+    """
+    state, weight = optimizer_state_bytes(candidate, facts), _weight_bytes(candidate)
+    share = ranks if SHARED_OUT[candidate.sharding][2] else 1
+    share //= nodes if candidate.sharding == "hsdp" else 1
     match candidate.offload:
         case "none":
             return 0
         case "optimizer":
-            return optimizer_state_bytes(candidate, facts)
+            return state // share
         case "gradients":
-            return _weight_bytes(candidate) * facts.trainable_parameters + optimizer_state_bytes(
-                candidate, facts
-            )
+            return (weight * facts.trainable_parameters + state) // share
         case "full":
-            held = _weight_bytes(candidate) * (facts.parameters + facts.trainable_parameters)
-            return held + optimizer_state_bytes(candidate, facts)
+            return (weight * (facts.parameters + facts.trainable_parameters) + state) // share
 
 
 def batches_ahead(candidate: Candidate) -> int:

@@ -144,9 +144,7 @@ def _loading() -> Finding:
 def _disk(folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
     enough = free >= 10 * GIB
-    text = (
-        f"{format_bytes(free)} free here; runs, checkpoints of proofs and offload on the cpu device go there"
-    )
+    text = f"{format_bytes(free)} free here; runs, checkpoints of proofs and offload to disk go there"
     return Finding(subject="disk", state="ok" if enough else "warning", text=text)
 
 

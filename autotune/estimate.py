@@ -37,6 +37,8 @@ class Estimate(Frozen):
     """The 95% interval of `device_peak_bytes`."""
     host_peak_bytes: int
     """Peak of the tensors in host memory, with the batches that a DataLoader holds in advance."""
+    disk_bytes: int = 0
+    """Peak of the tensors in files on disk."""
     breakdown: Breakdown
     """Of `allocated_peak_bytes`, by what it holds."""
     phase: Phase
@@ -115,6 +117,7 @@ def price(
         device_peak_bytes=prediction.peak,
         interval=(prediction.low, prediction.high),
         host_peak_bytes=host,
+        disk_bytes=timeline.allocated(candidate.micro_batch, accumulating, "disk"),
         breakdown=prediction.breakdown,
         phase=peak.phase,
         holders=tuple(

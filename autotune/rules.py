@@ -33,6 +33,13 @@ RULES: tuple[Constraint, ...] = (
         ({"workers": [1, 2, 4, 8]}, "without loader workers nothing is made in advance (workers)"),
     ),
     *_where(
+        {"offload": "none", "activation_offload": False},
+        (
+            {"offload_to": "auto"},
+            "nothing leaves the device, so there is nothing to put on the host or on disk",
+        ),
+    ),
+    *_where(
         {"offload": "full"},
         (
             {"sharding": ["none", "hsdp", "fsdp2"]},
@@ -82,6 +89,11 @@ RULES: tuple[Constraint, ...] = (
         (
             {"optimizer": ["adamw", "momentum", "sgd"]},
             "DeepSpeed flattens parameters, so an optimizer that looks at their shapes is another one there",
+        ),
+        (
+            {"offload_to": ["auto", "host"]},
+            "DeepSpeed reaches a disk through an extension that has to be compiled against libaio, and nothing of "
+            "DeepSpeed is compiled here; offload to disk with torch's shardings",
         ),
         (
             {"loss": "full", "activation_offload": False, "adapters": "none", "compile": "none"},
@@ -350,14 +362,16 @@ def misplaced(candidate: Candidate, world_size: int, kind: Kind, nodes: int = 1)
 
     The candidate is legal elsewhere; `kind` is that of their devices.
     """
+    if kind == "cpu" and candidate.offload_to == "host" and candidate.engine == "torch":
+        return (
+            "the cpu device's own memory is the host's, so what leaves it goes to disk: leave out offload_to"
+        )
     if candidate.tensor_parallel > 1:
         return lacks_groups(candidate, world_size, nodes)
     if candidate.sharding == "none" and world_size > 1:
         return f"{world_size} ranks need a sharding: ddp, zero1, zero2, hsdp or fsdp2 (or DeepSpeed's zero3)"
     if candidate.sharding != "none" and world_size == 1:
         return f"{candidate.sharding} shares the work out over several ranks, and there is one (--gpus)"
-    if candidate.sharding in {"hsdp", "fsdp2"} and candidate.offload == "full" and kind == "cpu":
-        return "full offload on the cpu device moves whole parameters to files, not shards; offload the optimizer"
     if candidate.kernels == "liger" and kind == "cpu":
         return "liger-kernel's kernels are written for Triton, which compiles them for GPUs alone"
     if candidate.precision == "fp8" and kind == "cpu":

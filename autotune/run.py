@@ -243,11 +243,14 @@ class _Run:
         """Return why host memory or disk cannot hold what the candidate offloads, or None."""
         inspected = self.journal.record.inspection
         assert inspected is not None
-        needed = offloaded_bytes(candidate, inspected.facts)
-        room = self.executor.offload_room(self.paths.probes) if needed else 0
+        needed = offloaded_bytes(candidate, inspected.facts, self.spec.goal.gpus, self.spec.goal.nodes)
+        place = candidate.rests_on(self.executor.facts.kind)
+        room = self.executor.offload_room(self.paths.probes, place) if needed else 0
         if needed <= room:
             return None
-        return f"offload needs {format_bytes(needed)} off the device, and only {format_bytes(room)} are free there"
+        where = "host memory" if place == "host" else f"the disk of {self.paths.probes}"
+        each = " for each rank" if self.spec.goal.gpus > 1 else ""
+        return f"offload needs {format_bytes(needed)} of {where}{each}, and only {format_bytes(room)} are free there"
 
     def request(self, candidate: Candidate, kind: str) -> ProbeRequest:
         """Return the request for a candidate at this run's goal."""

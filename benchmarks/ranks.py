@@ -155,6 +155,8 @@ def in_closed_form(case: dict[str, Any], count: int) -> States:
         copy = 4 * count / ranks_of(case)
         # What it offloads to the host stays on the same device here.
         return formula._replace(optimizer_state=formula.optimizer_state + copy)
+    if case.get("offload") == "full":
+        return States(0.0, 0.0, 0.0, 0.0)
     return formula._replace(optimizer_state=0.0) if case.get("offload") == "optimizer" else formula
 
 

@@ -37,7 +37,7 @@ from autotune.report.wording import detail
 from autotune.rules import illegal
 from autotune.specs import DeviceSpec, ModelSpec
 from autotune.tracing import LocalTracer
-from autotune.train import build, mapped
+from autotune.train import build, mapped, resting
 from autotune.train.mapped import MappedFiles
 from autotune.train.steps import gradient_norm
 from autotune.train.trace import trace
@@ -135,13 +135,13 @@ _UNCOUNTED: set[int] = set()
 @contextmanager
 def uncounted() -> Iterator[None]:
     """Let offload use `UncountedFiles`."""
-    real = (build.MappedFiles, mapped.is_mapped)
-    build.MappedFiles = UncountedFiles
+    real = (resting.MappedFiles, mapped.is_mapped)
+    resting.MappedFiles = UncountedFiles
     mapped.is_mapped = lambda tensor: tensor.untyped_storage().data_ptr() in _UNCOUNTED
     try:
         yield
     finally:
-        build.MappedFiles, mapped.is_mapped = real
+        resting.MappedFiles, mapped.is_mapped = real
         _UNCOUNTED.clear()
 
 

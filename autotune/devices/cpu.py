@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from autotune.candidate import Candidate
+from autotune.candidate import Candidate, RestingPlace
 from autotune.devices.device import PREPARE_TIMEOUT, DeviceFacts
-from autotune.devices.host import total_memory
+from autotune.devices.host import available_memory, free_disk, total_memory
 from autotune.environment import processor
 from autotune.errors import InputError
 from autotune.units import MIB, format_bytes, format_size
@@ -97,13 +96,9 @@ class CpuDevice:
         """Watch nothing: the worker itself sees its peak, from the kernel."""
         yield _Blind()
 
-    def offload_room(self, folder: Path) -> int:
-        """Return the free bytes of the disk that holds `folder`, which need not exist yet.
-
-        On a file system in memory (tmpfs) these are bytes of memory; offloading there saves none.
-        """
-        existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-        return shutil.disk_usage(existing).free
+    def offload_room(self, folder: Path, place: RestingPlace) -> int:
+        """Return the free bytes of the disk, or of the memory that the device itself is a part of."""
+        return free_disk(folder) if place == "disk" else available_memory()
 
 
 class _Blind:

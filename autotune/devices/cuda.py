@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from autotune.candidate import Candidate, allocator_options
+from autotune.candidate import Candidate, RestingPlace, allocator_options
 from autotune.devices.device import PREPARE_TIMEOUT, DeviceBusy, DeviceFacts
-from autotune.devices.host import available_memory
+from autotune.devices.host import available_memory, free_disk
 from autotune.devices.nvml import Gpu, Nvml, NvmlError
 from autotune.errors import InputError
 from autotune.hardware import lookup
@@ -96,9 +96,9 @@ class CudaDevice:
         finally:
             sampler.stop()
 
-    def offload_room(self, folder: Path) -> int:  # noqa: ARG002  host memory has no folder
-        """Return the host memory that can be taken (and pinned) now."""
-        return available_memory()
+    def offload_room(self, folder: Path, place: RestingPlace) -> int:
+        """Return the host memory that can be taken (and pinned) now, or the free bytes of the disk."""
+        return available_memory() if place == "host" else free_disk(folder)
 
     def _find_facts(self) -> DeviceFacts:
         row = lookup(self._gpu.name)

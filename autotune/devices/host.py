@@ -1,7 +1,8 @@
-"""The memory of this machine as this process may use it: containers see less than there is."""
+"""The memory and the disk of this machine as this process may use them: containers see less than there is."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import psutil
@@ -23,6 +24,12 @@ def available_memory() -> int:
     """Return the bytes of memory that can be taken now, without swapping and within the cgroup's limit."""
     rooms = [max(0, limit - used) for limit, used in _groups()]
     return min([psutil.virtual_memory().available, *rooms])
+
+
+def free_disk(folder: Path) -> int:
+    """Return the free bytes of the disk that holds `folder`, which need not exist yet."""
+    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    return shutil.disk_usage(existing).free
 
 
 def _groups() -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from autotune.candidate import Candidate, allocator_options
+from autotune.candidate import Candidate, RestingPlace, allocator_options
 from autotune.devices.cuda import own_options
 from autotune.devices.device import PREPARE_TIMEOUT, DeviceFacts
 from autotune.hardware import Hardware
@@ -19,6 +19,9 @@ DEFAULT = "h100-sxm-80gb"
 HOST_MEMORY = 128 * GIB
 """Host memory that one GPU's offload may use, in bytes: assumed. Servers have 144 GiB for each GPU (AWS p4d: 1152 GiB
 for 8 A100) and more."""
+DISK = 3840 * 10**9
+"""Bytes of disk that one GPU's offload may use: assumed, as an NVIDIA DGX H100 has it (data sheet: 8 x 3.84 TB NVMe for
+8 GPUs)."""
 
 
 class _Unwatched:
@@ -66,9 +69,9 @@ class SimulatedDevice:
         """See nothing."""
         yield _Unwatched()
 
-    def offload_room(self, folder: Path) -> int:  # noqa: ARG002  host memory has no folder
-        """Return the host memory that is assumed beside the GPU."""
-        return HOST_MEMORY
+    def offload_room(self, folder: Path, place: RestingPlace) -> int:  # noqa: ARG002  it has no folder
+        """Return the host memory or the disk that is assumed beside the GPU."""
+        return HOST_MEMORY if place == "host" else DISK
 
 
 def _name(row: Hardware) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from autotune.candidate import Candidate
+from autotune.candidate import Candidate, RestingPlace
 from autotune.devices.device import DeviceFacts
 from autotune.outcome import Outcome
 from autotune.probe.protocol import Inspection, ProbeRequest, Progress
@@ -38,8 +38,8 @@ class Executor(Protocol):
         """Return the environment variables that a probe of this candidate runs under."""
         ...
 
-    def offload_room(self, folder: Path) -> int:
-        """Return the bytes of host memory or disk that offloading may use."""
+    def offload_room(self, folder: Path, place: RestingPlace) -> int:
+        """Return the bytes of host memory, or of the disk that holds `folder`, that offloading may use."""
         ...
 
     def run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from autotune.candidate import Candidate
+from autotune.candidate import Candidate, RestingPlace
 from autotune.devices.device import Device, DeviceFacts
 from autotune.executors.executor import Finding
 from autotune.outcome import Outcome
@@ -38,9 +38,9 @@ class LocalExecutor:
         """Return the environment variables that a probe of this candidate runs under."""
         return self._device.environment(candidate)
 
-    def offload_room(self, folder: Path) -> int:
+    def offload_room(self, folder: Path, place: RestingPlace) -> int:
         """Return the bytes of host memory or disk that offloading may use."""
-        return self._device.offload_room(folder)
+        return self._device.offload_room(folder, place)
 
     def run(
         self,

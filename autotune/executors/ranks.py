@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autotune.candidate import Candidate
+from autotune.candidate import Candidate, RestingPlace
 from autotune.devices.device import Device, DeviceFacts
 from autotune.executors.executor import Executor, Finding
 from autotune.executors.local import LocalExecutor
@@ -51,9 +51,9 @@ class RanksExecutor:
             shared["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(threads))
         return {**self._alone.environment(candidate), **shared}
 
-    def offload_room(self, folder: Path) -> int:
+    def offload_room(self, folder: Path, place: RestingPlace) -> int:
         """Return the bytes of host memory or disk that each rank's offload may use."""
-        return self._alone.offload_room(folder) // len(self._devices)
+        return self._alone.offload_room(folder, place) // len(self._devices)
 
     def run(
         self,

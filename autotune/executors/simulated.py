@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from autotune.candidate import Candidate
+from autotune.candidate import Candidate, RestingPlace
 from autotune.devices.device import DeviceFacts
 from autotune.devices.simulated import SimulatedDevice
 from autotune.executors.executor import Finding
@@ -43,9 +43,9 @@ class SimulatedExecutor:
         """Return the environment variables that a probe of this candidate would run under."""
         return self._device.environment(candidate)
 
-    def offload_room(self, folder: Path) -> int:
-        """Return the bytes of host memory that offloading is assumed to have."""
-        return self._device.offload_room(folder)
+    def offload_room(self, folder: Path, place: RestingPlace) -> int:
+        """Return the bytes of host memory or disk that offloading is assumed to have."""
+        return self._device.offload_room(folder, place)
 
     def run(
         self,

@@ -23,6 +23,7 @@ FIELDS = {
     "kernels": _FILE,
     "activation_offload": _FILE,
     "offload": _FILE,
+    "offload_to": _FILE,
     "optimizer": _FILE,
     "optimizer_kernel": _FILE,
     "optimizer_in_backward": _FILE,

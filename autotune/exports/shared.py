@@ -119,6 +119,15 @@ def refuse_offload(best: Best) -> str | None:
     )
 
 
+def refuse_offload_to(best: Best) -> str | None:
+    """Return why the place of what is offloaded cannot be expressed, or None."""
+    if best.candidate.offload_to == "auto" or best.candidate.engine == "deepspeed":
+        return None
+    return (
+        "it is the place of what autotune's own offload moves, which this library does not. Use --to native"
+    )
+
+
 def refuse_activation_offload(best: Best) -> str | None:
     """Return why activation offload cannot be expressed, or None."""
     if not best.candidate.activation_offload:

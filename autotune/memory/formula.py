@@ -233,7 +233,8 @@ class Setup(Frozen):
     optimizer_kernel: Literal["fused", "foreach"] = "fused"
     """Whether AdamW updates in place, or takes the roots of all second moments at once (foreach)."""
     offload: Literal["none", "optimizer", "full"] = "none"
-    """What lives in host memory: nothing, optimizer state and master weights, or parameters and gradients too."""
+    """What lives off the device: nothing, optimizer state and master weights, or parameters and gradients too."""
+    offload_to: Literal["host", "disk"] = "host"
     attention: Literal["flash", "eager"] = "flash"
     dropout: bool = False
     fused_loss: bool = False
@@ -246,7 +247,7 @@ class Setup(Frozen):
 
 
 class Estimate(NamedTuple):
-    """Bytes on one device at the peak, by component, and in host memory for each device."""
+    """Bytes on one device at the peak, by component, and in host memory and on disk for each device."""
 
     parameters: float
     gradients: float
@@ -257,11 +258,12 @@ class Estimate(NamedTuple):
     temporary: float
     framework: float
     host: float
+    disk: float = 0.0
 
     @property
     def device(self) -> float:
-        """Return the bytes on the device: all but the host's."""
-        return sum(self) - self.host
+        """Return the bytes on the device: all but the host's and the disk's."""
+        return sum(self) - self.host - self.disk
 
 
 def layer_activations(architecture: Architecture, setup: Setup) -> float:
@@ -353,5 +355,6 @@ def estimate(architecture: Architecture, setup: Setup) -> Estimate:
         logits=logits,
         temporary=temporary,
         framework=float(setup.framework),
-        host=host,
+        host=host if setup.offload_to == "host" else 0.0,
+        disk=host if setup.offload_to == "disk" else 0.0,
     )

@@ -16,8 +16,8 @@ CATEGORIES: tuple[Category, ...] = (
 )  # fmt: skip
 """What an allocation holds. Activations are what forward leaves for backward; `workspace` is a kernel's scratch."""
 
-Place = Literal["device", "host"]
-PLACES: tuple[Place, ...] = ("device", "host")
+Place = Literal["device", "host", "disk"]
+PLACES: tuple[Place, ...] = ("device", "host", "disk")
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,7 @@ def _in_full(entry: Estimate) -> Table:
         ),
         ("largest there", holders),
         ("host", format_bytes(entry.host_peak_bytes)),
+        *([("disk", format_bytes(entry.disk_bytes))] if entry.disk_bytes else []),
         ("largest micro-batch", str(entry.largest_micro_batch or "none fits")),
         *(() if entry.evaluation_micro_batch is None else (("for evaluation", str(entry.evaluation_micro_batch)),)),
         (

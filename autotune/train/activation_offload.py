@@ -1,4 +1,4 @@
-"""Activation offload: what forward saves for backward rests in host memory (or, on the cpu device, in files)."""
+"""Activation offload: what forward saves for backward rests on the host or on disk."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from autotune.train.mapped import MappedFiles
-from autotune.train.refusal import OutOfSpace
+from autotune.train.resting import Rest
 from autotune.train.training import Batch
 
 SMALL = 64 << 10
 """Bytes a sample: less is not worth its latency, some 10 us over PCIe against 2.5 us for the bytes. Counted by the
 sample, so that the same tensors are moved at every micro-batch."""
 IN_FLIGHT = 1
-"""Storages that are still being copied to the host while the next one is."""
+"""Storages that are still being copied away while the next one is."""
 
 
 SAME_VALUES = ("TBackward0", "ToCopyBackward0", "TransposeBackward0", "ViewBackward0", "_RowsBackward")
 """What autograd calls views and casts, and the whole of chosen rows."""
 
 Fetch = Callable[[Tensor], tuple[Tensor, Any]]
-"""From a tensor on the host to its copy on the device, and the event of its arrival."""
+"""From a tensor where it rests to its copy on the device, and the event of its arrival."""
 
 
 class ActivationOffload:
     """Moves the storages that autograd saves, each once however many views of it are saved.
 
-    Copies to the host run on a stream of their own and overlap with the forward pass. In backward, the storage that was
-    moved before the one wanted is fetched ahead. Parameters and their low-precision copies stay: they belong to the
-    model. On the cpu device a storage rests in a mapped file and is used from there.
+    Copies to where they rest run on a stream of their own and overlap with the forward pass. In backward, the storage
+    that was moved before the one wanted is fetched ahead. Parameters and their low-precision copies stay: they belong
+    to the model. On the cpu device a storage rests in a mapped file and is used from there.
     """
 
-    def __init__(self, device: torch.device, files: MappedFiles | None) -> None:
+    def __init__(self, device: torch.device, place: MappedFiles | Rest) -> None:
+        """Take files to use in place (on the cpu device), or where to copy to and from."""
         self._device = device
-        self._files = files
-        self._pin = device.type == "cuda"
-        if files is None:
+        self._files = place if isinstance(place, MappedFiles) else None
+        if not isinstance(place, MappedFiles):
+            self._place = place
             self._module: Any = torch.get_device_module(device)
             self._up, self._down = self._module.Stream(), self._module.Stream()
         self._known: dict[tuple[int, int], tuple[StorageWeakRef, weakref.ref[_Moved]]] = {}
@@ -103,19 +104,15 @@ class ActivationOffload:
             return self._files.copy_of(flat)
         while len(self._leaving) > IN_FLIGHT:
             self._arrive()
-        try:
-            host = torch.empty_like(flat, device="cpu", pin_memory=self._pin)
-        except RuntimeError as error:  # torch has no type of its own for pinned memory that is refused
-            size = flat.numel() * flat.element_size()
-            raise OutOfSpace("host", size, None, f"pinned host memory was refused: {error}") from error
+        host = self._place.room_like(flat)
         self._down.wait_stream(self._module.current_stream())
         with self._module.stream(self._down):
-            host.copy_(flat, non_blocking=True)
+            self._place.store(flat, host)
         self._leaving.append((flat, self._down.record_event()))
         return host
 
     def _arrive(self) -> None:
-        """Let go of the oldest storage on its way to the host; later work waits until it is there."""
+        """Let go of the oldest storage on its way; later work waits until it is there."""
         _, done = self._leaving.popleft()
         self._module.current_stream().wait_event(done)
 
@@ -124,7 +121,7 @@ class ActivationOffload:
         flat = torch.empty_like(host, device=self._device, pin_memory=False)
         self._up.wait_stream(self._module.current_stream())
         with self._module.stream(self._up):
-            flat.copy_(host, non_blocking=True)
+            self._place.fetch(host, flat)
         return flat, self._up.record_event()
 
 

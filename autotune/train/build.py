@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,16 +14,17 @@ from autotune.candidate import Candidate
 from autotune.probe.protocol import ProbeRequest
 from autotune.rules import Kind, illegal, misplaced, unmeasured, unpaddable
 from autotune.train.activation_offload import ActivationOffload
-from autotune.train.blocks import Blocks, find_blocks
+from autotune.train.blocks import find_blocks
 from autotune.train.checkpointing import checkpoint_blocks
 from autotune.train.chunked_loss import chunk_loss
 from autotune.train.compiled import compile_blocks
+from autotune.train.draft import Draft
 from autotune.train.experts import shared_rows
 from autotune.train.float8 import use_float8
 from autotune.train.four_bit import quantize_blocks
 from autotune.train.host_gradients import HostGradients
 from autotune.train.mapped import MappedFiles, map_gradients, map_parameters, parameters_in
-from autotune.train.model import BuiltModel, build_model, loss_of
+from autotune.train.model import build_model, loss_of
 from autotune.train.precision import (
     born_in,
     cast_inputs,
@@ -35,31 +34,26 @@ from autotune.train.precision import (
     math_dtype,
 )
 from autotune.train.refusal import CannotRun
+from autotune.train.resting import resting_place
 from autotune.train.scaling import ScaledOptimizer
 from autotune.train.sequences import check_packing
 from autotune.train.stream import feed, is_traced, target_counter, text_symbols
-from autotune.train.training import Batch, Ranks, StepOptimizer, Training, no_reduction
+from autotune.train.training import Batch, StepOptimizer, Training
 from autotune.train.updating import IN_SHARDS, REPLICATED, maker_of, optimizer_of
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from autotune.train.sharding.engine import DeepSpeedEngine
 
 
 def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
     """Build the model and apply the candidate's techniques.
 
-    `files` chooses how offload works: in mapped files, or by copies between host and device; None takes files
-    on `cpu` and copies elsewhere. Raises InputError (the model cannot be used), CannotRun (this machine or
-    model cannot run the candidate), OutOfSpace (offload found no room), and whatever the user's own code
-    raises.
+    `files` chooses how offload works: in mapped files, where tensors are used, or by copies between the device and
+    where they rest; None takes files on `cpu` and copies elsewhere. Raises InputError (the model cannot be used),
+    CannotRun (this machine or model cannot run the candidate), OutOfSpace (offload found no room), and whatever the
+    user's own code raises.
     """
     device = torch.device(request.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # streams and sharding work on the current device
-    use_files = device.type == "cpu" if files is None else files
-    draft = _Draft(request, device, MappedFiles(request.folder) if use_files else None)
+    draft = Draft(request, device, resting_place(request.candidate, request.folder, device, files))
     try:
         for apply in TECHNIQUES:
             apply(draft)
@@ -102,40 +96,7 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
     )
 
 
-def _as_it_is(batch: Batch) -> Batch:
-    return batch
-
-
-@dataclass
-class _Draft:
-    """A training in the making; each technique reads what those before it left."""
-
-    request: ProbeRequest
-    device: torch.device
-    files: MappedFiles | None
-    """Where offload keeps its tensors; None where it copies between host and device."""
-    closing: ExitStack = field(default_factory=ExitStack)
-    precision: Callable[[], AbstractContextManager[object]] = nullcontext
-    ranks: Ranks = field(default_factory=Ranks)
-    mesh: DeviceMesh | None = None
-    """The ranks as data x tensor, where some share a model."""
-    saving: Callable[[Batch], AbstractContextManager[object]] = nullcontext
-    """Opened around every forward pass: decides how activations are kept."""
-    casting: Callable[[Batch], Batch] = _as_it_is
-    """Turns a batch into what the model takes."""
-    built: BuiltModel = field(init=False)
-    forward: Callable[..., object] = field(init=False)
-    """What a step calls: the model, or its wrapper."""
-    reduction: Callable[[bool], AbstractContextManager[object]] = no_reduction
-    blocks: Blocks | None = None
-    optimizer: StepOptimizer = field(init=False)
-    engine: DeepSpeedEngine | None = None
-    gradients: HostGradients | None = None
-    """Where gradients rest when they leave the device by copies."""
-    scaling: ScaledOptimizer | None = None
-
-
-def _check(draft: _Draft) -> None:
+def _check(draft: Draft) -> None:
     request = draft.request
     kind: Kind = "cuda" if draft.files is None else "cpu"
     reason = (
@@ -154,7 +115,7 @@ def check_engine(candidate: Candidate) -> None:
         raise CannotRun("the deepspeed package is not installed: pip install 'autotune[deepspeed]'")
 
 
-def _check_attention(draft: _Draft) -> None:
+def _check_attention(draft: Draft) -> None:
     attention = draft.request.candidate.attention
     if attention in {"flash_attention_2", "flex_attention"} and draft.device.type == "cpu":
         raise CannotRun(f"{attention} trains on a GPU only")
@@ -162,7 +123,7 @@ def _check_attention(draft: _Draft) -> None:
         raise CannotRun("flash_attention_2 needs the flash-attn package: pip install flash-attn")
 
 
-def _form_group(draft: _Draft) -> None:
+def _form_group(draft: Draft) -> None:
     candidate = draft.request.candidate
     if not candidate.distributed and (candidate.offload != "full" or draft.files is not None):
         return
@@ -174,7 +135,7 @@ def _form_group(draft: _Draft) -> None:
         draft.mesh = ranks.form_mesh(draft.device, draft.ranks)
 
 
-def _set_precision(draft: _Draft) -> None:
+def _set_precision(draft: Draft) -> None:
     candidate = draft.request.candidate
     # Under full offload a kept bf16 copy would hold on the device what was moved away from it.
     # DeepSpeed casts the model itself.
@@ -187,7 +148,7 @@ def _set_precision(draft: _Draft) -> None:
         draft.closing.enter_context(fp32_products("high"))
 
 
-def _build(draft: _Draft) -> None:
+def _build(draft: Draft) -> None:
     request = draft.request
     # What will be sharded, offloaded or quantized is built whole off the device, and leaves for it block by block.
     candidate = request.candidate
@@ -217,7 +178,7 @@ def _build(draft: _Draft) -> None:
     torch.manual_seed(request.seed + draft.ranks.data_rank)
 
 
-def _cut(draft: _Draft) -> None:
+def _cut(draft: Draft) -> None:
     if draft.mesh is not None:
         from autotune.train.tensor_parallel import cut  # late: half a second that other candidates save
 
@@ -225,12 +186,16 @@ def _cut(draft: _Draft) -> None:
         cut(draft.built, draft.mesh["tensor"], None if shards else draft.device)
 
 
-def _check_experts(draft: _Draft) -> None:
+def _check_experts(draft: Draft) -> None:
     candidate = draft.request.candidate
-    if candidate.sharding not in {"none", "ddp"} or (candidate.offload == "full" and draft.files is None):
+    if (
+        candidate.sharding not in {"none", "ddp"}
+        or candidate.tensor_parallel > 1
+        or (candidate.offload == "full" and draft.files is None)
+    ):
         raise CannotRun(
             "chosen experts share the memory of the tensor that they are rows of, and what shards parameters gives "
-            "each memory of its own; train whole layers, or take no sharding or ddp"
+            "each memory of its own; train whole layers, or share the work out by ddp alone"
         )
     if candidate.compile != "none":
         raise CannotRun(
@@ -242,7 +207,7 @@ def _check_experts(draft: _Draft) -> None:
         )
 
 
-def _check_packing(draft: _Draft) -> None:
+def _check_packing(draft: Draft) -> None:
     built = draft.built
     if draft.request.candidate.sequences != "packed" or unpaddable(built.task):
         return
@@ -251,14 +216,14 @@ def _check_packing(draft: _Draft) -> None:
             check_packing(built, text_symbols(built, draft.request.seed), draft.precision)
 
 
-def _fuse_kernels(draft: _Draft) -> None:
+def _fuse_kernels(draft: Draft) -> None:
     if draft.request.candidate.kernels == "liger":
         from autotune.train.fused import fused_kernels
 
         draft.closing.enter_context(fused_kernels(draft.built))
 
 
-def _add_adapters(draft: _Draft) -> None:
+def _add_adapters(draft: Draft) -> None:
     candidate = draft.request.candidate
     if candidate.adapters != "none" and draft.request.model.train:
         raise CannotRun("adapters are all that trains beside a frozen model: leave out --train, or adapters")
@@ -270,35 +235,35 @@ def _add_adapters(draft: _Draft) -> None:
         add_adapters(draft.built.model, draft.blocks)
 
 
-def _use_float8(draft: _Draft) -> None:
+def _use_float8(draft: Draft) -> None:
     if draft.request.candidate.precision == "fp8":
         tokens = draft.request.candidate.micro_batch * draft.built.tokens_per_sample
         use_float8(draft.built.model, draft.blocks, draft.device, tokens)
 
 
-def _chunk_loss(draft: _Draft) -> None:
+def _chunk_loss(draft: Draft) -> None:
     if draft.request.candidate.loss == "chunked":
         chunk_loss(draft.built)
 
 
-def _compile(draft: _Draft) -> None:
+def _compile(draft: Draft) -> None:
     candidate = draft.request.candidate
     if candidate.compile == "regional":
         draft.closing.enter_context(compile_blocks(draft.blocks, draft.device, candidate.kept_share))
 
 
-def _checkpoint(draft: _Draft) -> None:
+def _checkpoint(draft: Draft) -> None:
     how = draft.request.candidate.checkpointing
     if how != "none":
         checkpoint_blocks(draft.blocks, how)
 
 
-def _offload_activations(draft: _Draft) -> None:
+def _offload_activations(draft: Draft) -> None:
     if draft.request.candidate.activation_offload:
-        draft.saving = ActivationOffload(draft.device, draft.files)
+        draft.saving = ActivationOffload(draft.device, draft.place)
 
 
-def _place_parameters(draft: _Draft) -> None:
+def _place_parameters(draft: Draft) -> None:
     candidate, model = draft.request.candidate, draft.built.model
     on_host = candidate.offload == "full"
     if candidate.engine == "deepspeed":
@@ -313,20 +278,22 @@ def _place_parameters(draft: _Draft) -> None:
         gathered = candidate.sharding == "zero2"
         shard(
             model, draft.blocks, candidate.precision, draft.device,
-            keep_gathered=gathered, on_host=on_host, reduce_dtype=candidate.reduce_dtype, mesh=mesh,
+            keep_gathered=gathered, on_host=on_host and draft.files is None, reduce_dtype=candidate.reduce_dtype,
+            mesh=mesh, files=draft.disk if on_host else None,
         )  # fmt: skip
         # Sums of many micro-steps in bf16 would lose the small ones, so those are reduced whole each time.
         if hybrid and candidate.reduce_dtype == "fp32":
             draft.reduction = all_reduce_last(model)
     elif on_host and draft.files is not None:
         map_parameters(model, draft.files)
-    if candidate.offload in {"gradients", "full"} and draft.files is not None:
-        map_gradients(model.parameters(), draft.files)
-    elif candidate.offload == "gradients":
-        draft.gradients = HostGradients(model.parameters(), draft.device)
+    in_place = draft.disk if on_host else draft.files
+    if candidate.offload in {"gradients", "full"} and in_place is not None:
+        map_gradients(model.parameters(), in_place)
+    elif candidate.offload == "gradients" and not isinstance(draft.place, MappedFiles):
+        draft.gradients = HostGradients(model.parameters(), draft.place)
 
 
-def _replicate(draft: _Draft) -> None:
+def _replicate(draft: Draft) -> None:
     candidate = draft.request.candidate
     if candidate.sharding not in REPLICATED or candidate.engine == "deepspeed":
         return
@@ -336,7 +303,7 @@ def _replicate(draft: _Draft) -> None:
     draft.forward, draft.reduction = replica.model, replica.reduction
 
 
-def _add_optimizer(draft: _Draft) -> None:
+def _add_optimizer(draft: Draft) -> None:
     candidate, model = draft.request.candidate, draft.built.model
     if candidate.engine == "deepspeed":
         from autotune.train.sharding.engine import DeepSpeedEngine as Engine  # late: it takes a second
@@ -349,7 +316,7 @@ def _add_optimizer(draft: _Draft) -> None:
         if candidate.precision == "bf16":
             draft.casting = partial(cast_inputs, dtype=torch.bfloat16)
         return
-    draft.optimizer = optimizer_of(candidate, model, draft.device, draft.files, draft.gradients)
+    draft.optimizer = optimizer_of(candidate, model, draft.device, draft.place, draft.gradients)
 
 
 def make_optimizer(request: ProbeRequest, training: Training) -> StepOptimizer:
@@ -357,17 +324,17 @@ def make_optimizer(request: ProbeRequest, training: Training) -> StepOptimizer:
 
     Raises CannotRun where its library is not installed.
     """
-    files = MappedFiles(request.folder) if training.device.type == "cpu" else None
-    return optimizer_of(request.candidate, training.model, training.device, files)
+    place = resting_place(request.candidate, request.folder, training.device)
+    return optimizer_of(request.candidate, training.model, training.device, place)
 
 
-def _scale_loss(draft: _Draft) -> None:
+def _scale_loss(draft: Draft) -> None:
     if draft.request.candidate.precision == "fp16":
         parameters = draft.built.model.parameters()
         draft.optimizer = draft.scaling = ScaledOptimizer(draft.optimizer, parameters, draft.device)
 
 
-TECHNIQUES: tuple[Callable[[_Draft], None], ...] = (
+TECHNIQUES: tuple[Callable[[Draft], None], ...] = (
     _check,  # first: it may refuse, and costs nothing
     _set_precision,  # likewise
     _check_attention,

@@ -1,4 +1,4 @@
-"""Offload on the cpu device: tensors in files on disk, mapped into memory and updated in place."""
+"""Offload to disk: tensors in files that are mapped into memory, and updated in place."""
 
 from __future__ import annotations
 
@@ -96,17 +96,25 @@ def map_gradients(parameters: Iterable[nn.Parameter], files: MappedFiles) -> Non
     """Keep every gradient in a file, from the moment it is first accumulated.
 
     The first gradient after a `zero_grad` is copied to the file, later ones are added to it in place: the
-    same arithmetic as without offload. A parameter that meets no gradient keeps None, as it would.
+    same arithmetic as without offload. A parameter that meets no gradient keeps None, as it would. Of a distributed
+    gradient it is this rank's shard.
     """
 
     def keep(parameter: nn.Parameter) -> None:
-        gradient = parameter.grad
-        if gradient is None or is_mapped(gradient):
+        whole = parameter.grad
+        if whole is None:
+            return
+        gradient = whole.to_local() if hasattr(whole, "to_local") else whole
+        if is_mapped(gradient):
             return
         file = kept.get(parameter)
         if file is None:
             file = kept[parameter] = files.zeros_like(gradient)
-        parameter.grad = file.copy_(gradient)
+        file.copy_(gradient)
+        if hasattr(whole, "to_local"):
+            whole._local_tensor = file
+        else:
+            parameter.grad = file
 
     kept: dict[nn.Parameter, Tensor] = {}
     for parameter in parameters:

@@ -34,7 +34,7 @@ _ONLY_WRITES = {torch.ops.aten._fused_sgd_.default, torch.ops.aten._fused_sgd_.t
 _ADD = torch.ops.aten.add.Tensor
 _READ = torch.ops.aten._local_scalar_dense.default
 _DEVICE_OF = torch.ops.prim.device.default
-_HOST, _DEVICE = PLACES.index("host"), PLACES.index("device")
+_HOST, _DEVICE, _DISK = (PLACES.index(name) for name in ("host", "device", "disk"))
 
 
 def _zero(dtype: torch.dtype) -> float:
@@ -74,7 +74,7 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         self._known = KnownValues()
         self._shapes = Shapes(self)
         self._inside = False
-        self._muted = False
+        self._to_disk = False
         self._zeros = False
         self._backward = False
         self._live: dict[int, _Storage] = {}
@@ -181,8 +181,8 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
             return None
         # FakeTensor.device would be dispatched as an operator; its field is not.
         device = getattr(tensor, "fake_device", None) or tensor.device
-        place = _DEVICE if device.type == self._device else _HOST
-        slot = _ELSEWHERE if self._muted else self._allocate(size, place)
+        place = _DISK if self._to_disk else _DEVICE if device.type == self._device else _HOST
+        slot = self._allocate(size, place)
         reference = _Storage(storage, self._forget)
         reference.key, reference.slot = key, slot
         self._live[key] = self._newest = reference
@@ -265,13 +265,13 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         self._segment = Segment()
 
     @contextmanager
-    def elsewhere(self) -> Iterator[None]:
-        """Record nothing of the storages that are made inside: they stand for files."""
-        self._muted = True
+    def on_disk(self) -> Iterator[None]:
+        """Record the storages that are made inside as the disk's: they stand for files."""
+        self._to_disk = True
         try:
             yield
         finally:
-            self._muted = False
+            self._to_disk = False
 
     @contextmanager
     def reading_zeros(self) -> Iterator[None]:
@@ -282,10 +282,10 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         finally:
             self._zeros = False
 
-    def is_elsewhere(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor's storage was made in `elsewhere`."""
+    def is_on_disk(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor's storage was made in `on_disk`."""
         known = self._live.get(tensor.untyped_storage()._cdata)
-        return known is not None and known.slot == _ELSEWHERE
+        return known is not None and known.slot >= 0 and self.place[known.slot] == _DISK
 
     def mark(self, phase: Phase) -> None:
         """Say that a phase begins."""
@@ -348,7 +348,7 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         if gradient is None:
             return
         slot = self.see(local(gradient))
-        if slot is None or slot < self._first:
+        if slot is None or slot < self._first or self.place[slot] == _DISK:
             return  # added to one that was there: a bucket, say
         number, owner = self._parameters[id(parameter)]
         self.category[slot] = _GRADIENT

@@ -1,4 +1,4 @@
-"""Offload of optimizer state from a GPU: it rests in pinned host memory and visits the device for a step."""
+"""Offload of optimizer state from a GPU: it rests on the host or on disk, and visits the device for a step."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autotune.train.host_gradients import HostGradients, host_like
+from autotune.train.host_gradients import HostGradients
 from autotune.train.optimizers import MakeOptimizer, state_tensors
+from autotune.train.resting import Rest
 
 IN_FLIGHT = 1
 """Parameters whose state is on its way back while the next one's is updated and a third's arrives."""
@@ -22,7 +23,7 @@ class StreamedOptimizer:
 
     Upload, update and download of three successive parameters overlap, on streams of their own, so at most
     three parameters' state is on the device at once (at the first step too, which creates it there). `gradients`
-    that rest on the host come with it. On a device without streams (`cpu`) the same copies run one after another.
+    that rest elsewhere come with it. On a device without streams (`cpu`) the same copies run one after another.
     """
 
     def __init__(
@@ -30,11 +31,12 @@ class StreamedOptimizer:
         parameters: Iterable[nn.Parameter],
         make: MakeOptimizer,
         device: torch.device,
+        rest: Rest,
         gradients: HostGradients | None = None,
     ) -> None:
         self._gradients = gradients
         self._slots = [_Slot(p, make([p])) for p in parameters if p.requires_grad]
-        self._pin = device.type == "cuda"
+        self._rest = rest
         self._module: Any = torch.get_device_module(device)
         # Made once: a stream owns its share of the caching allocator, so new streams would hold new memory.
         self._up, self._down = self._module.Stream(), self._module.Stream()
@@ -73,14 +75,14 @@ class StreamedOptimizer:
         }
         with self._module.stream(self._up):
             for name, copy in copies.items():
-                copy.copy_(slot.host[name], non_blocking=True)
+                self._rest.fetch(slot.host[name], copy)
             if self._gradients is not None and slot.gradient is not None:
                 self._gradients.bring(slot.parameter, slot.gradient)
         state.update(copies)
         return self._up.record_event()
 
     def _download(self, slot: _Slot) -> _Departure:
-        """Start copying a parameter's state to the host, and leave it there between steps."""
+        """Start copying a parameter's state to where it rests, and leave it there between steps."""
         state = slot.optimizer.state[slot.parameter]
         # The step counter is one number, which the fused kernel wants beside the parameter.
         copies = {
@@ -88,11 +90,11 @@ class StreamedOptimizer:
         }
         for name, copy in copies.items():
             if name not in slot.host:
-                slot.host[name] = host_like(copy, self._pin)
+                slot.host[name] = self._rest.room_like(copy)
         self._down.wait_stream(self._module.current_stream())
         with self._module.stream(self._down):
             for name, copy in copies.items():
-                slot.host[name].copy_(copy, non_blocking=True)
+                self._rest.store(copy, slot.host[name])
         state.update(slot.host)
         return _Departure(list(copies.values()), self._down.record_event())
 
@@ -103,8 +105,8 @@ class StreamedOptimizer:
             self._gradients.clear()
 
     def state_tensors(self) -> Iterator[Tensor]:
-        """Every tensor of state, on the host; waits for those that are still on their way."""
-        self._module.synchronize()
+        """Every tensor of state, where it rests; waits for those that are still on their way."""
+        self._rest.settle()
         return state_tensors(slot.optimizer for slot in self._slots)
 
 

@@ -35,7 +35,7 @@ from autotune.memory.segment import Segment, Slots, renamed
 from autotune.memory.timeline import Timeline
 from autotune.probe.protocol import ProbeRequest
 from autotune.timing.work import Work
-from autotune.train import build, mapped, scratch
+from autotune.train import build, mapped, resting, scratch
 from autotune.train.experts import parameter_count
 from autotune.train.fake_cuda import fake_cuda
 from autotune.train.mapped import MappedFiles
@@ -292,10 +292,10 @@ def _in_files(recorder: Recorder) -> AbstractContextManager[None]:
 
     class Files(MappedFiles):
         def zeros_like(self, tensor: Tensor) -> Tensor:
-            with recorder.elsewhere():
-                return torch.empty_like(tensor, requires_grad=False)
+            with recorder.on_disk():
+                return torch.empty_like(tensor, device="cpu", requires_grad=False)
 
-    return replaced([(build, "MappedFiles", Files), (mapped, "is_mapped", recorder.is_elsewhere)])
+    return replaced([(resting, "MappedFiles", Files), (mapped, "is_mapped", recorder.is_on_disk)])
 
 
 def sharded(request: ProbeRequest) -> bool:

@@ -12,6 +12,7 @@ from autotune.train.host_gradients import HostGradients
 from autotune.train.in_backward import BackwardOptimizer
 from autotune.train.mapped import MappedFiles, MappedOptimizer
 from autotune.train.optimizers import MakeOptimizer, PlainOptimizer, optimizer_maker
+from autotune.train.resting import Rest
 from autotune.train.streamed import StreamedOptimizer
 from autotune.train.training import StepOptimizer
 
@@ -29,18 +30,22 @@ def optimizer_of(
     candidate: Candidate,
     model: nn.Module,
     device: torch.device,
-    files: MappedFiles | None,
+    place: MappedFiles | Rest,
     gradients: HostGradients | None = None,
 ) -> StepOptimizer:
+    """Return the candidate's optimizer for a model; `place` is where offload keeps tensors, in place or by copies."""
     parameters = list(model.parameters())
     make = maker_of(candidate, parameters)
 
     def over(those: list[nn.Parameter]) -> StepOptimizer:
-        if candidate.offload != "none" and files is not None:
-            return MappedOptimizer(those, make, files)
-        if candidate.offload in {"optimizer", "gradients"}:
-            return StreamedOptimizer(those, make, device, gradients)
-        return PlainOptimizer(those, make)
+        if candidate.offload == "none":
+            return PlainOptimizer(those, make)
+        if isinstance(place, MappedFiles):
+            return MappedOptimizer(those, make, place)
+        if candidate.offload != "full":
+            return StreamedOptimizer(those, make, device, place, gradients)
+        # What left the device with its parameters is updated where it is.
+        return MappedOptimizer(those, make, place.files) if place.files else PlainOptimizer(those, make)
 
     if candidate.sharding in REPLICATED:
         from autotune.train.sharding.replicated import InPlace, Zero1Optimizer
@@ -48,7 +53,7 @@ def optimizer_of(
         whole = Zero1Optimizer(model, make) if candidate.sharding == "zero1" else over(parameters)
         return InPlace(whole, model)
     in_slices = candidate.tensor_parallel > 1 or candidate.sharding in IN_SHARDS
-    if in_slices or (candidate.offload == "full" and files is None):
+    if in_slices or (candidate.offload == "full" and not isinstance(place, MappedFiles)):
         from autotune.train.sharding.fully import ShardOptimizer
 
         return ShardOptimizer(parameters, over)

@@ -111,7 +111,8 @@ def test_a_free_device_is_ready_at_once_and_again(device: Device) -> None:
 
 
 def test_there_is_room_to_offload_also_before_the_folder_exists(device: Device, tmp_path: Path) -> None:
-    assert device.offload_room(tmp_path / "runs" / "new" / "probes") > 0
+    for place in ("host", "disk"):
+        assert device.offload_room(tmp_path / "runs" / "new" / "probes", place) > 0
 
 
 # The processor.

@@ -10,7 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autotune.train.build import assemble  # noqa: E402 - only where torch is there
+from autotune.train import activation_offload, resting  # noqa: E402 - only where torch is there
+from autotune.train.build import assemble  # noqa: E402
 from tests.data.requests import OWN, family, request  # noqa: E402
 
 pytestmark = [
@@ -48,7 +49,7 @@ def train(folder, model=SMALL, weights=None, **candidate):
         loss = training.loss(training.batch(step, 4))
         loss.backward()
         losses.append(loss.item())
-        gradients.append([whole(parameter.grad) for parameter in parameters.values()])
+        gradients.append([whole(p.grad) for p in parameters.values() if p.grad is not None])
         training.optimizer.step()
         training.optimizer.zero_grad()
     training.close()
@@ -71,6 +72,29 @@ def test_techniques_agree_with_the_plain_run(model, checkpointing, offload, prec
     run, weights = train(tmp_path, model, checkpointing=checkpointing, offload=offload, precision=precision)
     reference, _ = train(tmp_path, model, weights, precision=precision)
     assert_same(run, reference, precision)
+
+
+@pytest.mark.parametrize(
+    "moving",
+    [{"offload": "optimizer"}, {"offload": "gradients"}, {"offload": "full"}, {"activation_offload": True}],
+    ids=str,
+)
+def test_offload_to_disk_agrees_with_the_plain_run(moving, tmp_path, monkeypatch):
+    monkeypatch.setattr(resting, "BUFFER", 1 << 14)  # so that buffers are used in turn, many times
+    monkeypatch.setattr(activation_offload, "SMALL", 1 << 12)
+    run, weights = train(tmp_path, SMALL, offload_to="disk", precision="fp32", **moving)
+    reference, _ = train(tmp_path, SMALL, weights, precision="fp32")
+    if moving.get("offload") == "gradients":  # they are not where the run looks for them
+        assert run.losses == pytest.approx(reference.losses, rel=LOSS["fp32"])
+    else:
+        assert_same(run, reference, "fp32")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "momentum"])
+def test_foreach_agrees_with_fused(optimizer, tmp_path):
+    run, weights = train(tmp_path, optimizer=optimizer, optimizer_kernel="foreach", precision="fp32")
+    reference, _ = train(tmp_path, SMALL, weights, optimizer=optimizer, precision="fp32")
+    assert_same(run, reference, "fp32")
 
 
 @dataclass
@@ -140,6 +164,18 @@ def test_offloaded_state_leaves_the_device(usage, checkpointing):
     assert moved.state == kept.state
     assert moved.rest < kept.rest - 0.95 * kept.state
     assert moved.peak < kept.peak - 0.5 * kept.state
+
+
+def test_state_on_disk_leaves_the_device_as_state_on_the_host_does(usage):
+    host, disk = usage(offload="optimizer"), usage(offload="optimizer", offload_to="disk")
+    assert disk.state == host.state
+    assert disk.rest == pytest.approx(host.rest, rel=0.01)
+    assert disk.peak == pytest.approx(host.peak, rel=0.01)
+
+
+def test_foreach_takes_temporaries_as_large_as_the_parameters(usage):
+    fused, foreach = usage(), usage(optimizer_kernel="foreach")
+    assert foreach.optimizer - fused.optimizer == pytest.approx(foreach.parameters, rel=0.05)
 
 
 def test_state_is_never_on_the_device_all_at_once(usage):

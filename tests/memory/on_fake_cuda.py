@@ -8,6 +8,7 @@ from autotune.specs import ModelSpec
 from autotune.train import activation_offload
 from autotune.train.fake_cuda import fake_cuda
 from autotune.train.recorder import Recorder
+from autotune.train.resting import BUFFER, BUFFERS
 from autotune.train.trace import trace
 from benchmarks import coverage
 from tests.memory.test_sharding import check_hybrid, check_states, held
@@ -40,6 +41,24 @@ def test_offloaded_state_crosses_the_host_link_both_ways():
             moved[operator.kind] += operator.bytes * count
     state = 2 * 4 * timeline.facts["parameters"]
     assert moved == {"upload": state, "download": state}
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "gradients", "full"])
+def test_what_rests_on_disk_takes_buffers_of_the_host_alone(offload):
+    fields = {"device": "cuda:0", "offload": offload, "checkpointing": "full"}
+    kept, to_host, to_disk = (
+        trace(traced("tiny-llama", **{**fields, **more}))
+        for more in ({"offload": "none"}, {}, {"offload_to": "disk"})
+    )
+    assert kept.allocated(2, place="disk") == to_host.allocated(2, place="disk") == 0
+    assert to_disk.allocated(2) == pytest.approx(to_host.allocated(2), rel=0.01)
+    each = {"optimizer": 8, "gradients": 12, "full": 16}[offload]
+    held = each * to_disk.facts["parameters"]
+    assert to_disk.allocated(2, place="disk") == pytest.approx(held, rel=0.01)
+    if offload == "full":  # FSDP2 gathers from the files, and updates in them
+        assert to_disk.allocated(2, place="host") < 0.5 * to_host.allocated(2, place="host")
+    else:
+        assert 0 <= to_disk.allocated(2, place="host") - BUFFERS * BUFFER < 4096
 
 
 def test_each_rank_keeps_what_zero_says_on_cuda():

@@ -13,13 +13,13 @@ from autotune.candidate import Candidate
 from autotune.memory.formula import states
 from autotune.memory.segment import CATEGORIES, PLACES
 from autotune.rules import illegal, misplaced
-from autotune.train import build
+from autotune.train import build, resting
 from autotune.train.refusal import CannotRun
 from autotune.train.replacing import replaced
 from autotune.train.scratch import ON_CPU
 from autotune.train.sharding import fake, ranks, replicated
 from autotune.train.trace import CannotTrace, trace
-from tests.memory.test_trace import measured
+from tests.memory.test_trace import InMemory, measured
 from tests.memory.test_trace import request as plain
 
 HERE = Path(__file__).parent
@@ -96,6 +96,22 @@ def test_two_blocks_sum_twice_a_pass_and_the_head_gathers():
     assert found["forward"] == [("all_gather", 2, 1), ("all_gather", 2, 1), ("all_reduce", 2, 4)]
     assert found["backward"] == [("all_reduce", 2, 5)]
     assert not found["optimizer"]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_shards_in_files_are_traced_as_they_run(world_size, monkeypatch):
+    """Of three ranks' shards some are shorter than others, and padded."""
+    for operator in GLOO:
+        monkeypatch.delitem(ON_CPU, operator)
+    fields = {"sharding": "fsdp2", "offload": "full", "checkpointing": "full"}
+    timeline = trace(request(world_size, **fields))
+    changes = [(ranks, "form_group", fake._form_group), (resting, "MappedFiles", InMemory)]
+    with replaced(changes):
+        real = measured(request(world_size, micro_batch=3, **fields))
+    # Each block keeps the generator's state (5056 B), which no operator makes.
+    assert timeline.allocated(3) == pytest.approx(real, abs=2 * 5056 + 1024)
+    held = sum(states(timeline.facts["parameters"], "fp32", "adamw", "fsdp2", world_size))
+    assert timeline.allocated(3, place="disk") == pytest.approx(held, rel=0.03)
 
 
 def check_states(device):
@@ -237,8 +253,9 @@ def test_illegal_combinations_are_told_before_anything_is_launched():
     assert "that is fsdp2" in told(sharding="hsdp")
     assert "that is ddp" in told(sharding="hsdp", nodes=2)
     assert told(sharding="hsdp", world_size=4, nodes=2, offload="full") is None
-    assert "to files" in told(sharding="hsdp", world_size=4, nodes=2, offload="full", kind="cpu")
-    assert "whole parameters to files" in told(sharding="fsdp2", offload="full", kind="cpu")
+    assert told(sharding="hsdp", world_size=4, nodes=2, offload="full", kind="cpu") is None
+    assert told(sharding="fsdp2", offload="full", kind="cpu") is None
+    assert "memory is the host's" in told(sharding="fsdp2", offload="full", offload_to="host", kind="cpu")
     for sharding in ("ddp", "zero2", "fsdp2"):
         assert told(sharding=sharding, offload="optimizer", kind="cpu") is None
 

@@ -12,7 +12,7 @@ from autotune.lengths import Lengths
 from autotune.memory.timeline import Timeline
 from autotune.models.resolve import resolve
 from autotune.probe.protocol import ProbeRequest
-from autotune.train import activation_offload, build
+from autotune.train import activation_offload, resting
 from autotune.train.build import assemble
 from autotune.train.mapped import MappedFiles
 from autotune.train.recorder import Recorder
@@ -133,7 +133,7 @@ def test_activation_offload_is_traced_as_it_runs(model, checkpointing, monkeypat
     fields = {"checkpointing": checkpointing, "activation_offload": True}
     timeline = trace(request(model, **fields))
     assert timeline.exact is None, "the same tensors are moved at every micro-batch"
-    monkeypatch.setattr(build, "MappedFiles", InMemory)
+    monkeypatch.setattr(resting, "MappedFiles", InMemory)
     for micro_batch in (1, 7):
         real = measured(request(model, micro_batch=micro_batch, **fields))
         assert timeline.allocated(micro_batch) == pytest.approx(real, abs=2 * 5056 + 1024)

@@ -12,6 +12,8 @@ import torch
 from autotune.candidate import Candidate
 from autotune.rules import illegal
 from autotune.train.build import assemble
+from autotune.train.holdings import local
+from autotune.train.mapped import is_mapped
 from autotune.train.replacing import replaced
 from autotune.train.sequences import IGNORED
 from autotune.train.sharding import ranks
@@ -48,11 +50,14 @@ SHORT = [
 ]
 """Gradients that are added up in fewer digits than they are made in."""
 CASES += [case for case in SHORT if case["sharding"] != "hsdp"]
+CASES += [{"sharding": "fsdp2", "optimizer": optimizer, "precision": precision, "offload": "full"}
+          for optimizer, precision in (("sgd", "fp32"), ("adamw", "bf16"))]  # fmt: skip
 HYBRID = [
     {"sharding": "hsdp", "checkpointing": "full", "optimizer": "sgd", "precision": "fp32"},
     {"sharding": "hsdp", "optimizer": "sgd", "precision": "fp32", "padding": "uneven"},
     {"sharding": "hsdp", "optimizer": "sgd", "precision": "bf16"},
     {"sharding": "hsdp", "optimizer": "adamw", "precision": "fp32", "offload": "optimizer"},
+    {"sharding": "hsdp", "optimizer": "sgd", "precision": "fp32", "offload": "full"},
     SHORT[-1],
 ]
 NODES = {"HYBRID": 2}
@@ -97,6 +102,10 @@ def train(case, size=1, samples=MICRO_BATCH * ACCUMULATION * RANKS, nodes=1):
                 total += float(loss.detach()) * share
             if watched:
                 gradients.append([gathered(parameter.grad) for parameter in training.model.parameters()])
+            if case.get("offload") == "full" and size > 1:
+                held = [tensor for p in training.model.parameters() for tensor in (p, p.grad)]
+                held += [value for value in training.optimizer.state_tensors() if value.dim()]
+                assert all(is_mapped(local(value)) for value in held), "a shard is not in a file"
             training.optimizer.step()
             training.optimizer.zero_grad()
             losses.append(training.ranks.mean(total))

@@ -36,7 +36,7 @@ class ArithmeticExecutor:
     def environment(self, candidate: Candidate) -> dict[str, str]:
         return {}
 
-    def offload_room(self, folder: Path) -> int:
+    def offload_room(self, folder: Path, place: str) -> int:
         return self.room
 
     def run(self, request, folder, *, timeout, on_progress=None) -> Finding:

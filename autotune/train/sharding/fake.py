@@ -54,6 +54,8 @@ def fake_ranks(recorder: Recorder, device: torch.device, deepspeed: bool = False
         (_fsdp_param, "free_storage", free_storage),
         (_fsdp_param_group, "alloc_storage", alloc_storage),
         *_eager_tensors(),
+        # It compares addresses, which fake tensors have none of, and would pad anew what is as it was.
+        (_fsdp_param.FSDPParam, "reset_sharded_param", lambda _: None),
     ]
     if deepspeed:
         from autotune.train.sharding.fake_engine import fake_engine  # late: it takes a second

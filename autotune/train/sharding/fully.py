@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from autotune.candidate import Precision, ReduceType
 from autotune.train.blocks import Blocks
+from autotune.train.mapped import MappedFiles
 from autotune.train.refusal import CannotRun
 from autotune.train.training import StepOptimizer
 
@@ -36,14 +38,16 @@ def shard(
     on_host: bool = False,
     reduce_dtype: ReduceType = "fp32",
     mesh: DeviceMesh | None = None,
+    files: MappedFiles | None = None,
 ) -> None:
     """Shard parameters, gradients and optimizer state of `model` (built on the CPU) over the ranks of the group.
 
     `keep_gathered` keeps a block's parameters whole from its forward to its backward pass (ZeRO-2); otherwise they
     are gathered for each (ZeRO-3). Those outside the blocks (embeddings, head) are gathered once a pass either way.
-    `on_host` keeps the shards in host memory. `device` is the current one. `mesh` holds the ranks that share the shards
-    out, where they are not all of the group; of two dimensions, each of its rows holds a copy of the shards, and
-    gradients are summed inside a row first, then across.
+    `on_host` keeps the shards off the device, in host memory; `files` keeps them in files (on the cpu device these are
+    off it by themselves). `device` is the current one. `mesh` holds the ranks that share the shards out, where they are
+    not all of the group; of two dimensions, each of its rows holds a copy of the shards, and gradients are summed
+    inside a row first, then across.
 
     With bf16 and fp8 the gathered parameters are bf16 and the shards fp32; gradients are summed in `reduce_dtype` and
     kept in fp32. Inputs of a block are cast too, so that all types within it agree: the residual stream is then bf16
@@ -57,7 +61,9 @@ def shard(
         )
     mesh = mesh or init_device_mesh(device.type, (dist.get_world_size(),))
     ranks = mesh.size()
-    offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_host else OffloadPolicy()
+    offload = (
+        CPUOffloadPolicy(pin_memory=device.type == "cuda" and files is None) if on_host else OffloadPolicy()
+    )
     low = torch.bfloat16 if precision in {"bf16", "fp8"} else None
     reduced = torch.bfloat16 if reduce_dtype == "bf16" else torch.float32
     inside = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduced)
@@ -74,7 +80,11 @@ def shard(
             offload_policy=offload,
             reshard_after_forward=not keep_gathered,
         )
+        if files is not None:
+            _rest_in(files, block)
     fully_shard(model, mesh=mesh, mp_policy=outside, offload_policy=offload)
+    if files is not None:
+        _rest_in(files, model)
     gc.collect()  # cycles would hold the whole parameters that the shards were cut from
 
 
@@ -103,6 +113,22 @@ def all_reduce_last(model: nn.Module) -> Callable[[bool], AbstractContextManager
         return nullcontext()
 
     return reduction
+
+
+def _rest_in(files: MappedFiles, module: Any) -> None:
+    """Move a sharded module's own shards into files.
+
+    FSDP2 gathers from a flat tensor, padded to the length of the largest shard, of which the parameter is a view: both
+    are put on the file (`FSDPParam._init_sharded_param`).
+    """
+    group = module._get_fsdp_state()._fsdp_param_group
+    for parameter in group.fsdp_params if group is not None else ():
+        flat = files.copy_of(parameter._sharded_param_data)
+        shard, dim = parameter.sharded_param, parameter.fsdp_placement.dim
+        length = shard._local_tensor.size(dim) if shard._local_tensor.numel() else 0
+        padded = flat.view(parameter.padded_sharded_param_size)
+        parameter._sharded_param_data = flat
+        shard._local_tensor = padded.narrow(dim, 0, length)
 
 
 class ShardOptimizer:
