@@ -172,7 +172,13 @@ def _unpack(packed: Any) -> Tensor:
 
 
 def _comes_from_a_parameter(tensor: Tensor) -> bool:
-    """Tell whether a tensor is a parameter, or a view of one, or autocast's copy of one."""
+    """Tell whether a tensor is a parameter, or a view of one, or autocast's copy of one that trains.
+
+    Autocast keeps no copy of a frozen parameter: what is saved of one lives from forward to backward, as activations
+    do.
+    """
+    if tensor._is_view() and isinstance(tensor._base, torch.nn.Parameter):
+        return True
     node: Any = tensor.grad_fn
     if node is None:
         return bool(tensor.requires_grad)

@@ -19,7 +19,7 @@ from autotune.train.checkpointing import checkpoint_blocks
 from autotune.train.chunked_loss import chunk_loss
 from autotune.train.compiled import compile_blocks
 from autotune.train.draft import Draft
-from autotune.train.experts import shared_rows
+from autotune.train.experts import inseparable, shared_rows
 from autotune.train.float8 import use_float8
 from autotune.train.four_bit import quantize_blocks
 from autotune.train.host_gradients import HostGradients
@@ -169,8 +169,7 @@ def _build(draft: Draft) -> None:
         for parameter in draft.built.model.parameters():
             cast_parameter(parameter, torch.bfloat16)
         draft.casting = partial(cast_inputs, dtype=torch.bfloat16)
-    if shared_rows(draft.built.model):
-        _check_experts(draft)
+    _check_experts(draft)
     draft.forward = draft.built.model
     draft.blocks = find_blocks(draft.built.model, request.model.block_class)
     # Dropout must not depend on how many random numbers the build drew on which device. It differs by samples: what
@@ -187,24 +186,10 @@ def _cut(draft: Draft) -> None:
 
 
 def _check_experts(draft: Draft) -> None:
-    candidate = draft.request.candidate
-    if (
-        candidate.sharding not in {"none", "ddp"}
-        or candidate.tensor_parallel > 1
-        or (candidate.offload == "full" and draft.files is None)
-    ):
-        raise CannotRun(
-            "chosen experts share the memory of the tensor that they are rows of, and what shards parameters gives "
-            "each memory of its own; train whole layers, or share the work out by ddp alone"
-        )
-    if candidate.compile != "none":
-        raise CannotRun(
-            "compiled blocks were not tried with chosen experts; leave out compile, or train whole layers"
-        )
-    if candidate.precision == "bf16-pure" and draft.request.model.source == "function":
-        raise CannotRun(
-            "a function's model is cast once it is built, which parts chosen experts from their tensor"
-        )
+    request = draft.request
+    reason = inseparable(request.candidate, draft.files is None, request.model.source)
+    if shared_rows(draft.built.model) and reason:
+        raise CannotRun(reason)
 
 
 def _check_packing(draft: Draft) -> None:

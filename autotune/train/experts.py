@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from autotune.candidate import Candidate
+
 
 def experts_in(module: nn.Module) -> int | None:
     """Return the number of experts that a module keeps as rows of its own tensors; None where it keeps none so."""
@@ -76,3 +78,18 @@ def parameter_count(model: nn.Module) -> int:
     """Return how many numbers a model's parameters hold."""
     shared = shared_rows(model)
     return sum(parameter.numel() for parameter in model.parameters() if parameter not in shared)
+
+
+def inseparable(candidate: Candidate, copies: bool, source: str) -> str | None:
+    """Return why chosen experts cannot train under a candidate, or None; `copies` is how its offload works."""
+    sliced = candidate.sharding not in {"none", "ddp"} or candidate.tensor_parallel > 1
+    if sliced or (candidate.offload == "full" and copies):
+        return (
+            "chosen experts share the memory of the tensor that they are rows of, and what shards parameters gives "
+            "each memory of its own; train whole layers, or share the work out by ddp alone"
+        )
+    if candidate.compile != "none":
+        return "compiled blocks were not tried with chosen experts; leave out compile, or train whole layers"
+    if candidate.precision == "bf16-pure" and source == "function":
+        return "a function's model is cast once it is built, which parts chosen experts from their tensor"
+    return None

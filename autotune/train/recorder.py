@@ -75,6 +75,7 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         self._shapes = Shapes(self)
         self._inside = False
         self._to_disk = False
+        self._muted = False
         self._zeros = False
         self._backward = False
         self._live: dict[int, _Storage] = {}
@@ -182,7 +183,7 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         # FakeTensor.device would be dispatched as an operator; its field is not.
         device = getattr(tensor, "fake_device", None) or tensor.device
         place = _DISK if self._to_disk else _DEVICE if device.type == self._device else _HOST
-        slot = self._allocate(size, place)
+        slot = _ELSEWHERE if self._muted else self._allocate(size, place)
         reference = _Storage(storage, self._forget)
         reference.key, reference.slot = key, slot
         self._live[key] = self._newest = reference
@@ -263,6 +264,15 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         self._modules.forget()
         yield segment
         self._segment = Segment()
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Record nothing of the storages that are made inside."""
+        self._muted = True
+        try:
+            yield
+        finally:
+            self._muted = False
 
     @contextmanager
     def on_disk(self) -> Iterator[None]:

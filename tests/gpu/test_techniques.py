@@ -97,6 +97,23 @@ def test_foreach_agrees_with_fused(optimizer, tmp_path):
     assert_same(run, reference, "fp32")
 
 
+def test_gradients_of_chosen_experts_are_rows_of_the_whole_gradient(tmp_path):
+    found = []
+    for patterns in ((), ("model.layers.1.mlp.experts[0,2]",)):
+        model = family("mixtral").model_copy(update={"train": patterns})
+        training = assemble(request(model, tmp_path, device="cuda:0", seq_len=SEQ_LEN, precision="fp32"))
+        training.loss(training.batch(0, 4)).backward()
+        found.append({n: p.grad for n, p in training.model.named_parameters() if p.grad is not None})
+        training.optimizer.step()
+        training.close()
+    whole, chosen = found
+    assert len(chosen) == 4
+    for name, row in chosen.items():
+        layer, _, rest = name.partition("parametrizations.")
+        expected = whole[layer + rest.partition(".")[0]][int(name.rpartition(".")[2])]
+        assert (row - expected).norm() <= GRADIENT["fp32"] * expected.norm()
+
+
 @dataclass
 class Usage:
     """Bytes allocated on the device."""

@@ -123,3 +123,19 @@ def test_every_other_block_is_every_other_block():
     assert [hasattr(block.forward, "func") for block in blocks.modules] == [False, True] * 3
     with pytest.raises(CannotRun, match="2 blocks, fewer than every-4"):
         checkpoint_blocks(type(blocks)(blocks.class_name, blocks.modules[:2]), "every-4")
+
+
+def test_frozen_weights_stay_where_they_are(all_sizes, tmp_path, monkeypatch):
+    """A product with a frozen weight saves a view of it, of which autograd has no history."""
+    moved = []
+    copy_of = MappedFiles.copy_of
+    monkeypatch.setattr(
+        MappedFiles, "copy_of",
+        lambda files, tensor: moved.append(tensor.untyped_storage().data_ptr()) or copy_of(files, tensor),
+    )  # fmt: skip
+    probe = request(family("mixtral"), tmp_path, adapters="lora", activation_offload=True, precision="fp32")
+    with closing(assemble(probe)) as training:
+        training.loss(training.batch(0, 4)).backward()
+        weights = {p.untyped_storage().data_ptr() for p in training.model.parameters()}
+    assert moved
+    assert weights.isdisjoint(moved)
