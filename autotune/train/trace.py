@@ -167,7 +167,9 @@ def _affine(
             work = recorder.log.work(of_small, of_large, of_single, of_update, LEAST)
             forward_only = None if evaluated is None else evaluated[0]
             segments = (built, small, first, later, single, forward_only)
-            return _timeline(request, recorder, training, base, slopes, segments, work, None, began)
+            return _timeline(
+                request, recorder, training, base, slopes, segments, work, None, began, tracer.sample_bytes
+            )
 
         back = {theirs: ours for ours, theirs in same.items()}
         later = _renamed(update, back)
@@ -216,7 +218,7 @@ def _exact(request: ProbeRequest, began: float) -> Timeline:
         zero = [0] * len(recorder.sizes)
         return _timeline(
             request, recorder, training, recorder.sizes, zero, (building, micro, first, later, None, None), work,
-            micro_batch, began,
+            micro_batch, began, tracer.sample_bytes,
         )  # fmt: skip
 
 
@@ -345,6 +347,7 @@ def _timeline(
     work: Work,
     exact: int | None,
     began: float,
+    sample_bytes: int,
 ) -> Timeline:
     """Number the slots that the segments use from 0 on, and put all together."""
     building, micro, first, update, single, evaluation = segments
@@ -385,7 +388,7 @@ def _timeline(
             "nodes": request.nodes,
             "parameters": parameter_count(training.model),
             "seq_len": request.seq_len,
-            "sample_bytes": _sample_bytes(recorder, training),
+            "sample_bytes": sample_bytes,
             "tokens_per_sample": training.tokens_per_sample,
             "attention": training.attention or "",
             "torch": torch.__version__,
@@ -393,10 +396,3 @@ def _timeline(
             "seconds": round(time.perf_counter() - began, 3),
         },
     )
-
-
-def _sample_bytes(recorder: Recorder, training: Training) -> int:
-    """Return the bytes of one sample in a batch."""
-    with recorder.elsewhere():
-        batch = training.batch(0, LEAST)
-    return sum(int(value.numel() * value.element_size()) for value in batch.values()) // LEAST

@@ -40,6 +40,8 @@ class StepTracer:
         self._batch = 0
         self.calls: list[Calls] = []
         """What ran in each micro-step and update so far."""
+        self.sample_bytes = 0
+        """Of a batch's tensors, for one sample."""
 
     def make_state(self, building: Segment) -> None:
         """Take a first step for an optimizer that makes its state inside backward, and count the state as built.
@@ -69,6 +71,9 @@ class StepTracer:
         recorder.mark("forward")
         batch = training.batch(self._batch, micro_batch)
         self._batch += 1
+        self.sample_bytes = (
+            sum(value.numel() * value.element_size() for value in batch.values()) // micro_batch
+        )
         with training.reduction(True):
             loss = training.loss(batch)
             recorder.keep_activations()
