@@ -270,11 +270,12 @@ RULES: tuple[Constraint, ...] = (
         ),
         (
             {"precision": ["fp32", "bf16", "bf16-pure"]},
-            "torch's gradient scaler looks for overflows on each rank alone, and the ranks of one model must agree",
+            "fp16's gradient scaler looks for overflows on each rank alone, and the ranks of one model must agree; fp8 "
+            "casts whole matrices, not slices",
         ),
         (
-            {"adapters": "none", "loss": "full"},
-            "adapters and chunked loss multiply by the matrices themselves, which here are slices",
+            {"adapters": "none", "loss": "full", "kernels": "torch"},
+            "adapters, chunked loss and liger-kernel's multiply by the matrices themselves, which here are slices",
         ),
         (
             {"compile": "none"},

@@ -168,3 +168,14 @@ def test_a_parameter_that_its_class_makes_on_the_cpu_is_brought_to_the_device():
     spec = ModelSpec(name="xlnet", source="config", config=coverage.small("xlnet", shallow=True))
     probe = traced(device="cuda:0", precision="bf16").model_copy(update={"model": spec})
     assert trace(probe).allocated(2) > 0
+
+
+def test_ranks_that_share_a_model_keep_their_slices_on_the_device():
+    """Built whole on the host, and cut from there: nothing but slices and norms is left on the device."""
+    probe = traced("tiny-llama", device="cuda:0", precision="bf16", tensor_parallel=2)
+    timeline = trace(probe.model_copy(update={"world_size": 2}))
+    kept = held(timeline, "optimizer")
+    half = timeline.facts["parameters"] / 2
+    assert kept["parameter"] == pytest.approx(4 * half, rel=0.01)
+    assert kept["gradient"] == pytest.approx(4 * half, rel=0.01)
+    assert kept["optimizer_state"] == pytest.approx(8 * half, rel=0.01)
