@@ -100,7 +100,7 @@ def test_activations_go_to_the_host_and_come_back(checkpointing, monkeypatch):
     assert kept.allocated(32, place="host") < 0.1 * moved.allocated(32, place="host")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def device():
     with fake_cuda() as device, Recorder(device.type, {}):
         yield device
