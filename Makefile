@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+APART := $(abspath $(VENV))/apart
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -11,9 +12,9 @@ run: $(VENV)/ready  ## the main job on this machine's CPU, with a real model
 	$(BIN)/autotune run --model gpt2 --seq-len 128 --target-global-batch 8K --device cpu:3GiB \
 		--sample-time 3s --proof-time 15s --max-probes 5
 
-test: lint $(VENV)/torchao  ## everything that needs no GPU; whole runs come last and one by one, because they compare speeds
+test: lint $(APART)/ready  ## everything that needs no GPU; whole runs come last and one by one, because they compare speeds
 	$(SIDE_BY_SIDE) -m "not gpu" --ignore=tests/e2e
-	PYTHONPATH=$(abspath $(VENV)/torchao) $(BIN)/python -m pytest tests/numerics/test_float8.py
+	PYTHONPATH=$(APART) DS_ACCELERATOR=cpu $(SIDE_BY_SIDE) --dist=loadfile -m "not gpu" -k "float8 or deepspeed" tests/numerics tests/memory
 	$(BIN)/python -m pytest -m "not gpu" tests/e2e
 
 test-fast: $(VENV)/ready  ## without the tests that train for more than a few seconds
@@ -37,9 +38,11 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# In a folder of its own: where transformers finds torchao, every worker imports it, at 11 MiB and 0.3 s each.
-$(VENV)/torchao: $(VENV)/ready
-	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt --target $@ torchao
+# Libraries of extras that others import wherever they find them: torchao costs every worker 11 MiB and 0.3 s.
+$(APART)/ready: $(VENV)/ready
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt --target $(APART) \
+		torchao deepspeed einops hjson msgpack ninja py-cpuinfo
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
