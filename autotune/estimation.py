@@ -21,8 +21,9 @@ from autotune.lengths import Lengths
 from autotune.memory.timeline import Timeline
 from autotune.models.resolve import resolve
 from autotune.options import LONGEST_DEFAULT, load_space, read_lengths, sequence_length
+from autotune.placement import misplaced, unmeasured
 from autotune.probe.protocol import ProbeRequest
-from autotune.rules import illegal, misplaced, unmeasured
+from autotune.rules import illegal
 from autotune.space import Space
 from autotune.specs import Goal, ModelSpec
 from autotune.timing.roofline import Machine, step_time

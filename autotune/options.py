@@ -13,7 +13,7 @@ from autotune.candidate import Optimizer
 from autotune.errors import InputError
 from autotune.lengths import Lengths
 from autotune.models.resolve import resolve
-from autotune.rules import unlaunched
+from autotune.placement import unlaunched
 from autotune.space import Space, parse_yaml
 from autotune.specs import DeviceSpec, GlobalBatch, Goal, Limits, ModelSpec, RunSpec
 from autotune.validation import Frozen

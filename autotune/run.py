@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import autotune
+from autotune.admission import Admission
 from autotune.best import Best
 from autotune.candidate import Candidate
-from autotune.demand import offloaded_bytes
 from autotune.emission import contender
 from autotune.errors import InputError, JournalError, NothingProven
 from autotune.executors.executor import Executor, Finding
@@ -23,6 +23,7 @@ from autotune.memory.predictor import Predictor
 from autotune.outcome import Crash, Outcome, Unsupported
 from autotune.outlook import probes_ahead
 from autotune.paths import RunPaths
+from autotune.placement import unpaddable
 from autotune.probe.folder import ProbeFolder, write_atomically
 from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.proof import after_proofs, judge, proof_request
@@ -37,15 +38,13 @@ from autotune.record import (
     Skipped,
     Started,
 )  # fmt: skip
-from autotune.rules import illegal, misplaced, uncut, unmeasured, unpaddable
 from autotune.selection import Score, rank
 from autotune.space import Space
 from autotune.specs import RunSpec
 from autotune.strategies.climb import propose
 from autotune.strategies.decision import Done, Scope, Try
-from autotune.support import lacking, lacks_type, unpatched
 from autotune.tracing import Tracer
-from autotune.units import format_bytes, format_duration
+from autotune.units import format_duration
 from autotune.watch import Silent, Watch
 
 
@@ -86,6 +85,7 @@ class _Run:
         self.evaluations: dict[Candidate, int | None] = {}
         """Micro-batches for evaluation, as predicted."""
         self.space = Space.load(spec.space, f"{paths.spec}: space")
+        self.admission = Admission(spec, self.space, executor, paths.probes)
 
     def go(self) -> Best:
         """Inspect, search, prove; or return at once what was decided before."""
@@ -213,44 +213,10 @@ class _Run:
 
     def refusal(self, candidate: Candidate) -> str | None:
         """Return why a candidate is refused without running it, or None."""
-        request, kind = self.request(candidate, "train"), self.executor.facts.kind
-        return (
-            self.space.refusal(candidate)
-            or illegal(candidate, request.accumulation_steps)
-            or misplaced(candidate, self.spec.goal.gpus, kind, self.spec.goal.nodes)
-            or self.is_uncut(candidate)
-            or unmeasured(candidate, self.spec.goal.lengths is not None)
-            or self.lacks_support(candidate)
-            or self.lacks_room(candidate)
-        )
-
-    def is_uncut(self, candidate: Candidate) -> str | None:
-        """Return why the model's matrices cannot be cut as the candidate would, or None."""
-        inspected = self.journal.record.inspection
-        return None if inspected is None else uncut(candidate, inspected.facts)
-
-    def lacks_support(self, candidate: Candidate) -> str | None:
-        """Return what the machine lacks for the candidate, or its kernels for the model; None where it can run.
-
-        What is only simulated needs no machine.
-        """
-        facts = self.executor.facts
-        if facts.simulated:
-            return lacks_type(candidate, facts)
-        return lacking(candidate, facts) or unpatched(candidate, self.spec.model)
-
-    def lacks_room(self, candidate: Candidate) -> str | None:
-        """Return why host memory or disk cannot hold what the candidate offloads, or None."""
         inspected = self.journal.record.inspection
         assert inspected is not None
-        needed = offloaded_bytes(candidate, inspected.facts, self.spec.goal.gpus, self.spec.goal.nodes)
-        place = candidate.rests_on(self.executor.facts.kind)
-        room = self.executor.offload_room(self.paths.probes, place) if needed else 0
-        if needed <= room:
-            return None
-        where = "host memory" if place == "host" else f"the disk of {self.paths.probes}"
-        each = " for each rank" if self.spec.goal.gpus > 1 else ""
-        return f"offload needs {format_bytes(needed)} of {where}{each}, and only {format_bytes(room)} are free there"
+        steps = self.request(candidate, "train").accumulation_steps
+        return self.admission.refusal(candidate, steps, inspected.facts)
 
     def request(self, candidate: Candidate, kind: str) -> ProbeRequest:
         """Return the request for a candidate at this run's goal."""

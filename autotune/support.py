@@ -9,7 +9,8 @@ from autotune.candidate import AXES, Candidate, choices
 from autotune.devices.device import DeviceFacts
 from autotune.environment import installed, lacks_compiler, liger_models
 from autotune.errors import nearest
-from autotune.rules import illegal, misplaced
+from autotune.placement import misplaced
+from autotune.rules import illegal
 from autotune.specs import ModelSpec
 
 PACKAGES: Mapping[tuple[str, object], tuple[str, ...]] = {

@@ -30,10 +30,11 @@ from autotune.executors.local import LocalExecutor
 from autotune.executors.ranks import RanksExecutor
 from autotune.memory.formula import States, states
 from autotune.outcome import Memory, Ok
+from autotune.placement import misplaced
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.protocol import ProbeRequest
 from autotune.report.wording import detail
-from autotune.rules import illegal, misplaced
+from autotune.rules import illegal
 from autotune.tracing import LocalTracer
 from autotune.units import GIB, MIB
 from benchmarks.memory_accuracy import model_spec

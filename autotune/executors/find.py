@@ -9,7 +9,7 @@ from autotune.executors.executor import Executor
 from autotune.executors.local import LocalExecutor
 from autotune.executors.ranks import RanksExecutor
 from autotune.executors.simulated import SimulatedExecutor
-from autotune.rules import unlaunched
+from autotune.placement import unlaunched
 from autotune.specs import DeviceSpec
 from autotune.tracing import Tracer
 

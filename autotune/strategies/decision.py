@@ -8,9 +8,9 @@ from autotune.accumulation import Accumulation, accumulate, is_balanced, largest
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.outcome import Memory
+from autotune.placement import lacks_groups, lacks_nodes
 from autotune.prediction import Prediction
 from autotune.record import Inspected, Step
-from autotune.rules import lacks_groups, lacks_nodes
 from autotune.specs import Goal, RunSpec
 
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from autotune.candidate import Candidate
+from autotune.placement import Kind, misplaced, unmeasured, unpaddable
 from autotune.probe.protocol import ProbeRequest
-from autotune.rules import Kind, illegal, misplaced, unmeasured, unpaddable
+from autotune.rules import illegal
 from autotune.train.activation_offload import ActivationOffload
 from autotune.train.blocks import find_blocks
 from autotune.train.checkpointing import checkpoint_blocks

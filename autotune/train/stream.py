@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from autotune.candidate import Sequences
 from autotune.lengths import Lengths
+from autotune.placement import unpaddable
 from autotune.probe.protocol import ProbeRequest
-from autotune.rules import unpaddable
 from autotune.train.loading import Loader
 from autotune.train.model import BuiltModel, MakeBatch, image_size
 from autotune.train.refusal import CannotRun

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from autotune.rules import indivisible
+from autotune.placement import indivisible
 from autotune.train.model import BuiltModel
 from autotune.train.refusal import CannotRun
 from autotune.train.tensor_plan import COLUMNS, SUMMED, divided_numbers, tensor_plan

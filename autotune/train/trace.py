@@ -13,36 +13,29 @@ not depend on the choice; a loop over the experts that were chosen needs values,
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
-from torch.amp import GradScaler
 
 from autotune.candidate import Candidate
 from autotune.memory.segment import Segment, Slots, renamed
 from autotune.memory.timeline import Timeline
 from autotune.probe.protocol import ProbeRequest
 from autotune.timing.work import Work
-from autotune.train import build, mapped, resting, scratch
+from autotune.train import build
 from autotune.train.experts import parameter_count
-from autotune.train.fake_cuda import fake_cuda
-from autotune.train.mapped import MappedFiles
 from autotune.train.optimizers import optimizer_maker
 from autotune.train.recorder import Recorder
+from autotune.train.recording import recording
 from autotune.train.refusal import CannotRun
-from autotune.train.replacing import replaced
 from autotune.train.tracer import LEAST, NEXT, StepTracer
 from autotune.train.training import Training
 from autotune.train.worklog import Calls
@@ -128,7 +121,7 @@ class _Unlike(Exception):
 def _affine(
     request: ProbeRequest, others: Sequence[Candidate], began: float, settled: bool
 ) -> dict[Candidate, Timeline]:
-    with _recording(request) as (recorder, training, building):
+    with recording(request) as (recorder, training, building):
         tracer = StepTracer(recorder, training)
         if request.candidate.optimizer_in_backward:
             tracer.make_state(building)
@@ -196,7 +189,7 @@ def _affine(
 
 def _exact(request: ProbeRequest, began: float) -> Timeline:
     micro_batch = request.candidate.micro_batch
-    with _recording(request) as (recorder, training, building):
+    with recording(request) as (recorder, training, building):
         tracer = StepTracer(recorder, training)
         if request.candidate.optimizer_in_backward:
             tracer.make_state(building)
@@ -220,100 +213,6 @@ def _exact(request: ProbeRequest, began: float) -> Timeline:
             request, recorder, training, recorder.sizes, zero, (building, micro, first, later, None, None), work,
             micro_batch, began, tracer.sample_bytes,
         )  # fmt: skip
-
-
-@contextmanager
-def _recording(request: ProbeRequest) -> Iterator[tuple[Recorder, Training, Segment]]:
-    """Build the training under a recorder."""
-    on_cuda = request.device.startswith("cuda")
-    optimizer_maker(
-        request.candidate.optimizer, 1
-    )  # imports its library, which must not happen on fake tensors
-    # Nothing that a trace makes survives it, and the collector's passes over torch's own objects cost a fifth of it.
-    gc.collect()
-    gc.freeze()
-    # What is in a cycle would be released whenever the collector runs; here that is at the end of each micro-step.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        with (
-            _as_if_real(),
-            fake_cuda() if on_cuda else nullcontext(torch.device("cpu")) as device,
-            Recorder(device.type, scratch.of_device(on_cuda)) as recorder,
-            _in_files(recorder),
-            _among_ranks(request, recorder, device),
-        ):
-            with recorder.segment() as building:
-                recorder.mark("build")
-                with device if request.model.source == "function" else nullcontext():
-                    training = build.assemble(request.model_copy(update={"device": str(device)}))
-                recorder.call(training.model.parameters(), "parameter")
-                recorder.call(training.model.buffers(), "buffer")
-            with recorder.watching(training.model):
-                if request.candidate.engine == "deepspeed":
-                    StepTracer(recorder, training).settle_whole(building)
-                elif sharded(request):
-                    StepTracer(recorder, training).settle(building)
-                yield recorder, training, building
-            training.close()
-    finally:
-        gc.unfreeze()
-        if collecting:
-            gc.enable()
-
-
-def _as_if_real() -> AbstractContextManager[None]:
-    """Take the paths of real tensors, and initialize none.
-
-    transformers knows fake tensors, and assumes packed sequences of them. Initialization takes time, and some
-    functions of it look at what they drew. FSDP's notes for a profiler are operators too, which nobody reads here.
-    """
-    from torch.autograd.profiler import record_function
-    from transformers import PreTrainedModel
-    from transformers.utils import import_utils
-
-    changes: list[tuple[Any, str, Any]] = [
-        (import_utils, "is_fake_tensor", lambda _: False),
-        (PreTrainedModel, "initialize_weights", lambda _: None),  # init_weights still ties what is tied
-        (
-            GradScaler,
-            "_maybe_opt_step",
-            lambda _scaler, optimizer, *_: optimizer.step(),
-        ),  # as if nothing overflowed
-        (record_function, "__enter__", lambda note: note),
-        (record_function, "__exit__", lambda *_: None),
-    ]
-    for name, function in vars(torch.nn.init).items():
-        if callable(function) and name.endswith("_") and not name.startswith("__"):
-            changes.append((torch.nn.init, name, lambda tensor, *_, **__: tensor))
-    return replaced(changes)
-
-
-def _in_files(recorder: Recorder) -> AbstractContextManager[None]:
-    """Let offload to mapped files make tensors that are not counted, and no files."""
-
-    class Files(MappedFiles):
-        def zeros_like(self, tensor: Tensor) -> Tensor:
-            with recorder.on_disk():
-                return torch.empty_like(tensor, device="cpu", requires_grad=False)
-
-    return replaced([(resting, "MappedFiles", Files), (mapped, "is_mapped", recorder.is_on_disk)])
-
-
-def sharded(request: ProbeRequest) -> bool:
-    """Tell whether a process group takes part: over several ranks, or in full offload from a GPU."""
-    on_cuda = request.device.startswith("cuda")
-    return request.candidate.distributed or (on_cuda and request.candidate.offload == "full")
-
-
-def _among_ranks(
-    request: ProbeRequest, recorder: Recorder, device: torch.device
-) -> AbstractContextManager[None]:
-    if not sharded(request):
-        return nullcontext()
-    from autotune.train.sharding.fake import fake_ranks  # late: half a second that other traces save
-
-    return fake_ranks(recorder, device, deepspeed=request.candidate.engine == "deepspeed")
 
 
 def _matched(ours: Segment, theirs: Segment) -> dict[int, int]:

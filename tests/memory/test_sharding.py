@@ -12,7 +12,8 @@ import torch
 from autotune.candidate import Candidate
 from autotune.memory.formula import states
 from autotune.memory.segment import CATEGORIES, PLACES
-from autotune.rules import illegal, misplaced
+from autotune.placement import misplaced
+from autotune.rules import illegal
 from autotune.train import build, resting
 from autotune.train.refusal import CannotRun
 from autotune.train.replacing import replaced

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from autotune.candidate import Candidate
-from autotune.rules import illegal, misplaced
+from autotune.placement import misplaced
+from autotune.rules import illegal
 from autotune.train import activation_offload, resting
 from autotune.train.mapped import MappedFiles, is_mapped
 from autotune.train.resting import BUFFERS, DiskRest, HostRest

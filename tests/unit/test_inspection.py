@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from autotune.candidate import Candidate
-from autotune.rules import uncut
+from autotune.placement import uncut
 from autotune.specs import ModelSpec
 from autotune.train.inspection import describe
 from autotune.train.model import build_model

@@ -9,7 +9,7 @@ from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.lengths import DISTINCT, DOCUMENTS, Lengths
 from autotune.options import RunOptions, load_space, to_spec
-from autotune.rules import unmeasured, unpaddable
+from autotune.placement import unmeasured, unpaddable
 from autotune.selection import rank
 from autotune.specs import Goal
 from autotune.strategies.climb import propose

@@ -16,8 +16,8 @@ LAYERS = [
     (
         "data",
         ["validation", "candidate", "lengths", "outcome", "trial", "specs", "accumulation", "constraints", "rules",
-         "graph", "space", "record", "paths", "best", "prediction", "probe.protocol", "probe.ending", "assets",
-         "hardware", "devices.device"],
+         "placement", "graph", "space", "record", "paths", "best", "prediction", "probe.protocol", "probe.ending",
+         "assets", "hardware", "devices.device"],
     ),
     (
         "logic",
@@ -26,8 +26,8 @@ LAYERS = [
     ),
     ("machine", ["environment", "support", "journal", "tracing", "trace_cache", "devices", "probe", "executors",
                  "models", "emission", "train"]),
-    ("loop", ["runs", "watch", "foresight", "run", "estimation", "options", "verification", "diagnosis", "report",
-              "api"]),
+    ("loop", ["admission", "runs", "watch", "foresight", "run", "estimation", "options", "verification", "diagnosis",
+              "report", "api"]),
     ("command line", ["cli"]),
 ]  # fmt: skip
 """From the bottom up. A module imports its own layer and those below; the longest name that matches counts."""
