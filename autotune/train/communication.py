@@ -74,26 +74,34 @@ def collectives(seen: profile, kind: str) -> Spans:
 def in_parts(
     spans: Iterable[tuple[int, int]], began: int, parts: Parts, micro_steps: int
 ) -> Communication | None:
-    """Share spans out to the parts of a step that began then; None where there are none."""
+    """Share spans out to the parts of a step that began then; None where there are none.
+
+    A span counts where it began: gloo's threads may tell of its end when who waited for it has long gone on.
+    """
     spans = sorted(spans)
     if not spans:
         return None
     early = (parts.micro_steps or 0.0) * (micro_steps - 1)
     first = began + int(1e9 * early)
     second = first + int(1e9 * parts.last_micro_step)
-    last = covered(spans, first, second)
+    last = covered(begun(spans, first, second))
     return Communication(
-        micro_step=covered(spans, began, first) / (micro_steps - 1) if micro_steps > 1 else last,
+        micro_step=covered(begun(spans, began, first)) / (micro_steps - 1) if micro_steps > 1 else last,
         last_micro_step=last,
-        optimizer_step=covered(spans, second, second + int(1e9 * parts.optimizer_step)),
+        optimizer_step=covered(begun(spans, second, second + int(1e9 * parts.optimizer_step))),
     )
 
 
-def covered(spans: Spans, begin: int, end: int) -> float:
-    """Return the seconds between two times in which at least one span (they are sorted) was under way."""
-    total, reached = 0, begin
+def begun(spans: Spans, begin: int, end: int) -> Spans:
+    """Return the spans that began between two times."""
+    return [span for span in spans if begin <= span[0] < end]
+
+
+def covered(spans: Spans) -> float:
+    """Return the seconds in which at least one span (they are sorted) was under way."""
+    total, reached = 0, 0
     for start, stop in spans:
-        start, stop = max(start, reached), min(stop, end)
+        start = max(start, reached)
         if stop > start:
             total += stop - start
             reached = stop
