@@ -13,19 +13,15 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from benchmarks.marked import fill
 from benchmarks.recording import RESULTS
 
 RECORD = RESULTS / "techniques-cpu.json"
-BEGIN, END = "<!-- measured: made by benchmarks/techniques_page.py -->\n", "<!-- end of measured -->\n"
 
 
 def page(written: str, document: dict[str, Any]) -> str:
     """Return the page with the record's numbers between its marks."""
-    before, begin, rest = written.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise SystemExit(f"the page has no place for the numbers: it needs {BEGIN.strip()} and {END.strip()}")
-    return before + begin + measured(document) + end + after
+    return fill(written, "benchmarks/techniques_page.py", measured(document))
 
 
 def measured(document: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from benchmarks import techniques_page
+from benchmarks import ranks_page, techniques_page
 from benchmarks.largest_model import page
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -25,3 +25,10 @@ def test_the_techniques_numbers_are_those_of_the_record():
         for model in document["models"]
     ]
     assert min(best) >= 15, "the ladder as a whole"
+
+
+def test_what_ranks_hold_is_what_the_record_says():
+    written = (DOCS / "ranks.md").read_text()
+    assert written == ranks_page.page(written, json.loads(ranks_page.RECORD.read_text())), (
+        "make it anew: python -m benchmarks.ranks_page --write docs/ranks.md"
+    )
