@@ -15,9 +15,10 @@ from autotune.units import MIB, format_bytes, format_count, format_duration
 
 SPEED = "tokens per second"
 """Name of the check of speed."""
-GLOO_NOISE = 4 * MIB
-"""Bytes by which a rank's peak differs from one run to the next on the cpu device: gloo's threads hold the buffers of a
-collective that is over for its caller, and the kernel counts them (docs/ranks.md). It matters for tiny models alone."""
+CPU_NOISE = 4 * MIB
+"""Bytes by which a rank's peak differs from one run to the next on the cpu device, where the kernel counts what is no
+tensor too: buffers in which MKL packs matrices (41 and 44 MiB were seen of one training), and those of collectives that
+gloo's threads hold a little longer than their caller (docs/ranks.md). It matters for tiny models alone."""
 
 
 def proof_request(
@@ -41,9 +42,9 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
 
     It must train without any refused allocation and without an allocator retry, its peak must be within
     `limits.memory_tolerance` of the recorded one in either direction (a lower one means that something else
-    ran), its speed must not fall short by more than `limits.speed_tolerance`, its losses must be finite and
-    fall, and evaluation and checkpoint must fit too. Of a prediction it only must fit: its peak and speed are
-    shown beside what was predicted, and not judged.
+    ran; on the cpu device CPU_NOISE is allowed in any case), its speed must not fall short by more than
+    `limits.speed_tolerance`, its losses must be finite and fall, and evaluation and checkpoint must fit too.
+    Of a prediction it only must fit: its peak and speed are shown beside what was predicted, and not judged.
     """
     if not isinstance(outcome, Ok):
         return Proof(passed=False, why=f"did not hold: {_ended(outcome)}", seconds=seconds)
@@ -51,8 +52,8 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
     predicted = best.evidence == "predicted"
     judge_speed = judge_speed and not predicted
     memory_tolerance = None if predicted else limits.memory_tolerance
-    if memory_tolerance is not None and best.device.kind == "cpu" and best.gpus > 1:
-        memory_tolerance = max(memory_tolerance, GLOO_NOISE / max(1, recorded.allocated))
+    if memory_tolerance is not None and best.device.kind == "cpu":
+        memory_tolerance = max(memory_tolerance, CPU_NOISE / max(1, recorded.allocated))
     _, speed, _ = throughput(outcome.timing, best.accumulation)
     checks = (
         Check(

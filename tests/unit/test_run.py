@@ -153,7 +153,7 @@ def test_a_faster_proof_holds(tmp_path):
 @pytest.mark.parametrize(
     ("outcome", "said"),
     [
-        (ok(900, budget=1000), "peak memory"),
+        (ok(8 << 20, budget=1000), "peak memory"),  # beyond what a processor's peaks differ by
         (ok(950, budget=1000).model_copy(update={"losses": (2.0, 3.0)}), "loss did not fall"),
     ],
 )
