@@ -59,6 +59,10 @@ ALONE: tuple[dict[str, Any], ...] = (
     {"offload": "optimizer"}, {"offload": "gradients"}, {"offload": "full"},
 )  # fmt: skip
 """Each on top of the baseline."""
+ALONE_ON_GPU: tuple[dict[str, Any], ...] = (
+    {"tf32": True}, {"precision": "fp8"}, {"compile": "regional"}, {"kernels": "liger"}, {"offload_to": "disk"},
+)  # fmt: skip
+"""Likewise, where there is a GPU; the last with the optimizer's state, which has to leave it for a place."""
 LADDER: tuple[dict[str, Any], ...] = (
     {"precision": "bf16"}, {"loss": "chunked"}, {"checkpointing": "selective"}, {"checkpointing": "full"},
     {"offload": "optimizer"}, {"activation_offload": True}, {"offload": "full"}, {"checkpointing": "none"},
@@ -83,11 +87,15 @@ TIMEOUT = 600.0
 """Seconds for one probe, or one trace, on a GPU's machine."""
 
 
-def rungs() -> list[tuple[str, str, Candidate]]:
-    """Return (part of the table, name, candidate): the baseline, every technique alone, and the ladder's rungs."""
+def rungs(kind: str = "cpu") -> list[tuple[str, str, Candidate]]:
+    """Return (part of the table, name, candidate): the baseline, every technique alone, and the ladder's rungs.
+
+    `kind` is that of the device: some techniques are for a GPU alone.
+    """
     found = [("baseline", "fp32 baseline", Candidate(**BASELINE))]
-    for change in ALONE:
-        found.append(("alone", _named(change), Candidate(**{**BASELINE, **change})))
+    for change in (*ALONE, *(ALONE_ON_GPU if kind == "cuda" else ())):
+        leaving = {"offload": "optimizer"} if "offload_to" in change else {}
+        found.append(("alone", _named(change), Candidate(**{**BASELINE, **leaving, **change})))
     fields = dict(BASELINE)
     for change in LADDER:
         fields |= change
@@ -300,7 +308,7 @@ def main() -> int:
         if options.only.lower() not in name.lower():
             continue
         spec = model_spec(preset, changes) if changes else model_spec(preset, {})
-        for part, technique, candidate in rungs():
+        for part, technique, candidate in rungs(options.device):
             row = {
                 "model": name,
                 "part": part,
