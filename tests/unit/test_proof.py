@@ -22,5 +22,6 @@ def test_what_libraries_hold_on_a_processor_fails_no_proof_of_a_tiny_model(gpus,
         return judge(best, fine, 1.0, Limits(), judge_speed=False).passed
 
     assert proven(16 * MIB + CPU_NOISE) is proven(16 * MIB - CPU_NOISE) is passed
+    assert proven(19 * MIB) is passed, "as far apart as was seen"
     assert not proven(17 * MIB + CPU_NOISE)
     assert not proven(15 * MIB - CPU_NOISE)
