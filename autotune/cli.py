@@ -1,4 +1,4 @@
-"""The command line: a verb is a function. The only place that prints, and the only one that exits.
+"""The command line: a verb is a function.
 
 Nothing heavy is imported at the top: `--help` must answer at once, and no verb ever imports torch.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from autotune.terminal import console_for, fail, print_json
 
+if TYPE_CHECKING:
     from autotune.paths import RunPaths
     from autotune.specs import RunSpec
 
@@ -27,9 +27,23 @@ spaces_app = typer.Typer(no_args_is_help=False, help="List and draw search space
 app.add_typer(spaces_app, name="spaces", invoke_without_command=True)
 
 INTERRUPTED = 130
-LOG_WIDTH = 160
-"""Columns where the output goes to a file: no path or command is broken over two lines there."""
 
+# Options of several verbs.
+SeqLen = Annotated[int | None, typer.Option(help="Tokens per sequence.")]
+LengthsFile = Annotated[
+    str | None, typer.Option(help="File of the dataset's sequence lengths: length,count a line, or JSON.")
+]
+OptimizerName = Annotated[str | None, typer.Option(help="adamw, adamw-8bit, adafactor, momentum or sgd.")]
+Headroom = Annotated[float | None, typer.Option(help="Share of memory that must stay free.")]
+BlockClass = Annotated[str | None, typer.Option(help="Class of the repeated transformer block.")]
+Trained = Annotated[
+    list[str] | None, typer.Option(help="Module or parameter that trains, with *; may be repeated.")
+]
+TrustRemoteCode = Annotated[
+    bool | None, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
+]
+MemoryTolerance = Annotated[float | None, typer.Option(help="Peak of the proof against record.")]
+SpeedTolerance = Annotated[float | None, typer.Option(help="Speed of the proof against record.")]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 RunArgument = Annotated[str, typer.Argument(help="Name or path of a run; `last` is the newest.")]
@@ -44,7 +58,7 @@ def main() -> None:
         sys.stderr.write("interrupted\n")
         sys.exit(INTERRUPTED)
     except Exception as error:  # noqa: BLE001  the last line of defence: classify, print, exit
-        _fail(error)
+        fail(error)
 
 
 @app.command()
@@ -58,38 +72,30 @@ def run(
     device: Annotated[
         str | None, typer.Option(help="auto, cuda, cuda:1, cpu:3GiB, or sim:h100-80gb.")
     ] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
-    lengths: Annotated[
-        str | None, typer.Option(help="File of the dataset's sequence lengths: length,count a line, or JSON.")
-    ] = None,
-    optimizer: Annotated[
-        str | None, typer.Option(help="adamw, adamw-8bit, adafactor, momentum or sgd.")
-    ] = None,
+    seq_len: SeqLen = None,
+    lengths: LengthsFile = None,
+    optimizer: OptimizerName = None,
     gpus: Annotated[int | None, typer.Option(help="Devices that train together, on each node.")] = None,
     nodes: Annotated[
         int | None, typer.Option(help="Machines that train together (cpu and simulated devices).")
     ] = None,
-    headroom: Annotated[float | None, typer.Option(help="Share of memory that must stay free.")] = None,
+    headroom: Headroom = None,
     exact: Annotated[bool | None, typer.Option("--exact", help="Meet the global batch exactly.")] = None,
     max_probes: Annotated[int | None, typer.Option(help="Probes at most.")] = None,
     time_budget: Annotated[str | None, typer.Option(help="Time for all probes together: 30m.")] = None,
     probe_timeout: Annotated[str | None, typer.Option(help="Time after which a probe is killed.")] = None,
     sample_time: Annotated[str | None, typer.Option(help="Time for the measured steps of a probe.")] = None,
     proof_time: Annotated[str | None, typer.Option(help="Time for the training steps of the proof.")] = None,
-    memory_tolerance: Annotated[float | None, typer.Option(help="Peak of the proof against record.")] = None,
-    speed_tolerance: Annotated[float | None, typer.Option(help="Speed of the proof against record.")] = None,
+    memory_tolerance: MemoryTolerance = None,
+    speed_tolerance: SpeedTolerance = None,
     space: Annotated[str | None, typer.Option(help="Search space: a shipped name or a YAML file.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights and data.")] = None,
     predict: Annotated[
         bool | None, typer.Option("--predict/--no-predict", help="Let the memory model spare probes.")
     ] = None,
-    block_class: Annotated[str | None, typer.Option(help="Class of the repeated transformer block.")] = None,
-    train: Annotated[
-        list[str] | None, typer.Option(help="Module or parameter that trains, with *; may be repeated.")
-    ] = None,
-    trust_remote_code: Annotated[
-        bool | None, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
-    ] = None,
+    block_class: BlockClass = None,
+    train: Trained = None,
+    trust_remote_code: TrustRemoteCode = None,
     spec: Annotated[Path | None, typer.Option(help="YAML file that holds any of these options.")] = None,
     runs: RunsOption = Path("runs"),
     json: JsonOption = False,
@@ -124,8 +130,8 @@ def verify(
     file: Annotated[Path, typer.Argument(help="A best.yaml, or the folder of its run.")],
     device: Annotated[str | None, typer.Option(help="Another device than the recorded one.")] = None,
     proof_time: Annotated[str | None, typer.Option(help="Time for the training steps.")] = None,
-    memory_tolerance: Annotated[float | None, typer.Option(help="Peak of the proof against record.")] = None,
-    speed_tolerance: Annotated[float | None, typer.Option(help="Speed of the proof against record.")] = None,
+    memory_tolerance: MemoryTolerance = None,
+    speed_tolerance: SpeedTolerance = None,
     json: JsonOption = False,
 ) -> None:
     """Repeat the proof of an emitted configuration on this machine."""
@@ -139,10 +145,10 @@ def verify(
         "speed_tolerance": speed_tolerance,
     }
     limits = Limits.load({name: value for name, value in given.items() if value is not None}, "options")
-    proof = repeat(file, DeviceSpec.parse(device) if device else None, limits, _console().print)
+    proof = repeat(file, DeviceSpec.parse(device) if device else None, limits, console_for().print)
     if json:
         print(proof.model_dump_json(indent=2))
-    _console().print(proof.why, style="green" if proof.passed else "red")
+    console_for().print(proof.why, style="green" if proof.passed else "red")
     if not proof.passed:
         raise NothingProven(f"{file} does not hold on this machine")
 
@@ -162,11 +168,11 @@ def report(
 
     paths = find_run(run, runs)
     if json:
-        _print_json(document(paths))
+        print_json(document(paths))
     elif mermaid:
         print(drawing(paths), end="")
     else:
-        print_report(paths, _console(stderr=False))
+        print_report(paths, console_for(stderr=False))
 
 
 @app.command()
@@ -192,11 +198,11 @@ def export(
         file = paths.best
     best = Best.read(file)
     if best.evidence == "predicted":
-        _console().print(PREDICTED, style="yellow")
+        console_for().print(PREDICTED, style="yellow")
     folder = out or paths.exports / to
     written = write_files(render(best, to), folder)
     if json:
-        _print_json({"target": to, "files": [str(path) for path in written]})
+        print_json({"target": to, "files": [str(path) for path in written]})
     else:
         for path in written:
             print(path)
@@ -208,13 +214,11 @@ def estimate(
     gpu: Annotated[str | None, typer.Option(help="A known GPU, which need not be there: h100-80gb.")] = None,
     gpus: Annotated[int | None, typer.Option(help="GPUs that train together, on each node.")] = None,
     nodes: Annotated[int | None, typer.Option(help="Machines that train together.")] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
-    lengths: Annotated[
-        str | None, typer.Option(help="File of the dataset's sequence lengths: length,count a line, or JSON.")
-    ] = None,
+    seq_len: SeqLen = None,
+    lengths: LengthsFile = None,
     micro_batch: Annotated[int | None, typer.Option(help="Samples on each GPU.")] = None,
     accumulation_steps: Annotated[int | None, typer.Option(help="Micro-steps for an optimizer step.")] = None,
-    headroom: Annotated[float | None, typer.Option(help="Share of memory that must stay free.")] = None,
+    headroom: Headroom = None,
     precision: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, bf16-pure or fp8.")] = None,
     attention: Annotated[
         str | None, typer.Option(help="sdpa, eager, flash_attention_2 or flex_attention.")
@@ -225,9 +229,7 @@ def estimate(
     adapters: Annotated[str | None, typer.Option(help="none, lora or qlora.")] = None,
     loss: Annotated[str | None, typer.Option(help="full or chunked.")] = None,
     offload: Annotated[str | None, typer.Option(help="none, optimizer, gradients or full.")] = None,
-    optimizer: Annotated[
-        str | None, typer.Option(help="adamw, adamw-8bit, adafactor, momentum or sgd.")
-    ] = None,
+    optimizer: OptimizerName = None,
     sharding: Annotated[
         str | None, typer.Option(help="none, ddp, zero1, zero2, hsdp, fsdp2 or zero3, with --gpus.")
     ] = None,
@@ -238,13 +240,9 @@ def estimate(
         list[str] | None, typer.Option(help="Any other axis of a candidate, as NAME=VALUE; may be repeated.")
     ] = None,
     space: Annotated[str | None, typer.Option(help="Search space whose rungs make up the table.")] = None,
-    block_class: Annotated[str | None, typer.Option(help="Class of the repeated transformer block.")] = None,
-    train: Annotated[
-        list[str] | None, typer.Option(help="Module or parameter that trains, with *; may be repeated.")
-    ] = None,
-    trust_remote_code: Annotated[
-        bool | None, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
-    ] = None,
+    block_class: BlockClass = None,
+    train: Trained = None,
+    trust_remote_code: TrustRemoteCode = None,
     plot: Annotated[Path | None, typer.Option(help="Draw to a .png or .html file.")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -263,9 +261,9 @@ def estimate(
 
         draw(answer, plot)
     if json:
-        _print_json(estimates_document(answer))
+        print_json(estimates_document(answer))
     else:
-        print_estimates(answer, _console(stderr=False))
+        print_estimates(answer, console_for(stderr=False))
 
 
 @app.command()
@@ -275,10 +273,10 @@ def doctor(json: JsonOption = False) -> None:
 
     findings = diagnose()
     if json:
-        _print_json([finding.model_dump() for finding in findings])
+        print_json([finding.model_dump() for finding in findings])
         return
     marks = {"ok": ("ok", "green"), "warning": ("!!", "yellow"), "missing": ("--", "red")}
-    console = _console(stderr=False)
+    console = console_for(stderr=False)
     for finding in findings:
         mark, style = marks[finding.state]
         console.print(f"[{style}]{mark}[/] [bold]{finding.subject}[/]: ", end="")
@@ -292,7 +290,7 @@ def models(json: JsonOption = False) -> None:
 
     presets = list_presets()
     if json:
-        _print_json([preset.model_dump(exclude={"config"}) for preset in presets])
+        print_json([preset.model_dump(exclude={"config"}) for preset in presets])
         return
     from rich import box
     from rich.table import Table
@@ -304,7 +302,7 @@ def models(json: JsonOption = False) -> None:
         table.add_row(
             preset.name, preset.family, f"{preset.parameters:,}", f"{preset.longest:,}", preset.hub or "-"
         )
-    console = _console(stderr=False)
+    console = console_for(stderr=False)
     console.print(table)
     console.print("Any config.json, hub name or module:function of your own works as well.")
 
@@ -318,7 +316,7 @@ def spaces(context: typer.Context, json: JsonOption = False) -> None:
 
     found = [load_space(name) for name in shipped_spaces()]
     if json:
-        _print_json([space.model_dump(mode="json") for space in found])
+        print_json([space.model_dump(mode="json") for space in found])
         return
     for space in found:
         print(f"{space.name}: {space.description}")
@@ -343,7 +341,7 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool) -> None:
     from autotune.run import tune
     from autotune.tracing import LocalTracer
 
-    console = _console()
+    console = console_for()
     tracer = LocalTracer()
     executor = find_executor(spec.device, tracer, spec.goal.gpus, spec.goal.nodes)
     console.print(f"run {paths.root}", style="dim")
@@ -358,38 +356,5 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool) -> None:
         hint = f"When that is mended, go on with: autotune resume {paths.root}"
         raise type(error)(f"{error}. {hint}") from error
     if json:
-        _print_json(document(paths))
+        print_json(document(paths))
     print_result(paths, best, console)
-
-
-def _fail(error: Exception) -> NoReturn:
-    """Print an error for people and exit with its code; an unexpected one keeps its traceback."""
-    from autotune.errors import AutotuneError, ModelError
-
-    # A wrong option. Told by what it can do: some versions of typer carry their own copy of click.
-    if not isinstance(error, AutotuneError) and hasattr(error, "show") and hasattr(error, "exit_code"):
-        error.show()
-        sys.exit(error.exit_code)
-    if not isinstance(error, AutotuneError):
-        raise error
-    console = _console()
-    if isinstance(error, ModelError) and error.traceback:
-        console.print(error.traceback.rstrip(), style="dim", markup=False, highlight=False)
-    for line in str(error).splitlines():
-        console.print(f"error: {line}", style="red", markup=False, highlight=False, soft_wrap=True)
-    sys.exit(error.exit_code)
-
-
-def _console(stderr: bool = True) -> Console:
-    from rich.console import Console
-
-    console = Console(stderr=stderr, highlight=False)
-    if not console.is_terminal:
-        console.width = LOG_WIDTH
-    return console
-
-
-def _print_json(value: Any) -> None:
-    import json
-
-    print(json.dumps(value, indent=2))

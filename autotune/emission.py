@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 
 from autotune.best import Best, BestDevice
@@ -11,6 +10,7 @@ from autotune.candidate import Candidate
 from autotune.devices.device import DeviceFacts
 from autotune.environment import environment
 from autotune.errors import InputError
+from autotune.journal import now
 from autotune.outcome import Ok
 from autotune.probe.folder import write_atomically
 from autotune.selection import Score, mfu
@@ -55,7 +55,7 @@ def contender(
     if goal.lengths is not None:
         notes.append(_of_rows(goal, candidate))
     return Best(
-        run=run, created=datetime.now(UTC).isoformat(timespec="seconds"),
+        run=run, created=now(),
         evidence="predicted" if device.simulated else "measured",
         candidate=candidate, accumulation=score.accumulation, seq_len=goal.seq_len, lengths=goal.lengths,
         gpus=goal.gpus, nodes=goal.nodes,

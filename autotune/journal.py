@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -125,3 +126,8 @@ def parse_journal(content: bytes, path: Path) -> tuple[tuple[Entry, ...], int]:
             ) from None
         whole += len(line) + 1
     return tuple(entries), whole
+
+
+def now() -> str:
+    """Return the time of an entry: UTC in ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -6,39 +6,33 @@ the journal. So a run that was killed at any moment goes on from its folder as i
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from pathlib import Path
-
 import autotune
 from autotune.admission import Admission
 from autotune.best import Best
 from autotune.candidate import Candidate
 from autotune.emission import contender
-from autotune.errors import InputError, JournalError, NothingProven
+from autotune.errors import InputError
 from autotune.executors.executor import Executor, Finding
-from autotune.failure import inspection_failed, nothing_fits, stop_at_crash
+from autotune.failure import inspection_failed, stop_at_crash
 from autotune.foresight import Foresight
-from autotune.journal import Journal
+from autotune.journal import Journal, now
 from autotune.memory.predictor import Predictor
-from autotune.outcome import Crash, Outcome, Unsupported
+from autotune.outcome import Crash, Unsupported
 from autotune.outlook import probes_ahead
 from autotune.paths import RunPaths
 from autotune.placement import unpaddable
-from autotune.probe.folder import ProbeFolder, write_atomically
+from autotune.probe.folder import ProbeFolder
 from autotune.probe.protocol import Inspection, ProbeRequest
-from autotune.proof import after_proofs, judge, proof_request
+from autotune.proving import Proving
 from autotune.record import (
-    Decided,
     Finished,
     Inspected,
     Opened,
-    ProofFinished,
-    ProofStarted,
     Searched,
     Skipped,
     Started,
 )  # fmt: skip
-from autotune.selection import Score, rank
+from autotune.selection import Score
 from autotune.space import Space
 from autotune.specs import RunSpec
 from autotune.strategies.climb import propose
@@ -92,13 +86,14 @@ class _Run:
         if (decided := self.journal.record.decided) and decided.winner is not None:
             return Best.read(self.paths.best)
         self.clear_scratch()
-        self.journal.append(Opened(version=autotune.__version__, time=_now()))
+        self.journal.append(Opened(version=autotune.__version__, time=now()))
         inspected = self.inspect()
         scope = Scope.of(self.spec, inspected)
         self.watch.inspected(inspected.facts, scope, self.journal.record.history)
         done = self.search(scope)
         self.watch.searched(done)
-        return self.prove(scope, done)
+        proving = Proving(self.spec, self.paths, self.executor, self.watch, self.journal, self.contender)
+        return proving.prove(scope, done)
 
     def clear_scratch(self) -> None:
         """Remove what probes of a tuner that was killed left on the disk: mapped files can be many GiB."""
@@ -176,7 +171,7 @@ class _Run:
         for skip in decision.skipped:
             if skip.candidate not in known:
                 self.journal.append(
-                    Skipped(candidate=skip.candidate, node=skip.node, prediction=skip.prediction, time=_now())
+                    Skipped(candidate=skip.candidate, node=skip.node, prediction=skip.prediction, time=now())
                 )
                 self.watch.skipping(skip)
 
@@ -190,7 +185,7 @@ class _Run:
         expected = self.foresight.predict(candidate, self.journal.record.history) if self.foresight else None
         self.journal.append(
             Started(
-                number=number, candidate=candidate, node=decision.node, why=decision.why, time=_now(),
+                number=number, candidate=candidate, node=decision.node, why=decision.why, time=now(),
                 prediction=expected, path=decision.path,
             )
         )  # fmt: skip
@@ -263,79 +258,6 @@ class _Run:
             return f"stopped after {format_duration(record.seconds)} of probes (--time-budget)"
         return None
 
-    def prove(self, scope: Scope, done: Done) -> Best:
-        """Relaunch the fastest from its emitted file; where that does not hold, what is then the fastest."""
-        if not rank(self.journal.record.history, scope):
-            error = nothing_fits(self.journal.record.history, scope, done)
-            self.journal.append(Decided(winner=None, why=str(error), time=_now()))
-            raise error
-        if self.executor.facts.simulated:
-            return self.emit_unproven(rank(self.journal.record.history, scope)[0])
-        while remaining := rank(after_proofs(self.journal.record.history, self.journal.record.proofs), scope):
-            held = [proof for proof in self.journal.record.proofs if proof.passed]
-            proof = held[0] if held else self.prove_one(remaining[0])
-            if proof.passed:
-                score = next(score for score in remaining if score.trial.number == proof.number)
-                return self.emit(score, proof)
-        failed = "; ".join(f"probe {proof.number}: {proof.why}" for proof in self.journal.record.proofs)
-        self.journal.append(Decided(winner=None, why=failed, time=_now()))
-        raise NothingProven(
-            f"configurations fitted, but none held when relaunched. {failed}. If the machine was busy with other "
-            "work, repeat on a quiet one or allow more with --speed-tolerance"
-        )
-
-    def prove_one(self, score: Score) -> ProofFinished:
-        """Write the contender's file, read it back, and run what it says."""
-        number = score.trial.number
-        starts = self.journal.record.unfinished_proofs(number)
-        self.write(self.paths.contender, self.contender(score))
-        self.watch.proving(score)
-        if starts >= 2:
-            outcome: Outcome = Crash(
-                reason="lost", phase="start", message="the tuner was killed twice in this proof"
-            )
-            finding = Finding(outcome, None, 0.0)
-        else:
-            self.journal.append(ProofStarted(number=number, time=_now()))
-            emitted = Best.read(self.paths.contender)
-            finding = self.executor.run(
-                proof_request(emitted, self.spec.limits.proof_seconds), self.paths.proof(number),
-                timeout=self.spec.limits.probe_timeout + 3 * self.spec.limits.proof_seconds,
-                on_progress=self.watch.progressing,
-            )  # fmt: skip
-        assert not isinstance(finding.answer, Inspection)
-        proof = judge(self.contender(score), finding.answer, finding.seconds, self.spec.limits)
-        entry = ProofFinished(
-            number=number,
-            outcome=finding.answer,
-            passed=proof.passed,
-            why=proof.why,
-            failed=tuple(check.name for check in proof.checks if not check.passed),
-            seconds=finding.seconds,
-        )
-        self.journal.append(entry)
-        self.watch.proved(entry)
-        return entry
-
-    def emit(self, score: Score, proved: ProofFinished) -> Best:
-        """Write `best.yaml` with its proof, then journal the decision."""
-        best = self.contender(score)
-        best = best.model_copy(
-            update={"proof": judge(best, proved.outcome, proved.seconds, self.spec.limits)}
-        )
-        self.write(self.paths.best, best)
-        self.paths.contender.unlink(missing_ok=True)
-        self.journal.append(Decided(winner=score.trial.number, why=proved.why, time=_now()))
-        return best
-
-    def emit_unproven(self, score: Score) -> Best:
-        """Write `best.yaml` without a proof, where there is no device to prove it on."""
-        best = self.contender(score)
-        self.write(self.paths.best, best)
-        why = "predicted to be the fastest that fits; a simulated device proves nothing"
-        self.journal.append(Decided(winner=score.trial.number, why=why, time=_now()))
-        return best
-
     def contender(self, score: Score) -> Best:
         """Return what `best.yaml` says of a trial, before its proof."""
         inspected = self.journal.record.inspection
@@ -358,14 +280,3 @@ class _Run:
         )
         request, history = self.request(candidate, "trace"), self.journal.record.history
         return foresight.evaluation(request, history, self.spec.limits.probe_timeout)
-
-    def write(self, path: Path, best: Best) -> None:
-        """Write a configuration whole or not at all. Raises JournalError when the disk refuses."""
-        try:
-            write_atomically(path, best.to_yaml())
-        except OSError as error:
-            raise JournalError(f"{path} cannot be written: {error.strerror}") from error
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -26,9 +26,9 @@ LAYERS = [
     ),
     ("machine", ["environment", "support", "journal", "tracing", "trace_cache", "devices", "probe", "executors",
                  "models", "emission", "train"]),
-    ("loop", ["admission", "runs", "watch", "foresight", "run", "estimation", "options", "verification", "diagnosis",
-              "report", "api"]),
-    ("command line", ["cli"]),
+    ("loop", ["admission", "runs", "watch", "foresight", "proving", "run", "estimation", "options", "verification",
+              "diagnosis", "report", "api"]),
+    ("command line", ["terminal", "cli"]),
 ]  # fmt: skip
 """From the bottom up. A module imports its own layer and those below; the longest name that matches counts."""
 

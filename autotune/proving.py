@@ -1,0 +1,123 @@
+"""The end of a run: the fastest candidate is relaunched from its emitted file, and `best.yaml` says what held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from autotune.best import Best
+from autotune.errors import JournalError, NothingProven
+from autotune.executors.executor import Executor, Finding
+from autotune.failure import nothing_fits
+from autotune.journal import Journal, now
+from autotune.outcome import Crash, Outcome
+from autotune.paths import RunPaths
+from autotune.probe.folder import write_atomically
+from autotune.probe.protocol import Inspection
+from autotune.proof import after_proofs, judge, proof_request
+from autotune.record import Decided, ProofFinished, ProofStarted
+from autotune.selection import Score, rank
+from autotune.specs import RunSpec
+from autotune.strategies.decision import Done, Scope
+from autotune.watch import Watch
+
+
+class Proving:
+    """Proves the contenders of one run, fastest first, until one holds."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        paths: RunPaths,
+        executor: Executor,
+        watch: Watch,
+        journal: Journal,
+        contender: Callable[[Score], Best],
+    ) -> None:
+        self.spec = spec
+        self.paths = paths
+        self.executor = executor
+        self.watch = watch
+        self.journal = journal
+        self.contender = contender
+        """Returns what `best.yaml` says of a trial, before its proof."""
+
+    def prove(self, scope: Scope, done: Done) -> Best:
+        """Relaunch the fastest from its emitted file; where that does not hold, what is then the fastest."""
+        if not rank(self.journal.record.history, scope):
+            error = nothing_fits(self.journal.record.history, scope, done)
+            self.journal.append(Decided(winner=None, why=str(error), time=now()))
+            raise error
+        if self.executor.facts.simulated:
+            return self.emit_unproven(rank(self.journal.record.history, scope)[0])
+        while remaining := rank(after_proofs(self.journal.record.history, self.journal.record.proofs), scope):
+            held = [proof for proof in self.journal.record.proofs if proof.passed]
+            proof = held[0] if held else self.prove_one(remaining[0])
+            if proof.passed:
+                score = next(score for score in remaining if score.trial.number == proof.number)
+                return self.emit(score, proof)
+        failed = "; ".join(f"probe {proof.number}: {proof.why}" for proof in self.journal.record.proofs)
+        self.journal.append(Decided(winner=None, why=failed, time=now()))
+        raise NothingProven(
+            f"configurations fitted, but none held when relaunched. {failed}. If the machine was busy with other "
+            "work, repeat on a quiet one or allow more with --speed-tolerance"
+        )
+
+    def prove_one(self, score: Score) -> ProofFinished:
+        """Write the contender's file, read it back, and run what it says."""
+        number = score.trial.number
+        starts = self.journal.record.unfinished_proofs(number)
+        self.write(self.paths.contender, self.contender(score))
+        self.watch.proving(score)
+        if starts >= 2:
+            outcome: Outcome = Crash(
+                reason="lost", phase="start", message="the tuner was killed twice in this proof"
+            )
+            finding = Finding(outcome, None, 0.0)
+        else:
+            self.journal.append(ProofStarted(number=number, time=now()))
+            emitted = Best.read(self.paths.contender)
+            finding = self.executor.run(
+                proof_request(emitted, self.spec.limits.proof_seconds), self.paths.proof(number),
+                timeout=self.spec.limits.probe_timeout + 3 * self.spec.limits.proof_seconds,
+                on_progress=self.watch.progressing,
+            )  # fmt: skip
+        assert not isinstance(finding.answer, Inspection)
+        proof = judge(self.contender(score), finding.answer, finding.seconds, self.spec.limits)
+        entry = ProofFinished(
+            number=number,
+            outcome=finding.answer,
+            passed=proof.passed,
+            why=proof.why,
+            failed=tuple(check.name for check in proof.checks if not check.passed),
+            seconds=finding.seconds,
+        )
+        self.journal.append(entry)
+        self.watch.proved(entry)
+        return entry
+
+    def emit(self, score: Score, proved: ProofFinished) -> Best:
+        """Write `best.yaml` with its proof, then journal the decision."""
+        best = self.contender(score)
+        best = best.model_copy(
+            update={"proof": judge(best, proved.outcome, proved.seconds, self.spec.limits)}
+        )
+        self.write(self.paths.best, best)
+        self.paths.contender.unlink(missing_ok=True)
+        self.journal.append(Decided(winner=score.trial.number, why=proved.why, time=now()))
+        return best
+
+    def emit_unproven(self, score: Score) -> Best:
+        """Write `best.yaml` without a proof, where there is no device to prove it on."""
+        best = self.contender(score)
+        self.write(self.paths.best, best)
+        why = "predicted to be the fastest that fits; a simulated device proves nothing"
+        self.journal.append(Decided(winner=score.trial.number, why=why, time=now()))
+        return best
+
+    def write(self, path: Path, best: Best) -> None:
+        """Write a configuration whole or not at all. Raises JournalError when the disk refuses."""
+        try:
+            write_atomically(path, best.to_yaml())
+        except OSError as error:
+            raise JournalError(f"{path} cannot be written: {error.strerror}") from error
