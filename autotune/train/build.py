@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 
@@ -25,7 +25,7 @@ from autotune.train.float8 import use_float8
 from autotune.train.four_bit import quantize_blocks
 from autotune.train.host_gradients import HostGradients
 from autotune.train.mapped import MappedFiles, map_gradients, map_parameters, parameters_in
-from autotune.train.model import build_model, loss_of
+from autotune.train.model import BuiltModel, build_model, loss_of
 from autotune.train.precision import (
     born_in,
     cast_inputs,
@@ -156,16 +156,32 @@ def _build(draft: Draft) -> None:
     shards = candidate.sharding in IN_SHARDS if candidate.engine == "torch" else candidate.sharding == "zero3"
     cut = candidate.tensor_parallel > 1
     away = candidate.offload == "full" or candidate.adapters == "qlora" or shards or cut
-    torch.manual_seed(request.seed)
     pure = request.candidate.precision == "bf16-pure"
     # A user's own function has to give fp32, as the model's contract says; it is cast when it is there.
     early = pure and request.model.source != "function"
-    with (
-        born_in(torch.bfloat16) if early else nullcontext(),
-        parameters_in(draft.files) if away and draft.files else nullcontext(),
-    ):
-        home = torch.device("cpu") if away else draft.device
-        draft.built = build_model(request.model, request.seq_len, home, request.candidate.attention)
+    home = torch.device("cpu") if away else draft.device
+
+    def build(around: AbstractContextManager[object]) -> BuiltModel:
+        torch.manual_seed(request.seed)
+        with born_in(torch.bfloat16) if early else nullcontext(), around:
+            return build_model(request.model, request.seq_len, home, candidate.attention)
+
+    whole = parameters_in(draft.files) if away and draft.files else nullcontext()
+    if _built_by_one(draft):
+        from autotune.train.sharding.arrival import Arrivals, skeleton  # late: ranks alone need it
+
+        # Meshes of two dimensions have groups of their own, beside which NCCL's buffers for all would cost memory.
+        direct = not cut and candidate.sharding != "hsdp"
+        draft.arrivals = Arrivals(draft.device if direct else home, draft.files)
+        if draft.ranks.rank == 0:
+            draft.built = build(whole)
+        else:
+            try:
+                draft.built = build(skeleton())
+            except RuntimeError:  # code that reads what it draws: whole, as rank 0's
+                draft.built = build(whole)
+    else:
+        draft.built = build(whole)
     if pure:
         for parameter in draft.built.model.parameters():
             cast_parameter(parameter, torch.bfloat16)
@@ -178,12 +194,22 @@ def _build(draft: Draft) -> None:
     torch.manual_seed(request.seed + draft.ranks.data_rank)
 
 
+def _built_by_one(draft: Draft) -> bool:
+    """Tell whether rank 0 builds for all; what a user's own function does, every rank does for itself."""
+    candidate, model = draft.request.candidate, draft.request.model
+    apart = candidate.sharding in IN_SHARDS or candidate.tensor_parallel > 1
+    return apart and candidate.engine == "torch" and draft.ranks.size > 1 and model.source != "function"
+
+
 def _cut(draft: Draft) -> None:
     if draft.mesh is not None:
         from autotune.train.tensor_parallel import cut  # late: half a second that other candidates save
 
+        # What is sharded once more waits for that off the device.
         shards = draft.request.candidate.sharding in IN_SHARDS
-        cut(draft.built, draft.mesh["tensor"], None if shards else draft.device)
+        place = draft.files.copy_of if shards and draft.files else None
+        home = torch.device("cpu") if shards else draft.device
+        cut(draft.built, draft.mesh["tensor"], home, place, draft.arrivals)
 
 
 def _check_experts(draft: Draft) -> None:
@@ -197,6 +223,8 @@ def _check_packing(draft: Draft) -> None:
     built = draft.built
     if draft.request.candidate.sequences != "packed" or unpaddable(built.task):
         return
+    if any(parameter.is_meta for parameter in built.model.parameters()):
+        return  # rank 0 has the values, and looks for all
     if not is_traced(built):  # a trace has no values to compare
         with torch.random.fork_rng(devices=[draft.device] if draft.device.type == "cuda" else []):
             check_packing(built, text_symbols(built, draft.request.seed), draft.precision)
@@ -265,7 +293,7 @@ def _place_parameters(draft: Draft) -> None:
         shard(
             model, draft.blocks, candidate.precision, draft.device,
             keep_gathered=gathered, on_host=on_host and draft.files is None, reduce_dtype=candidate.reduce_dtype,
-            mesh=mesh, files=draft.disk if on_host else None,
+            mesh=mesh, files=draft.disk if on_host else None, arrivals=draft.arrivals,
         )  # fmt: skip
         # Sums of many micro-steps in bf16 would lose the small ones, so those are reduced whole each time.
         if hybrid and candidate.reduce_dtype == "fp32":

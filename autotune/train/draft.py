@@ -21,6 +21,7 @@ from autotune.train.training import Batch, Ranks, StepOptimizer, no_reduction
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from autotune.train.sharding.arrival import Arrivals
     from autotune.train.sharding.engine import DeepSpeedEngine
 
 
@@ -41,6 +42,8 @@ class Draft:
     ranks: Ranks = field(default_factory=Ranks)
     mesh: DeviceMesh | None = None
     """The ranks as data x tensor, where some share a model."""
+    arrivals: Arrivals | None = None
+    """Where rank 0 builds for all: how a module's tensors come from it before they are sharded."""
     saving: Callable[[Batch], AbstractContextManager[object]] = nullcontext
     """Opened around every forward pass: decides how activations are kept."""
     casting: Callable[[Batch], Batch] = _as_it_is

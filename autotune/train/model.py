@@ -89,7 +89,8 @@ def build_model(
 
 def _gather(model: nn.Module, device: torch.device) -> None:
     """Bring parameters and buffers to the device that are not there: a user's, or made by `torch.FloatTensor`."""
-    away = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.device != device]
+    tensors = (*model.parameters(), *model.buffers())
+    away = [tensor for tensor in tensors if tensor.device not in {device, torch.device("meta")}]
     if not away:
         return
     if not isinstance(away[0], FakeTensor):

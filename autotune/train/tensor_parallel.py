@@ -28,6 +28,7 @@ from torch.distributed.tensor.parallel import (
 from autotune.placement import indivisible
 from autotune.train.model import BuiltModel
 from autotune.train.refusal import CannotRun
+from autotune.train.sharding.arrival import Arrivals
 from autotune.train.tensor_plan import COLUMNS, SUMMED, divided_numbers, tensor_plan
 
 STYLES: dict[str, Callable[[], ParallelStyle]] = {
@@ -41,12 +42,19 @@ STYLES: dict[str, Callable[[], ParallelStyle]] = {
 """torch's styles by transformers' names."""
 
 
-def cut(built: BuiltModel, mesh: DeviceMesh, device: torch.device | None) -> None:
-    """Cut the model's matrices over the ranks of `mesh` (one dimension), each of which built it with equal weights.
+def cut(
+    built: BuiltModel,
+    mesh: DeviceMesh,
+    device: torch.device,
+    place: Callable[[Tensor], Tensor] | None = None,
+    arrivals: Arrivals | None = None,
+) -> None:
+    """Cut the model's matrices over the ranks of `mesh` (one dimension), all of which have equal weights.
 
-    What is cut becomes a distributed tensor, whose slice is on `device`; what is whole stays a plain tensor, and moves
-    there. Without `device` whoever shards the slices once more gives them their place. Raises CannotRun where the model
-    has no plan that torch can follow, or sizes that the ranks do not divide.
+    With `arrivals` only rank 0 has them, and they come to the others module by module. What is cut becomes a
+    distributed tensor, whose slice is on `device`, or where `place` puts it; what is whole stays a plain tensor, and
+    moves there. Raises CannotRun where the model has no plan that torch can follow, or sizes that the ranks do not
+    divide.
     """
     model = built.model
     plan = tensor_plan(model)
@@ -56,11 +64,12 @@ def cut(built: BuiltModel, mesh: DeviceMesh, device: torch.device | None) -> Non
     _share_inputs(model, [name for name, style in plan.items() if style in COLUMNS], mesh)
     for name, module in model.named_modules():
         style = plan.get(name)
+        if arrivals is not None:
+            arrivals.bring([module], model)
         if style is not None and style != SUMMED:
             # Every rank drew the same weights, so nothing has to be sent.
             parallelize_module(module, mesh, STYLES[style](), src_data_rank=None)
-        if device is not None:
-            _bring_home(module, device)
+        _bring_home(module, device, place)
         if style == SUMMED:
             _sum_gradients(module, mesh)
     for (owner, name), *others in ties:
@@ -78,17 +87,25 @@ def _ties(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
     return [places for places in owners.values() if len(places) > 1]
 
 
-def _bring_home(module: nn.Module, device: torch.device) -> None:
-    """Give a module's own parameters and buffers memory of their own on the device: they may be parts of others."""
+def _bring_home(module: nn.Module, device: torch.device, place: Callable[[Tensor], Tensor] | None) -> None:
+    """Give a module's own parameters and buffers memory of their own on the device: they may be parts of others.
+
+    What is given as `place` makes it instead, for parameters.
+    """
+
+    def kept(tensor: Tensor) -> Tensor:
+        if place is not None:
+            return place(tensor.contiguous())
+        return tensor.to(device).clone(memory_format=torch.contiguous_format)
+
     for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
         if isinstance(parameter, DTensor):
-            slice_ = parameter.to_local().detach().to(device).clone(memory_format=torch.contiguous_format)
             own: Tensor = DTensor.from_local(
-                slice_, parameter.device_mesh, parameter.placements, run_check=False,
+                kept(parameter.to_local().detach()), parameter.device_mesh, parameter.placements, run_check=False,
                 shape=parameter.shape, stride=parameter.stride(),
             )  # fmt: skip
         else:
-            own = parameter.detach().to(device).clone()
+            own = kept(parameter.detach())
         setattr(module, name, nn.Parameter(own, requires_grad=parameter.requires_grad))
     for name, buffer in module.named_buffers(recurse=False):
         setattr(module, name, buffer.to(device))

@@ -14,7 +14,8 @@ from autotune.outcome import Crash, Ok, Oom, Timeout
 from autotune.probe.launch import MARK
 from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.specs import ModelSpec
-from autotune.units import GIB
+from autotune.units import GIB, MIB
+from tests.data.requests import family
 
 pytestmark = pytest.mark.slow
 
@@ -25,27 +26,36 @@ def model(function: str) -> ModelSpec:
     return ModelSpec(name=f"tests.data.faulty_ranks:{function}", source="function", path=str(ROOT))
 
 
+LARGE = family("llama", vocab_size=2_000_000)
+"""Its embeddings, of 488 MiB, are larger than SMALL leaves room for beside the libraries."""
+SMALL = 512 * MIB
+
+
 def run(
     folder: Path,
-    function: str,
+    named: str | ModelSpec,
     *,
     timeout: float = 120,
     kind: str = "train",
     devices: int = 2,
     nodes: int = 1,
+    first: int = GIB,
     **candidate: object,
 ):
     fields = {"sharding": "fsdp2", "precision": "fp32", **candidate}
     ranks = 1 if kind == "inspect" else devices
+    spec = model(named) if isinstance(named, str) else named
     request = ProbeRequest.model_validate(
         {
-            "kind": kind, "model": model(function), "candidate": Candidate.model_validate(fields), "seq_len": 16,
+            "kind": kind, "model": spec, "candidate": Candidate.model_validate(fields), "seq_len": 16,
             "accumulation_steps": 2, "device": "cpu", "world_size": ranks, "nodes": min(nodes, ranks),
             "budget": GIB, "seed": 0,
             "sample_seconds": 0.1, "sample_steps": 3, "folder": "",
         }
     )  # fmt: skip
-    finding = RanksExecutor([CpuDevice(GIB)] * devices, nodes=nodes).run(request, folder, timeout=timeout)
+    budgets = [first, *[GIB] * (devices - 1)]
+    executor = RanksExecutor([CpuDevice(budget) for budget in budgets], nodes=nodes)
+    finding = executor.run(request, folder, timeout=timeout)
     alive = []
     for process in psutil.process_iter():
         try:
@@ -82,6 +92,12 @@ def test_an_oom_of_one_rank_is_the_probes_with_its_rank(tmp_path):
     answer = run(tmp_path, "oom").answer
     assert isinstance(answer, Oom), answer
     assert (answer.rank, answer.requested) == (1, 4 << 40)
+
+
+def test_an_oom_of_the_rank_that_builds_for_all_ends_those_that_wait_for_it(tmp_path):
+    answer = run(tmp_path, LARGE, first=SMALL).answer
+    assert isinstance(answer, Oom), answer
+    assert (answer.rank, answer.phase) == (0, "build")
 
 
 def test_a_rank_that_is_killed_ends_the_group(tmp_path):

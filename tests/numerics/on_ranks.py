@@ -18,6 +18,7 @@ from autotune.train.replacing import replaced
 from autotune.train.sequences import IGNORED
 from autotune.train.sharding import ranks
 from tests.data.requests import family, request
+from tests.numerics.building import built, peaks_of_build
 
 STEPS, ACCUMULATION, MICRO_BATCH, RANKS = 3, 2, 2, 2
 SHARDINGS = ("ddp", "zero1", "zero2", "fsdp2")
@@ -60,6 +61,12 @@ HYBRID = [
     {"sharding": "hsdp", "optimizer": "sgd", "precision": "fp32", "offload": "full"},
     SHORT[-1],
 ]
+BUILT = [
+    *({"name": name, "sharding": "fsdp2"} for name in ("gpt2", "gemma2", "mixtral", "t5", "vit")),
+    {"name": "llama", "sharding": "fsdp2", "offload": "full"},
+    {"name": "llama", "sharding": "zero2", "readable": False},
+]
+"""Models whose build is compared: tied weights, buffers, experts, embeddings that two stacks share, images."""
 NODES = {"HYBRID": 2}
 """Nodes that the ranks of some cases are in; those of all others are in one."""
 DEEPSPEED = [
@@ -142,6 +149,9 @@ def main(file, cases="CASES"):
         for case in globals()[cases]:
             results.append(train(case, size, nodes=nodes))
             gc.freeze()  # sharding collects garbage, and libraries make a million objects that are none
+        if cases == "CASES":
+            results.append([built(size=size, **case) for case in BUILT])
+            results.append(peaks_of_build(size, sharding="fsdp2"))
     if os.environ["RANK"] == "0":
         torch.save(results, file)
     ranks.end_group()

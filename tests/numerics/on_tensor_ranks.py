@@ -13,6 +13,7 @@ from autotune.train.replacing import replaced
 from autotune.train.sharding import ranks
 from autotune.train.sharding.fully import as_kept
 from tests.data.requests import family, request
+from tests.numerics.building import built
 
 STEPS, SAMPLES = 3, 8
 """Optimizer steps, and samples of each."""
@@ -35,6 +36,10 @@ FOUR = [
     {"model": "gemma2", "precision": "bf16", "sharding": "zero2"},
 ]
 """Two pairs of ranks: each pair shares one model, in shards over the pairs."""
+BUILT = ["llama", "gemma2"]
+"""Models whose build is compared, one of them with tied weights."""
+SHARDED = {2: "none", 4: "fsdp2"}
+"""How the data-parallel ranks share what is cut, by the number of all."""
 
 
 def train(case, size=1):
@@ -80,6 +85,7 @@ def main(file, cases):
     formed = ranks.form_group(torch.device("cpu"), size, 2)
     with replaced([(ranks, "form_group", lambda *_: formed), (ranks, "end_group", lambda: None)]):
         results = [train(case, size) for case in [*globals()[cases], DROPPING][: None if size == 2 else -1]]
+        results.append([built(name, size, tensor_parallel=2, sharding=SHARDED[size]) for name in BUILT])
     if os.environ["RANK"] == "0":
         torch.save(results, file)
     ranks.end_group()

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.numerics.on_ranks import ACCUMULATION, CASES, HYBRID, MICRO_BATCH, train
+from tests.numerics.building import built
+from tests.numerics.on_ranks import ACCUMULATION, BUILT, CASES, HYBRID, MICRO_BATCH, train
 from tests.numerics.runs import norm
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +59,20 @@ def test_two_ranks_train_as_one_with_both_batches(of_two, position):
 @pytest.mark.parametrize("position", range(len(HYBRID)), ids=["-".join(case.values()) for case in HYBRID])
 def test_two_nodes_of_two_ranks_train_as_one_with_all_four_batches(of_four, position):
     compare(HYBRID[position], of_four[position], 4 * ACCUMULATION * MICRO_BATCH)
+
+
+@pytest.mark.parametrize("position", range(len(BUILT)), ids=["-".join(map(str, c.values())) for c in BUILT])
+def test_what_one_rank_draws_for_all_is_what_it_draws_alone(of_two, position):
+    found, alone = of_two[len(CASES)][position], built(BUILT[position]["name"])
+    assert found.keys() == alone.keys()
+    for name, value in alone.items():
+        assert torch.equal(found[name], value), name
+
+
+def test_only_one_rank_ever_holds_a_sharded_model_whole(of_two):
+    (first, second), size = of_two[len(CASES) + 1]
+    assert first > size
+    assert second < 0.8 * size  # half of it in shards, and a block or two
 
 
 def compare(case, found, samples):

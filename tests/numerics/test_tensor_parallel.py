@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.numerics.on_tensor_ranks import DROPPING, FOUR, TWO, train
+from tests.numerics.building import built
+from tests.numerics.on_tensor_ranks import BUILT, DROPPING, FOUR, TWO, train
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = {"fp32": 2e-6, "bf16": 0.02, "bf16-pure": 0.02}
@@ -59,6 +60,17 @@ def test_two_ranks_with_one_model_train_as_one(of_two, position):
     check(TWO[position], of_two[position], share=2)
 
 
+def check_built(found):
+    for name, together in zip(BUILT, found, strict=True):
+        alone = built(name)
+        assert together.keys() == alone.keys()
+        assert all(torch.equal(together[part], value) for part, value in alone.items())
+
+
+def test_slices_are_of_what_one_rank_draws_alone(of_two):
+    check_built(of_two[-1])
+
+
 def test_ranks_with_one_model_drop_alike(of_two):
     losses, _, _, apart = of_two[len(TWO)]
     assert apart == 0.0
@@ -67,5 +79,7 @@ def test_ranks_with_one_model_drop_alike(of_two):
 
 @pytest.mark.slow
 def test_two_pairs_of_ranks_train_as_one(tmp_path):
-    for case, found in zip(FOUR, launch(tmp_path, 4, "FOUR"), strict=True):
-        check(case, found, share=4)
+    *found, of_built = launch(tmp_path, 4, "FOUR")
+    for case, results in zip(FOUR, found, strict=True):
+        check(case, results, share=4)
+    check_built(of_built)

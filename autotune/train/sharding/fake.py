@@ -24,7 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from autotune.train.recorder import Recorder
 from autotune.train.replacing import replaced
-from autotune.train.sharding import fully, ranks, replicated
+from autotune.train.sharding import arrival, fully, ranks, replicated
 from autotune.train.training import Ranks
 
 BUCKET_BYTES = 25 * 2**20
@@ -50,6 +50,7 @@ def fake_ranks(recorder: Recorder, device: torch.device, deepspeed: bool = False
         (ranks, "form_group", _form_group),
         (replicated, "DistributedDataParallel", _Replica),
         (fully, "fully_shard", _fully_shard),
+        (arrival.Arrivals, "bring", lambda *_: None),  # rank 0 has everything
         (_fsdp_param, "alloc_storage", alloc_storage),
         (_fsdp_param, "free_storage", free_storage),
         (_fsdp_param_group, "alloc_storage", alloc_storage),

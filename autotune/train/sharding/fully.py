@@ -25,6 +25,7 @@ from autotune.candidate import Precision, ReduceType
 from autotune.train.blocks import Blocks
 from autotune.train.mapped import MappedFiles
 from autotune.train.refusal import CannotRun
+from autotune.train.sharding.arrival import Arrivals
 from autotune.train.training import StepOptimizer
 
 
@@ -39,8 +40,11 @@ def shard(
     reduce_dtype: ReduceType = "fp32",
     mesh: DeviceMesh | None = None,
     files: MappedFiles | None = None,
+    arrivals: Arrivals | None = None,
 ) -> None:
     """Shard parameters, gradients and optimizer state of `model` (built on the CPU) over the ranks of the group.
+
+    With `arrivals` only rank 0 has the values, which come to the others block by block.
 
     `keep_gathered` keeps a block's parameters whole from its forward to its backward pass (ZeRO-2); otherwise they
     are gathered for each (ZeRO-3). Those outside the blocks (embeddings, head) are gathered once a pass either way.
@@ -73,6 +77,8 @@ def shard(
         cast_forward_inputs=False,
     )
     for block in blocks.modules:
+        if arrivals is not None:
+            arrivals.bring(block.modules(), model)
         fully_shard(
             block,
             mesh=mesh,
@@ -82,6 +88,8 @@ def shard(
         )
         if files is not None:
             _rest_in(files, block)
+    if arrivals is not None:
+        arrivals.bring(model.modules(), model)
     fully_shard(model, mesh=mesh, mp_policy=outside, offload_policy=offload)
     if files is not None:
         _rest_in(files, model)
