@@ -221,10 +221,13 @@ def estimate(
     headroom: Headroom = None,
     precision: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, bf16-pure or fp8.")] = None,
     attention: Annotated[
-        str | None, typer.Option(help="sdpa, eager, flash_attention_2 or flex_attention.")
+        str | None, typer.Option(help="sdpa, eager, flash_attention_2 (flash) or flex_attention (flex).")
     ] = None,
     checkpointing: Annotated[
         str | None, typer.Option(help="none, selective, every-4, every-2 or full.")
+    ] = None,
+    compile: Annotated[
+        str | None, typer.Option(help="none (off), or regional (on): the repeated block.")
     ] = None,
     adapters: Annotated[str | None, typer.Option(help="none, lora or qlora.")] = None,
     loss: Annotated[str | None, typer.Option(help="full or chunked.")] = None,

@@ -36,6 +36,15 @@ RUNGS_PER_WORKER = 3
 """Rungs that make another worker worth its start, where there is a core for it."""
 
 
+SHORT = {
+    ("attention", "flash"): "flash_attention_2",
+    ("attention", "flex"): "flex_attention",
+    ("compile", "off"): "none",
+    ("compile", "on"): "regional",
+}
+"""What a command line may say for a value of an axis."""
+
+
 class Question(Frozen):
     """The options of `autotune estimate`."""
 
@@ -88,6 +97,7 @@ class Question(Frozen):
         wrong = [f"--axis {name}: write it as NAME=VALUE" for name, sign, _ in pairs if not sign]
         chosen = {name: given.pop(name) for name in AXES if name in given}
         axes = {**chosen, **{name: value for name, sign, value in pairs if sign}}
+        axes = {name: SHORT.get((name, value), value) for name, value in axes.items()}
         data = {**given, "candidate": axes}
         if not wrong:
             return cls.load_with(data, "options", lambda question: settle(question, base))

@@ -15,6 +15,7 @@ from autotune.memory.segment import Segment
 from autotune.probe.protocol import ProbeRequest
 from autotune.train import build, mapped, resting, scratch
 from autotune.train.fake_cuda import fake_cuda
+from autotune.train.fake_flash import fake_flash
 from autotune.train.mapped import MappedFiles
 from autotune.train.optimizers import optimizer_maker
 from autotune.train.recorder import Recorder
@@ -40,6 +41,7 @@ def recording(request: ProbeRequest) -> Iterator[tuple[Recorder, Training, Segme
             _as_if_real(),
             fake_cuda() if on_cuda else nullcontext(torch.device("cpu")) as device,
             Recorder(device.type, scratch.of_device(on_cuda)) as recorder,
+            _with_packages(request, on_cuda),
             _in_files(recorder),
             _among_ranks(request, recorder, device),
         ):
@@ -84,6 +86,11 @@ def _as_if_real() -> AbstractContextManager[None]:
         if callable(function) and name.endswith("_") and not name.startswith("__"):
             changes.append((torch.nn.init, name, lambda tensor, *_, **__: tensor))
     return replaced(changes)
+
+
+def _with_packages(request: ProbeRequest, on_cuda: bool) -> AbstractContextManager[None]:
+    """Provide what the candidate needs and a machine without a GPU cannot have."""
+    return fake_flash() if on_cuda and request.candidate.attention == "flash_attention_2" else nullcontext()
 
 
 def _in_files(recorder: Recorder) -> AbstractContextManager[None]:

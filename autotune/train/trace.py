@@ -73,6 +73,10 @@ def trace_alike(request: ProbeRequest, others: Sequence[Candidate]) -> dict[Cand
         raise CannotTrace(
             "torchao's 8-bit tensors copy their data within a product, where no trace looks; only a probe shows it"
         )
+    if request.candidate.attention == "flex_attention":
+        raise CannotTrace(
+            "flex_attention is compiled by itself where it is first called; only a probe shows what it takes"
+        )
     began = time.perf_counter()
     others = [candidate for candidate in others if _imported(candidate)]
     try:

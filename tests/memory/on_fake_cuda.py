@@ -1,5 +1,7 @@
 """The stand-in for CUDA; `test_fake_cuda.py` runs these in a process of their own."""
 
+import sys
+
 import pytest
 import torch
 
@@ -22,6 +24,28 @@ def test_attention_on_cuda_grows_with_the_sequence_and_not_with_its_square():
 
     assert growth("cuda:0", 256) == pytest.approx(2 * growth("cuda:0", 128), rel=0.01)
     assert trace(traced(device="cuda:0", precision="bf16")).device == "cuda"
+
+
+def test_flash_attention_is_traced_without_its_package_and_needs_no_mask_of_a_window():
+    windowed = ModelSpec(
+        name="windowed", source="config",
+        config={
+            "model_type": "mistral", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128, "sliding_window": 64,
+        },
+    )  # fmt: skip
+
+    def timeline(attention, seq_len):
+        asked = traced(device="cuda:0", precision="bf16", seq_len=seq_len, attention=attention)
+        return trace(asked.model_copy(update={"model": windowed}))
+
+    short, long = (timeline("flash_attention_2", seq_len) for seq_len in (256, 512))
+    assert long.allocated(16) - long.allocated(8) == pytest.approx(
+        2 * (short.allocated(16) - short.allocated(8)), rel=0.01
+    )
+    masked = timeline("sdpa", 512)
+    assert masked.allocated(16) > long.allocated(16) + 16 * 512**2
+    assert "flash_attn" not in sys.modules
 
 
 def test_cuda_usage_is_reserved_at_least_as_it_is_allocated():

@@ -231,3 +231,9 @@ def test_an_option_for_an_axis_names_every_value_of_it(command):
     for axis, text in helps.items():
         missing = [value for value in choices(axis) if not re.search(rf"(^|[ ,]){value}([ ,.]|$)", text)]
         assert not missing, f"--{axis}: {text}"
+
+
+def test_a_command_line_may_say_flash_and_off():
+    given = {"model": "tiny-gpt2", "attention": "flash", "compile": "off", "axis": ["loss=chunked"]}
+    asked = Question.gather(given, Path.cwd())
+    assert asked.candidate == {"attention": "flash_attention_2", "compile": "none", "loss": "chunked"}
