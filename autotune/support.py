@@ -44,20 +44,29 @@ def lacks_type(candidate: Candidate, facts: DeviceFacts) -> str | None:
 
 def lacking(candidate: Candidate, facts: DeviceFacts) -> str | None:
     """Return what this machine, with a device of these facts, lacks for a candidate that is legal, or None."""
-    chosen = [(axis, getattr(candidate, axis)) for axis in AXES]
+    chosen = _chosen(candidate)
     reasons = [f"{value} trains on a GPU only" for axis, value in GPU_ALONE
                if (axis, value) in chosen and facts.kind == "cpu"]  # fmt: skip
     if reason := lacks_type(candidate, facts):
         reasons.append(reason)
     if candidate.compile != "none" and (reason := lacks_compiler(facts.kind)):
         reasons.append(reason)
-    needed = dict.fromkeys(name for pair in chosen for name in PACKAGES.get(pair, ()))
     reasons += [
         f"{name} is not installed: pip install {INSTALL.get(name) or repr(f'autotune[{name}]')}"
-        for name in needed
-        if installed(name) is None
+        for name, version in packages(candidate).items()
+        if version is None
     ]
     return "; ".join(reasons) or None
+
+
+def packages(candidate: Candidate) -> dict[str, str | None]:
+    """Return the packages, beyond autotune's own, that a candidate needs, each with its version, if it is installed."""
+    needed = dict.fromkeys(name for pair in _chosen(candidate) for name in PACKAGES.get(pair, ()))
+    return {name: installed(name) for name in needed}
+
+
+def _chosen(candidate: Candidate) -> list[tuple[str, object]]:
+    return [(axis, getattr(candidate, axis)) for axis in AXES]
 
 
 def unpatched(candidate: Candidate, model: ModelSpec) -> str | None:

@@ -16,6 +16,7 @@ from autotune.environment import installed, processor
 from autotune.errors import InputError
 from autotune.memory.timeline import Timeline
 from autotune.probe.protocol import ProbeRequest
+from autotune.support import packages
 
 VARIABLE = "AUTOTUNE_CACHE"
 """Environment variable that names another folder for the cache."""
@@ -82,6 +83,7 @@ class TraceCache:
             "processor": processor() if device == "cpu" else None,
             "torch": installed("torch"),
             "transformers": installed("transformers"),
+            "packages": packages(rung),
             "code": _code(),
         }
         text = json.dumps(depends, sort_keys=True)

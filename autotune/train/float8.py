@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -24,10 +27,7 @@ def use_float8(model: nn.Module, blocks: Blocks | None, device: torch.device, to
     """
     if reason := lacks_float8(device):
         raise CannotRun(reason)
-    try:
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-    except ImportError as error:
-        raise CannotRun(f"fp8 needs torchao ({error}): pip install 'autotune[torchao]'") from error
+    convert = converter()
     inside = {id(part) for block in (blocks.modules if blocks else ()) for part in block.modules()}
     chosen = {
         name: module
@@ -50,9 +50,16 @@ def use_float8(model: nn.Module, blocks: Blocks | None, device: torch.device, to
             f"fp8 multiplies sizes that are multiples of {MULTIPLE}, and a micro-batch has {tokens} tokens: choose a "
             "--seq-len that is one"
         )
-    convert_to_float8_training(
-        model, config=Float8LinearConfig(), module_filter_fn=lambda _module, name: name in chosen
-    )
+    convert(model, module_filter_fn=lambda _module, name: name in chosen)
+
+
+def converter() -> Callable[..., object]:
+    """Return torchao's function that converts a model, with one scale for a tensor. Raises CannotRun without it."""
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError as error:
+        raise CannotRun(f"fp8 needs torchao ({error}): pip install 'autotune[torchao]'") from error
+    return partial(convert_to_float8_training, config=Float8LinearConfig())
 
 
 def lacks_float8(device: torch.device) -> str | None:

@@ -129,6 +129,10 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
                     result = None
                 else:
                     result = super().__torch_dispatch__(func, types, args, kwargs)
+                    if result is NotImplemented:
+                        return (
+                            result  # tensors made of others, whose class calls operators on these by itself
+                        )
                 work = self.log.number(func, args, kwargs or {}, result)
                 self.log.running.append(work)
                 if key is not None:

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
+from autotune.candidate import Candidate
 from autotune.memory.segment import Segment
 from autotune.probe.protocol import ProbeRequest
 from autotune.train import build, mapped, resting, scratch
 from autotune.train.fake_cuda import fake_cuda
 from autotune.train.fake_flash import fake_flash
+from autotune.train.float8 import converter
 from autotune.train.mapped import MappedFiles
 from autotune.train.optimizers import optimizer_maker
 from autotune.train.recorder import Recorder
@@ -28,8 +30,7 @@ from autotune.train.training import Training
 def recording(request: ProbeRequest) -> Iterator[tuple[Recorder, Training, Segment]]:
     """Build the training under a recorder."""
     on_cuda = request.device.startswith("cuda")
-    # Imports its library, which must not happen on fake tensors.
-    optimizer_maker(request.candidate.optimizer, 1)
+    _import_libraries(request.candidate)
     # Nothing that a trace makes survives it, and the collector's passes over torch's own objects cost a fifth of it.
     gc.collect()
     gc.freeze()
@@ -62,6 +63,13 @@ def recording(request: ProbeRequest) -> Iterator[tuple[Recorder, Training, Segme
         gc.unfreeze()
         if collecting:
             gc.enable()
+
+
+def _import_libraries(candidate: Candidate) -> None:
+    """Import what the candidate needs, which must not happen on fake tensors. Raises CannotRun without it."""
+    optimizer_maker(candidate.optimizer, 1)
+    if candidate.precision == "fp8":
+        converter()
 
 
 def _as_if_real() -> AbstractContextManager[None]:

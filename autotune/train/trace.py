@@ -69,10 +69,6 @@ def trace_alike(request: ProbeRequest, others: Sequence[Candidate]) -> dict[Cand
         raise CannotTrace(
             "Triton's kernels allocate and write by themselves, where no trace looks; only a probe shows it"
         )
-    if request.candidate.precision == "fp8":
-        raise CannotTrace(
-            "torchao's 8-bit tensors copy their data within a product, where no trace looks; only a probe shows it"
-        )
     if request.candidate.attention == "flex_attention":
         raise CannotTrace(
             "flex_attention is compiled by itself where it is first called; only a probe shows what it takes"

@@ -146,6 +146,9 @@ class TestCudaRules:
             assert torch.nn.functional.gelu(low).dtype == torch.bfloat16
             assert torch.cat([low, x]).dtype == torch.float32
             assert (low + x).dtype == torch.float32
+            assert torch.is_autocast_enabled()
+            assert torch.get_autocast_gpu_dtype() == torch.bfloat16
+        assert not torch.is_autocast_enabled()
         assert torch.nn.functional.linear(x, weight).dtype == torch.float32
 
     def test_autocast_casts_a_parameter_once_in_a_region(self, device):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune import trace_cache
+from autotune import support, trace_cache
 from autotune.candidate import Candidate
 from autotune.memory.segment import Segment, Slots
 from autotune.memory.timeline import Timeline
@@ -86,6 +86,11 @@ def test_other_versions_and_other_code_trace_again(traced, monkeypatch):
     assert traced(launch).seconds
     monkeypatch.setattr(trace_cache, "_code", lambda: "mended")
     assert traced(launch).seconds
+    assert traced(launch, precision="fp8").seconds
+    assert traced(launch, precision="fp8").seconds == 0
+    monkeypatch.setattr(support, "installed", {"torchao": "0.99"}.get)
+    assert traced(launch, precision="fp8").seconds
+    assert traced(launch).seconds == 0
 
 
 def test_a_users_own_code_is_never_cached(traced, tmp_path):
