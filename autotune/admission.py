@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from autotune.candidate import Candidate
-from autotune.demand import offloaded_bytes
+from autotune.demand import built_bytes, offloaded_bytes
 from autotune.executors.executor import Executor
 from autotune.placement import misplaced, uncut, unmeasured
 from autotune.rules import illegal
@@ -35,6 +35,7 @@ class Admission:
             or unmeasured(candidate, goal.lengths is not None)
             or self._lacks_support(candidate)
             or self._lacks_room(candidate, model)
+            or self._cannot_build(candidate, model)
         )
 
     def _lacks_support(self, candidate: Candidate) -> str | None:
@@ -58,3 +59,25 @@ class Admission:
         where = "host memory" if place == "host" else f"the disk of {self._folder}"
         each = " for each rank" if goal.gpus > 1 else ""
         return f"offload needs {format_bytes(needed)} of {where}{each}, and only {format_bytes(room)} are free there"
+
+    def _cannot_build(self, candidate: Candidate, model: ModelFacts) -> str | None:
+        """Return why this machine cannot hold the model while it is built off its devices, or None.
+
+        What is only simulated builds nothing.
+        """
+        facts, goal = self._executor.facts, self._spec.goal
+        if facts.simulated:
+            return None
+        own, on_cpu, ranks = self._spec.model.source == "function", facts.kind == "cpu", goal.gpus
+        needed = built_bytes(candidate, model, ranks, own, on_cpu)
+        room = (
+            self._executor.offload_room(self._folder, "disk" if on_cpu else "host") * ranks if needed else 0
+        )
+        if needed <= room:
+            return None
+        where = f"the disk of {self._folder}" if on_cpu else "host memory"
+        each = " on every rank" if ranks > 1 and (own or candidate.engine == "deepspeed") else ""
+        return (
+            f"building the model{each} takes {format_bytes(needed)} of {where}, and only {format_bytes(room)} are free "
+            "there; free some, or take a machine that has more"
+        )

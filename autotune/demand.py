@@ -49,6 +49,25 @@ def offloaded_bytes(candidate: Candidate, facts: ModelFacts, ranks: int = 1, nod
             return (weight * (facts.parameters + facts.trainable_parameters) + state) // share
 
 
+def built_bytes(candidate: Candidate, facts: ModelFacts, ranks: int, own: bool, on_cpu: bool) -> int:
+    """Return the bytes off its devices that a machine holds at most while `ranks` of it build the model.
+
+    A user's `own` function is run by every rank, for a GPU always in host memory. Else what is shared out is built by
+    one rank for all, beside which each has its slices where these are sharded once more. DeepSpeed's ZeRO-3 builds on
+    every rank. 0 for what is built on the device itself.
+    """
+    cut = candidate.tensor_parallel > 1
+    shards = candidate.engine == "torch" and candidate.sharding in {"zero2", "hsdp", "fsdp2"}
+    away = cut or shards or candidate.sharding == "zero3"
+    away |= candidate.offload == "full" or candidate.adapters == "qlora"
+    if not away and (on_cpu or not own):
+        return 0
+    whole = (_FP32 if own else _weight_bytes(candidate)) * facts.parameters
+    if own or candidate.engine == "deepspeed":
+        return whole * ranks
+    return whole + (whole * ranks // candidate.tensor_parallel if cut and shards else 0)
+
+
 def batches_ahead(candidate: Candidate) -> int:
     """Return the batches that its DataLoader holds in host memory before they are trained on, at most."""
     return candidate.workers * candidate.prefetch if candidate.workers else int(candidate.pin_memory)

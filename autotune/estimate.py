@@ -36,7 +36,8 @@ class Estimate(Frozen):
     interval: tuple[int, int]
     """The 95% interval of `device_peak_bytes`."""
     host_peak_bytes: int
-    """Peak of the tensors in host memory, with the batches that a DataLoader holds in advance."""
+    """Peak of the tensors in host memory, with the batches that a DataLoader holds in advance; of the rank
+    that builds the model for all, where one does."""
     disk_bytes: int = 0
     """Peak of the tensors in files on disk."""
     breakdown: Breakdown

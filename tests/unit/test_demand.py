@@ -1,9 +1,9 @@
-"""What offload needs off a device: bytes of parameters, gradients and state, each rank its share."""
+"""What offload and the build of a model need off a device."""
 
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.demand import offloaded_bytes
+from autotune.demand import built_bytes, offloaded_bytes
 from tests.unit.executor import FACTS
 
 LARGE = FACTS.model_copy(update={"parameters": 10**9, "trainable_parameters": 10**9})
@@ -24,3 +24,23 @@ def test_each_level_takes_its_bytes_a_parameter(fields, each):
 def test_ranks_that_shard_need_their_share(sharding, sharers):
     candidate = Candidate(sharding=sharding, offload="optimizer")
     assert offloaded_bytes(candidate, LARGE, ranks=16, nodes=2) == 8 * 10**9 // sharers
+
+
+@pytest.mark.parametrize(
+    ("fields", "own", "wholes"),
+    [
+        ({}, False, 0), ({}, True, 8),
+        ({"sharding": "ddp"}, False, 0),
+        ({"sharding": "fsdp2"}, False, 1), ({"sharding": "fsdp2"}, True, 8),
+        ({"tensor_parallel": 4}, False, 1), ({"tensor_parallel": 4, "sharding": "zero2"}, False, 3),
+        ({"sharding": "zero2", "engine": "deepspeed"}, False, 0),
+        ({"sharding": "zero3", "engine": "deepspeed"}, False, 8),
+        ({"offload": "full", "precision": "bf16-pure"}, False, 0.5),
+    ],
+)  # fmt: skip
+def test_what_is_shared_out_is_built_by_one_rank_for_all(fields, own, wholes):
+    assert built_bytes(Candidate(**fields), LARGE, 8, own, on_cpu=False) == wholes * 4 * 10**9
+
+
+def test_a_function_builds_on_the_cpu_where_that_is_the_device():
+    assert built_bytes(Candidate(), LARGE, 8, own=True, on_cpu=True) == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.admission import Admission
 from autotune.best import Best
 from autotune.candidate import Candidate
 from autotune.errors import InputError, ModelError, NothingFits, NothingProven
@@ -219,6 +220,17 @@ def test_offload_that_disk_or_host_cannot_hold_is_refused_before_launching(tmp_p
     refused = [trial for trial in record.history if trial.candidate.offload != "none"]
     assert refused
     assert all("only 50 B are free" in trial.outcome.reason for trial in refused)
+
+
+def test_a_model_that_the_machine_cannot_hold_while_it_is_built_is_refused_before_launching(tmp_path):
+    spec = make_spec()
+    spec = spec.model_copy(update={"goal": spec.goal.model_copy(update={"gpus": 2})})
+    sharded = Candidate(sharding="fsdp2")
+    for room, fits in ((20, True), (19, False)):  # of each rank, for 40 bytes of parameters
+        executor = ArithmeticExecutor(Arithmetic(budget=300), room=room)
+        reason = Admission(spec, load_space("everything"), executor, tmp_path).refusal(sharded, 1, FACTS)
+        assert fits or "building the model takes 40 B" in reason
+        assert not fits or reason is None
 
 
 def test_limits_end_the_search_and_the_best_so_far_is_proven(tmp_path):
