@@ -29,6 +29,7 @@ def curve(timeline: Timeline, micro_batch: int, accumulating: bool = False, poin
     Of each stretch of events the one with the largest sum is kept, so that no peak is lost.
     """
     program = timeline.program(micro_batch, accumulating)
+    timeline = timeline.of(accumulating)
     sizes = timeline.sizes(micro_batch)
     device = PLACES.index("device")
     second = next(start for start, _, step in program.marks if step == 2)

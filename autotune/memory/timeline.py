@@ -12,7 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from autotune.errors import InputError
 from autotune.memory.allocator import MIN_BLOCK, OutOfDeviceMemory, Usage, simulate
@@ -21,7 +21,7 @@ from autotune.memory.segment import CATEGORIES, PLACES, Category, Place, Segment
 from autotune.outcome import Phase
 from autotune.timing.work import Work
 
-FORMAT = 3
+FORMAT = 4
 """Raised with every change that older code would misread; cached traces of another format are ignored."""
 
 
@@ -71,6 +71,15 @@ class Timeline:
     """The only micro-batch that the timeline holds for; None where sizes are affine and every one is covered."""
     facts: dict[str, str | int | float] = field(default_factory=dict)
     """What was traced: model class, sequence length, versions, seconds."""
+    micro_steps: int = 1
+    """How many micro-steps `micro` and `single` stand for, all that an optimizer step has."""
+    several: Timeline | None = None
+    """The training with two micro-steps for each optimizer step, where they do more than add to gradients of before:
+    DeepSpeed treats the last micro-step apart, and keeps buffers for the others."""
+
+    def of(self, accumulating: bool) -> Timeline:
+        """Return the timeline whose slots and segments make up steps of several micro-steps, or of one."""
+        return self.several if accumulating and self.several is not None else self
 
     def sizes(self, micro_batch: int, rounding: int = 1) -> list[int]:
         """Return the bytes of every slot, rounded up to a multiple of `rounding`."""
@@ -81,12 +90,19 @@ class Timeline:
 
     def covers(self, micro_batch: int) -> bool:
         """Say whether this micro-batch can be priced."""
+        if self.several is not None and not self.several.covers(micro_batch):
+            return False
         if self.exact is not None:
             return micro_batch == self.exact
         return micro_batch > 1 or self.single is not None
 
     def program(self, micro_batch: int, accumulating: bool = False, updates: int = 2) -> Program:
-        """Compose a probe of `updates` optimizer steps, each after one micro-step (two where accumulating)."""
+        """Compose a probe of `updates` optimizer steps, each after one micro-step (two where accumulating).
+
+        Its slots are those of `of(accumulating)`.
+        """
+        if self.of(accumulating) is not self:
+            return self.of(accumulating).program(micro_batch, updates=updates)
         assert self.covers(micro_batch), f"micro-batch {micro_batch} was not traced"
         micro = self.micro if micro_batch > 1 or self.single is None else self.single
         parts = Parts(self.build, self.micro, self.first_update, self.update)
@@ -94,6 +110,8 @@ class Timeline:
 
     def peak(self, micro_batch: int, accumulating: bool = False, place: Place = "device") -> Peak:
         """Return the peak of the tensors' own bytes (cpu), or of the allocator's blocks of 512 B (cuda)."""
+        if self.of(accumulating) is not self:
+            return self.of(accumulating).peak(micro_batch, place=place)
         program = self.program(micro_batch, accumulating)
         sizes = self._sizes_in(place, micro_batch)
         levels = program.levels(sizes)
@@ -103,7 +121,7 @@ class Timeline:
     def allocated(self, micro_batch: int, accumulating: bool = False, place: Place = "device") -> int:
         """Return the bytes of `peak` alone; fast."""
         program = self.program(micro_batch, accumulating)
-        return max(program.levels(self._sizes_in(place, micro_batch)), default=0)
+        return max(program.levels(self.of(accumulating)._sizes_in(place, micro_batch)), default=0)
 
     def evaluated(self, micro_batch: int, evaluation_micro_batch: int) -> int:
         """Return the bytes of the peak of an evaluation after training at `micro_batch`, counted as in `peak`."""
@@ -129,7 +147,7 @@ class Timeline:
         OutOfDeviceMemory, with the phase, beyond `capacity`.
         """
         program = self.program(micro_batch, accumulating)
-        sizes = self._sizes_in("device", micro_batch, rounding=1)
+        sizes = self.of(accumulating)._sizes_in("device", micro_batch, rounding=1)
         position = 0
 
         def requests() -> Iterator[tuple[int, int]]:
@@ -146,7 +164,7 @@ class Timeline:
     def curve(self, micro_batch: int, accumulating: bool = False) -> list[tuple[Phase, int, int]]:
         """Return (phase, optimizer step, bytes on the device) after every event, for drawing."""
         program = self.program(micro_batch, accumulating)
-        levels = program.levels(self._sizes_in("device", micro_batch))
+        levels = program.levels(self.of(accumulating)._sizes_in("device", micro_batch))
         result: list[tuple[Phase, int, int]] = []
         for (start, phase, step), end in zip(
             program.marks, [*(mark[0] for mark in program.marks[1:]), len(levels)], strict=True
@@ -204,10 +222,15 @@ class Timeline:
             data = json.loads(text)
             if data.pop("format") != FORMAT:
                 raise InputError(f"this trace was not written in format {FORMAT}; trace the model again")
-            for name in ("build", "micro", "single", "first_update", "update", "evaluation"):
-                data[name] = None if data[name] is None else Segment.parse(data[name])
-            data["slots"] = Slots(**data["slots"])
-            data["work"] = None if data["work"] is None else Work.parse(data["work"])
-            return cls(**data)
+            return cls._parsed(data)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise error if isinstance(error, InputError) else InputError(f"not a trace: {error}") from error
+
+    @classmethod
+    def _parsed(cls, data: dict[str, Any]) -> Timeline:
+        for name in ("build", "micro", "single", "first_update", "update", "evaluation"):
+            data[name] = None if data[name] is None else Segment.parse(data[name])
+        data["slots"] = Slots(**data["slots"])
+        data["work"] = None if data["work"] is None else Work.parse(data["work"])
+        data["several"] = None if data["several"] is None else cls._parsed(data["several"])
+        return cls(**data)

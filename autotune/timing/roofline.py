@@ -245,7 +245,7 @@ def untraced(timeline: Timeline) -> Extra:
     optimizer's own are traced.
     """
     ranks = int(timeline.facts.get("world_size", 1))
-    if ranks < 2 or timeline.facts.get("sharding") not in ("ddp", "zero1"):
+    if ranks < 2 or timeline.facts.get("sharding") not in ("ddp", "zero1") or _by_deepspeed(timeline):
         return Extra()
     parameters = int(timeline.facts["parameters"])
     units = max(1, 4 * parameters // BUCKET)
@@ -256,8 +256,15 @@ def untraced(timeline: Timeline) -> Extra:
 
 def _in_the_last(timeline: Timeline) -> tuple[Kind, ...]:
     """Return the collectives of a traced backward pass that only the last micro-step of a global step has."""
+    if _by_deepspeed(timeline):
+        return ("all_reduce",) if timeline.facts.get("sharding") == "zero1" else ()
     hybrid = timeline.facts.get("sharding") == "hsdp" and timeline.facts.get("reduce_dtype") != "bf16"
     return ("all_reduce",) if hybrid else ()
+
+
+def _by_deepspeed(timeline: Timeline) -> bool:
+    """Tell whether DeepSpeed reduces, whose collectives are all traced."""
+    return timeline.facts.get("engine") == "deepspeed"
 
 
 def _accumulation(timeline: Timeline) -> list[tuple[Operator, int]]:

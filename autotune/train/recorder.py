@@ -186,6 +186,8 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
             return None
         # FakeTensor.device would be dispatched as an operator; its field is not.
         device = getattr(tensor, "fake_device", None) or tensor.device
+        if device.type == "meta":
+            return None
         place = _DISK if self._to_disk else _DEVICE if device.type == self._device else _HOST
         slot = _ELSEWHERE if self._muted else self._allocate(size, place)
         reference = _Storage(storage, self._forget)

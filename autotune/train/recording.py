@@ -27,8 +27,8 @@ from autotune.train.training import Training
 
 
 @contextmanager
-def recording(request: ProbeRequest) -> Iterator[tuple[Recorder, Training, Segment]]:
-    """Build the training under a recorder."""
+def recording(request: ProbeRequest, micro_steps: int = 1) -> Iterator[tuple[Recorder, Training, Segment]]:
+    """Build the training under a recorder; `micro_steps` are those of an engine's optimizer step."""
     on_cuda = request.device.startswith("cuda")
     _import_libraries(request.candidate)
     # Nothing that a trace makes survives it, and the collector's passes over torch's own objects cost a fifth of it.
@@ -54,7 +54,7 @@ def recording(request: ProbeRequest) -> Iterator[tuple[Recorder, Training, Segme
                 recorder.call(training.model.buffers(), "buffer")
             with recorder.watching(training.model):
                 if request.candidate.engine == "deepspeed":
-                    StepTracer(recorder, training).settle_whole(building)
+                    StepTracer(recorder, training, micro_steps).settle_whole(building)
                 elif _sharded(request):
                     StepTracer(recorder, training).settle(building)
                 yield recorder, training, building

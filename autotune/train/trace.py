@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -64,7 +65,8 @@ def trace_alike(request: ProbeRequest, others: Sequence[Candidate]) -> dict[Cand
             "what a compiled block allocates is for the compiler to decide; only a probe shows it"
         )
     if request.candidate.engine == "deepspeed":
-        _check_engine(request.candidate)
+        build.check_engine(request.candidate)
+        import autotune.train.sharding.fake_engine  # noqa: F401 - its library, which must not happen on fake tensors
     if request.candidate.kernels != "torch":
         raise CannotTrace(
             "Triton's kernels allocate and write by themselves, where no trace looks; only a probe shows it"
@@ -76,6 +78,8 @@ def trace_alike(request: ProbeRequest, others: Sequence[Candidate]) -> dict[Cand
     began = time.perf_counter()
     others = [candidate for candidate in others if _imported(candidate)]
     try:
+        if request.candidate.engine == "deepspeed":
+            return {request.candidate: _of_engine(request, began)}
         for settled in (False, True):
             try:
                 return _affine(request, others, began, settled)
@@ -87,22 +91,6 @@ def trace_alike(request: ProbeRequest, others: Sequence[Candidate]) -> dict[Cand
             f"the operator {error.func} needs the values of its arguments, which a trace does not have; "
             "probe the model instead"
         ) from error
-
-
-def _check_engine(candidate: Candidate) -> None:
-    """Raise CannotTrace, or CannotRun, where DeepSpeed's engine does not do the same in every step."""
-    if candidate.offload != "none":
-        raise CannotTrace(
-            "what DeepSpeed moves to the host it keeps there, in copies that differ between the first micro-step and "
-            "the later ones: it is probed"
-        )
-    if candidate.sharding == "zero1":
-        raise CannotTrace(
-            "DeepSpeed's ZeRO-1 keeps whole gradients from one micro-step to the next, which a trace of one micro-step "
-            "does not show: it is probed"
-        )
-    build.check_engine(candidate)
-    import autotune.train.sharding.fake_engine  # noqa: F401 - its library, which must not happen on fake tensors
 
 
 def _imported(candidate: Candidate) -> bool:
@@ -118,11 +106,20 @@ class _Unlike(Exception):
     """Two micro-steps that should be alike are not."""
 
 
+def _of_engine(request: ProbeRequest, began: float) -> Timeline:
+    """Trace steps of one micro-step and of two: an engine treats the last micro-step apart from those before it."""
+    try:
+        one, two = (_affine(request, (), began, False, count)[request.candidate] for count in (1, 2))
+    except _Unlike:
+        one, two = (_exact(request, began, count) for count in (1, 2))
+    return replace(one, several=two)
+
+
 def _affine(
-    request: ProbeRequest, others: Sequence[Candidate], began: float, settled: bool
+    request: ProbeRequest, others: Sequence[Candidate], began: float, settled: bool, micro_steps: int = 1
 ) -> dict[Candidate, Timeline]:
-    with recording(request) as (recorder, training, building):
-        tracer = StepTracer(recorder, training)
+    with recording(request, micro_steps) as (recorder, training, building):
+        tracer = StepTracer(recorder, training, micro_steps)
         if request.candidate.optimizer_in_backward:
             tracer.make_state(building)
         if settled:
@@ -134,7 +131,7 @@ def _affine(
         single = tracer.micro_step(1)
         of_small, _, of_large, of_update, of_single = tracer.calls
         evaluated = None
-        if request.evaluation:
+        if request.evaluation and micro_steps == 1:
             tracer.update()  # of the micro-step that is under way: an evaluation comes between two steps
             evaluated = tracer.evaluate()
         sizes, category = recorder.sizes, recorder.category
@@ -161,8 +158,9 @@ def _affine(
             forward_only = None if evaluated is None else evaluated[0]
             segments = (built, small, first, later, single, forward_only)
             return _timeline(
-                request, recorder, training, base, slopes, segments, work, None, began, tracer.sample_bytes
-            )
+                request, recorder, training, base, slopes, segments, work, None, began, tracer.sample_bytes,
+                micro_steps,
+            )  # fmt: skip
 
         back = {theirs: ours for ours, theirs in same.items()}
         later = _renamed(update, back)
@@ -187,13 +185,14 @@ def _affine(
         return found
 
 
-def _exact(request: ProbeRequest, began: float) -> Timeline:
+def _exact(request: ProbeRequest, began: float, micro_steps: int = 1) -> Timeline:
     micro_batch = request.candidate.micro_batch
-    with recording(request) as (recorder, training, building):
-        tracer = StepTracer(recorder, training)
+    with recording(request, micro_steps) as (recorder, training, building):
+        tracer = StepTracer(recorder, training, micro_steps)
         if request.candidate.optimizer_in_backward:
             tracer.make_state(building)
-        StepTracer(recorder, training).settle(building, micro_batch)
+        if request.candidate.engine == "torch":
+            StepTracer(recorder, training).settle(building, micro_batch)
         micro = tracer.micro_step(micro_batch)
         first = tracer.update()
         again = tracer.micro_step(micro_batch)
@@ -211,7 +210,7 @@ def _exact(request: ProbeRequest, began: float) -> Timeline:
         zero = [0] * len(recorder.sizes)
         return _timeline(
             request, recorder, training, recorder.sizes, zero, (building, micro, first, later, None, None), work,
-            micro_batch, began, tracer.sample_bytes,
+            micro_batch, began, tracer.sample_bytes, micro_steps,
         )  # fmt: skip
 
 
@@ -247,6 +246,7 @@ def _timeline(
     exact: int | None,
     began: float,
     sample_bytes: int,
+    micro_steps: int,
 ) -> Timeline:
     """Number the slots that the segments use from 0 on, and put all together."""
     building, micro, first, update, single, evaluation = segments
@@ -276,12 +276,14 @@ def _timeline(
         first_update=renumbered(first),
         update=renumbered(update),
         evaluation=None if evaluation is None else renumbered(evaluation),
-        work=work,
+        work=work if micro_steps == 1 else None,
         exact=exact,
+        micro_steps=micro_steps,
         facts={
             "model": type(training.model).__name__,
             "rung": request.candidate.rung().key(),
             "sharding": request.candidate.sharding,
+            "engine": request.candidate.engine,
             "reduce_dtype": request.candidate.reduce_dtype,
             "world_size": request.world_size,
             "nodes": request.nodes,

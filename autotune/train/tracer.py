@@ -33,9 +33,11 @@ class Updates(NamedTuple):
 class StepTracer:
     """Takes a training through its parts, as `autotune.train.steps` does, one segment each."""
 
-    def __init__(self, recorder: Recorder, training: Training) -> None:
+    def __init__(self, recorder: Recorder, training: Training, micro_steps: int = 1) -> None:
+        """Take a training, and how many micro-steps are recorded as one: all that an optimizer step has."""
         self._recorder = recorder
         self._training = training
+        self._micro_steps = micro_steps
         self._losses: list[Tensor] = []
         self._batch = 0
         self.calls: list[Calls] = []
@@ -57,7 +59,7 @@ class StepTracer:
         building.events.extend(survivors(segment))
 
     def micro_step(self, micro_batch: int) -> Segment:
-        """Record forward and backward."""
+        """Record forward and backward, of each micro-step."""
         recorder, training = self._recorder, self._training
         with recorder.segment() as segment:
             self._forward_backward(micro_batch)
@@ -67,6 +69,10 @@ class StepTracer:
         return segment
 
     def _forward_backward(self, micro_batch: int) -> None:
+        for index in range(self._micro_steps):
+            self._one(micro_batch, last=index == self._micro_steps - 1)
+
+    def _one(self, micro_batch: int, last: bool) -> None:
         recorder, training = self._recorder, self._training
         recorder.mark("forward")
         batch = training.batch(self._batch, micro_batch)
@@ -74,11 +80,11 @@ class StepTracer:
         self.sample_bytes = (
             sum(value.numel() * value.element_size() for value in batch.values()) // micro_batch
         )
-        with training.reduction(True):
+        with training.reduction(last):
             loss = training.loss(batch)
             recorder.keep_activations()
             recorder.mark("backward")
-            (loss / 1).backward()
+            (loss / self._micro_steps).backward()
         self._losses.append(loss.detach())
 
     def update(self) -> Segment:
@@ -131,14 +137,16 @@ class StepTracer:
         self._batch += 1
         return segment
 
-    def settle_whole(self, building: Segment) -> None:
-        """Run a whole step, and keep of it what it leaves for good, as part of the build.
+    def settle_whole(self, building: Segment, micro_batch: int = NEXT + 1) -> None:
+        """Run two whole steps, and keep of them what they leave for good, as part of the build.
 
-        For an engine that lets go of gradients in its step alone. It makes the optimizer's state as it is set up.
+        For an engine that lets go of gradients in its step alone. It makes the optimizer's state as it is set up, and
+        knows from its second step on in which order parameters are needed.
         """
         whole = Segment()
-        for segment in (self.micro_step(NEXT + 1), self.update()):
-            whole.events.extend(segment.events)
+        for _ in range(2):
+            for segment in (self.micro_step(micro_batch), self.update()):
+                whole.events.extend(segment.events)
         building.events.extend(_lasting(whole))
 
     def drop(self) -> None:

@@ -20,6 +20,10 @@ from tests.memory.test_trace import request as plain
 
 BUCKET = 100_000
 """Numbers in a bucket: few enough that the rest of the peak is not lost beside DeepSpeed's 500 million."""
+CASES = (
+    ("zero1", "fp32", "none"), ("zero2", "fp32", "none"), ("zero3", "bf16", "none"),
+    ("zero2", "bf16", "optimizer"), ("zero3", "fp32", "optimizer"),
+)  # fmt: skip
 GLOO = (torch.ops.c10d._allgather_base_.default, torch.ops.c10d._reduce_scatter_base_.default)
 
 
@@ -41,8 +45,8 @@ def on_cpu():
     for operator in GLOO:  # gloo's own buffers, which the fake backend does not make
         ON_CPU.pop(operator)
     found = []
-    for sharding, precision in (("zero2", "fp32"), ("zero3", "bf16")):
-        fields = {"sharding": sharding, "precision": precision}
+    for sharding, precision, offload in CASES:
+        fields = {"sharding": sharding, "precision": precision, "offload": offload}
         timeline = trace(request(2, **fields))
         for micro_batch, micro_steps in ((3, 1), (5, 2)):
             changes = [
@@ -58,10 +62,13 @@ def on_cpu():
 
 
 def on_cuda():
-    """Return the parameters, and the peaks on 2 and on 8 ranks, of ZeRO-3 in bf16."""
-    fields = {"device": "cuda:0", "sharding": "zero3", "precision": "bf16"}
-    few, many = (trace(request(world_size, **fields)) for world_size in (2, 8))
-    return [few.facts["parameters"], few.allocated(2), many.allocated(2), many.exact]
+    """Return the parameters, and peaks on 2 and on 8 ranks, of ZeRO-3 in bf16; with ZeRO-2's offload in each place."""
+    fields = {"device": "cuda:0", "precision": "bf16"}
+    few, many = (trace(request(world_size, sharding="zero3", **fields)) for world_size in (2, 8))
+    kept, away = (trace(request(2, sharding="zero2", offload=to, **fields)) for to in ("none", "optimizer"))
+    moved = [[one.allocated(2, accumulating, place) for place in ("device", "host")]
+             for one in (kept, away) for accumulating in (False, True)]  # fmt: skip
+    return [few.facts["parameters"], few.allocated(2), many.allocated(2), many.exact, moved]
 
 
 if __name__ == "__main__":

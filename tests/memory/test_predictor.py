@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.candidate import Candidate
+from autotune.memory.curve import curve
 from autotune.memory.predictor import GLOO_GROUP, NCCL_BUFFERS, Ground, Predictor
 from autotune.memory.segment import CATEGORIES, Accumulated, Segment, Slots, into_existing
 from autotune.memory.timeline import Timeline
@@ -51,6 +52,30 @@ def ok(peak):
         timing=StepTiming(micro_step=sample, last_micro_step=sample, optimizer_step=sample), phases=(), losses=(),
         accumulation_steps=1,
     )  # fmt: skip
+
+
+def test_an_engine_has_a_timeline_of_its_own_for_several_micro_steps():
+    """The two together keep a buffer of 10 MiB and make 30 MiB of gradients that are not added up."""
+    one = timeline()
+    base = [*one.slots.base, 10 * MIB, 30 * MIB]
+    two = replace(
+        one, micro_steps=2,
+        slots=Slots(base, [*one.slots.slope, 0, 0], [0] * 6, [0] * 6, [0] * 6),
+        build=Segment([0, 4], [(0, "build")]),
+        micro=Segment([1, 5, ~1, 1, 2, ~1], [(0, "forward"), (1, "backward"), (3, "forward"), (4, "backward")]),
+        update=Segment([~2, ~5], [(0, "optimizer")]), first_update=Segment([3, ~2, ~5], [(0, "optimizer")]),
+    )  # fmt: skip
+    both = replace(one, several=two)
+    assert Timeline.parse(both.dump()) == both
+    assert both.allocated(3) == both.peak(3).bytes == one.allocated(3)
+    assert both.allocated(3, accumulating=True) == one.allocated(3) + 40 * MIB
+    assert (
+        both.peak(3, accumulating=True).bytes
+        == both.usage(3, True).allocated_peak
+        == one.allocated(3) + 40 * MIB
+    )
+    assert max(level for _, _, level in both.curve(3, True)) == max(curve(both, 3, True).totals())
+    assert not replace(both, several=replace(two, exact=4)).covers(3)
 
 
 def test_the_peak_of_a_composed_probe():

@@ -109,6 +109,17 @@ def test_hybrid_sharding_reduces_across_nodes_in_the_last_micro_step_alone():
     assert parts.last_backward.links == pytest.approx(2 * 7 / 8 * 1e9 / MACHINE.links.across + LATENCY)
 
 
+@pytest.mark.parametrize(("sharding", "early"), [("zero1", False), ("zero2", True)])
+def test_deepspeeds_reduction_is_traced_and_under_zero1_in_the_last_micro_step_alone(sharding, early):
+    made = timeline()
+    made.work.operators.add(Operator("allreduce_", "all_reduce", "none", 8, 0, 10**9), 0, 0, 2)
+    made.work.micro["backward"].append((len(made.work.operators.name) - 1, 1))
+    facts = {"world_size": 8, "sharding": sharding, "engine": "deepspeed", "parameters": 10**9}
+    parts = step_time(Timeline(**{**vars(made), "facts": facts}), 2, MACHINE)
+    assert parts.last_backward.links == pytest.approx(2 * 7 / 8 * 1e9 / 2e10 + LATENCY)
+    assert parts.backward.links == (parts.last_backward.links if early else 0)
+
+
 def test_a_timeline_without_work_or_that_does_not_cover_has_no_time():
     assert step_time(timeline(), 2, MACHINE) is not None
     assert step_time(timeline(), 1, MACHINE) is None  # micro-batch 1 was not traced

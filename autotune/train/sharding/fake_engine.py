@@ -1,9 +1,9 @@
 """DeepSpeed's real engine on fake tensors, for a trace: its flat buffers, hooks, fetches and buckets, as they come.
 
 DeepSpeed gives parameters other memory by assigning their data, which the storages behind fake tensors follow like any
-other. It reads values in the optimizer's step alone, to ask whether a gradient overflowed or how large their norm is:
-none does, and it is zero. Gradients are not clipped, so nothing depends on that. Not traced: what streams beside the
-main one hold for longer (`record_stream`) on a GPU.
+other. It reads values to ask whether a gradient overflowed or how large their norm is: none does, and it is zero.
+Gradients are not clipped, so nothing depends on that. Not traced: what streams beside the main one hold for longer
+(`record_stream`) on a GPU, and the power of two that torch rounds pinned memory up to.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import deepspeed.comm.comm
 import torch
 from deepspeed.accelerator import real_accelerator
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils import groups
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -39,6 +40,10 @@ def fake_engine(
         with recorder.reading_zeros():
             take_step(engine)
 
+    def look_for_overflow(zero: Any, parameter: Tensor) -> None:
+        with recorder.reading_zeros():
+            look(zero, parameter)
+
     def make(engine: DeepSpeedEngine, model: nn.Module, optimizer: Any, candidate: Candidate, _: Any) -> None:
         if candidate.sharding == "zero3" and candidate.precision == "bf16":
             # DeepSpeed casts what it moves before it moves it; here it finds both done.
@@ -50,6 +55,7 @@ def fake_engine(
     def to(module: nn.Module, *_: Any, **__: Any) -> nn.Module:
         return module
 
+    look = DeepSpeedZeroOptimizer.update_offload_overflow_tracker_for_param_grad
     take_step, set_up = DeepSpeedEngine.step, DeepSpeedEngine.__init__
     return [
         # DeepSpeed remembers the device and the first group of a process; each trace has its own.
@@ -60,6 +66,8 @@ def fake_engine(
         (PreTrainedModel, "to", to),
         (DeepSpeedEngine, "__init__", make),
         (DeepSpeedEngine, "step", step),
+        # Under offload it asks as gradients arrive.
+        (DeepSpeedZeroOptimizer, "update_offload_overflow_tracker_for_param_grad", look_for_overflow),
         (Tensor, "record_stream", lambda *_: None),
     ]
 
@@ -84,6 +92,9 @@ class _StandIn(CPU_Accelerator):  # type: ignore[misc]  # mypy does not follow D
 
     def available_memory(self, device_index: int | None = None) -> int:  # noqa: ARG002 - the contract
         return 1 << 20 * GIB  # room to flatten parameters where they are
+
+    def pin_memory(self, tensor: Tensor, make_copy: bool = True, match_shape: bool = True) -> Tensor:  # noqa: ARG002
+        return torch.empty_like(tensor).copy_(tensor)  # where CUDA cannot pin, it would be the tensor itself
 
     def on_accelerator(self, tensor: Tensor) -> bool:
         return bool(tensor.device.type == NAME)
