@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autotune.candidate import Candidate
+from autotune.candidate import Candidate, RestingPlace
 from autotune.demand import built_bytes, offloaded_bytes
 from autotune.executors.executor import Executor
 from autotune.placement import misplaced, uncut, unmeasured
@@ -70,12 +70,13 @@ class Admission:
             return None
         own, on_cpu, ranks = self._spec.model.source == "function", facts.kind == "cpu", goal.gpus
         needed = built_bytes(candidate, model, ranks, own, on_cpu)
+        places: tuple[RestingPlace, ...] = ("disk",) if on_cpu else ("host", "disk")  # in this order
         room = (
-            self._executor.offload_room(self._folder, "disk" if on_cpu else "host") * ranks if needed else 0
+            sum(self._executor.offload_room(self._folder, place) for place in places) * ranks if needed else 0
         )
         if needed <= room:
             return None
-        where = f"the disk of {self._folder}" if on_cpu else "host memory"
+        where = f"{'' if on_cpu else 'host memory and '}the disk of {self._folder}"
         each = " on every rank" if ranks > 1 and (own or candidate.engine == "deepspeed") else ""
         return (
             f"building the model{each} takes {format_bytes(needed)} of {where}, and only {format_bytes(room)} are free "

@@ -24,7 +24,7 @@ from autotune.train.experts import inseparable, shared_rows
 from autotune.train.float8 import use_float8
 from autotune.train.four_bit import quantize_blocks
 from autotune.train.host_gradients import HostGradients
-from autotune.train.mapped import MappedFiles, map_gradients, map_parameters, parameters_in
+from autotune.train.mapped import MappedFiles, host_is_short, map_gradients, map_parameters, parameters_in
 from autotune.train.model import BuiltModel, build_model, loss_of
 from autotune.train.precision import (
     born_in,
@@ -166,22 +166,21 @@ def _build(draft: Draft) -> None:
         with born_in(torch.bfloat16) if early else nullcontext(), around:
             return build_model(request.model, request.seq_len, home, candidate.attention)
 
-    whole = parameters_in(draft.files) if away and draft.files else nullcontext()
     if _built_by_one(draft):
         from autotune.train.sharding.arrival import Arrivals, skeleton  # late: ranks alone need it
 
         # Meshes of two dimensions have groups of their own, beside which NCCL's buffers for all would cost memory.
         direct = not cut and candidate.sharding != "hsdp"
         draft.arrivals = Arrivals(draft.device if direct else home, draft.files)
-        if draft.ranks.rank == 0:
-            draft.built = build(whole)
-        else:
-            try:
-                draft.built = build(skeleton())
-            except RuntimeError:  # code that reads what it draws: whole, as rank 0's
-                draft.built = build(whole)
+        bare = draft.ranks.rank > 0
+        try:
+            draft.built = build(skeleton() if bare else _kept(draft, away))
+        except RuntimeError:
+            if not bare:
+                raise
+            draft.built = build(_kept(draft, away))  # code that reads what it draws: whole, as rank 0's
     else:
-        draft.built = build(whole)
+        draft.built = build(_kept(draft, away))
     if pure:
         for parameter in draft.built.model.parameters():
             cast_parameter(parameter, torch.bfloat16)
@@ -192,6 +191,18 @@ def _build(draft: Draft) -> None:
     # Dropout must not depend on how many random numbers the build drew on which device. It differs by samples: what
     # the ranks of one model have whole, they must drop alike.
     torch.manual_seed(request.seed + draft.ranks.data_rank)
+
+
+def _kept(draft: Draft, away: bool) -> AbstractContextManager[object]:
+    """Return what puts into files the parameters of a model that is built whole: where that is `away` from a CPU, all.
+
+    Away from a GPU, where a user's function always builds, those that host memory gets short of.
+    """
+    if draft.files is not None:
+        return parameters_in(draft.files) if away else nullcontext()
+    if away or draft.request.model.source == "function":
+        return parameters_in(MappedFiles(draft.request.folder), host_is_short)
+    return nullcontext()
 
 
 def _built_by_one(draft: Draft) -> bool:

@@ -6,18 +6,23 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
+from autotune.devices.host import available_memory, total_memory
 from autotune.train.optimizers import MakeOptimizer, state_tensors
 from autotune.train.refusal import OutOfSpace
+
+SMALL = 1 << 20
+"""Bytes of a parameter for which it is not worth asking how much memory is left."""
 
 
 class MappedFiles:
@@ -66,16 +71,29 @@ def is_mapped(tensor: Tensor) -> bool:
     return tensor.untyped_storage().filename is not None
 
 
+def host_is_short(parameter: Tensor) -> bool:
+    """Tell whether less than a quarter of the host's memory is free beside a parameter; never in a trace.
+
+    Without swap the kernel ends processes when none is left; pages of files it writes back and takes.
+    """
+    size = parameter.numel() * parameter.itemsize
+    if isinstance(parameter, FakeTensor) or size < SMALL:
+        return False
+    return bool(available_memory() - size < total_memory() / 4)
+
+
 @contextmanager
-def parameters_in(files: MappedFiles) -> Iterator[None]:
-    """While open, every parameter that a module registers on the CPU moves into a file at once.
+def parameters_in(files: MappedFiles, when: Callable[[Tensor], bool] | None = None) -> Iterator[None]:
+    """While open, every parameter that a module registers on the CPU moves into a file at once, or those `when` says.
 
     So a model is built with one parameter at a time in memory, by its own code, and draws the same random
     numbers: its weights are those of an ordinary build, bit for bit.
     """
 
     def place(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and parameter.device.type == "cpu" and not is_mapped(parameter):
+        if parameter is None or parameter.device.type != "cpu" or is_mapped(parameter):
+            return
+        if when is None or when(parameter):
             parameter.data = files.copy_of(parameter)
 
     handle = register_module_parameter_registration_hook(place)

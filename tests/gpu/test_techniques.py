@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autotune.train import activation_offload, resting  # noqa: E402 - only where torch is there
+from autotune.train import activation_offload, build, resting  # noqa: E402 - only where torch is there
 from autotune.train.build import assemble  # noqa: E402
 from tests.data.requests import OWN, family, request  # noqa: E402
 
@@ -88,6 +88,14 @@ def test_offload_to_disk_agrees_with_the_plain_run(moving, tmp_path, monkeypatch
         assert run.losses == pytest.approx(reference.losses, rel=LOSS["fp32"])
     else:
         assert_same(run, reference, "fp32")
+
+
+@pytest.mark.parametrize("model", [SMALL, OWN], ids=["gpt2", "own"])
+def test_a_model_that_is_built_in_files_has_the_same_weights(model, tmp_path, monkeypatch):
+    _, weights = train(tmp_path, model, offload="full", precision="fp32")
+    monkeypatch.setattr(build, "host_is_short", lambda _: True)
+    _, in_files = train(tmp_path, model, offload="full", precision="fp32")
+    assert all(torch.equal(in_files[name], value) for name, value in weights.items())
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "momentum"])

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.train.mapped import MappedFiles, is_mapped
+from autotune.train import mapped
+from autotune.train.mapped import MappedFiles, host_is_short, is_mapped, parameters_in
 from autotune.train.refusal import OutOfSpace
 from tests.data import limited
 
@@ -51,6 +52,32 @@ def test_disk_space_that_is_refused_is_said_before_anything_is_written(tmp_path,
     assert (caught.value.where, caught.value.requested) == ("disk", 1_048_580)
     assert caught.value.free is not None
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_outgrows_the_host_goes_on_in_files_with_the_same_weights(tmp_path):
+    def build():
+        torch.manual_seed(0)
+        return torch.nn.ModuleList(torch.nn.Linear(8, size) for size in (4, 64, 4))
+
+    with parameters_in(MappedFiles(tmp_path), lambda parameter: parameter.numel() > 100):
+        model = build()
+    assert [is_mapped(parameter) for parameter in model.parameters()] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert all(map(torch.equal, model.parameters(), build().parameters()))
+
+
+@pytest.mark.parametrize(("free", "short"), [(28, False), (26, True)])
+def test_the_host_is_short_when_a_quarter_of_it_would_not_be_left(monkeypatch, free, short):
+    monkeypatch.setattr(mapped, "available_memory", lambda: free << 20)
+    monkeypatch.setattr(mapped, "total_memory", lambda: 100 << 20)
+    assert host_is_short(torch.empty(2 << 20, dtype=torch.uint8)) is short
+    assert not host_is_short(torch.empty(1000))
 
 
 def test_a_mapped_tensor_keeps_shape_type_layout_and_values(tmp_path):

@@ -229,7 +229,7 @@ def test_a_model_that_the_machine_cannot_hold_while_it_is_built_is_refused_befor
     for room, fits in ((20, True), (19, False)):  # of each rank, for 40 bytes of parameters
         executor = ArithmeticExecutor(Arithmetic(budget=300), room=room)
         reason = Admission(spec, load_space("everything"), executor, tmp_path).refusal(sharded, 1, FACTS)
-        assert fits or "building the model takes 40 B" in reason
+        assert fits or "building the model takes 40 B of the disk" in reason
         assert not fits or reason is None
 
 
