@@ -57,10 +57,11 @@ ALONE: tuple[dict[str, Any], ...] = (
     {"optimizer_kernel": "foreach"}, {"optimizer_in_backward": True},
     {"adapters": "lora"}, {"adapters": "qlora"},
     {"offload": "optimizer"}, {"offload": "gradients"}, {"offload": "full"},
+    {"compile": "regional"},
 )  # fmt: skip
 """Each on top of the baseline."""
 ALONE_ON_GPU: tuple[dict[str, Any], ...] = (
-    {"tf32": True}, {"precision": "fp8"}, {"compile": "regional"}, {"kernels": "liger"}, {"offload_to": "disk"},
+    {"tf32": True}, {"precision": "fp8"}, {"kernels": "liger"}, {"offload_to": "disk"},
 )  # fmt: skip
 """Likewise, where there is a GPU; the last with the optimizer's state, which has to leave it for a place."""
 LADDER: tuple[dict[str, Any], ...] = (

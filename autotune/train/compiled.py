@@ -40,7 +40,7 @@ def compile_blocks(
     # In this process: a pool of compilers would be processes that import torch, for a single block.
     torch._inductor.config.compile_threads = 1
     for block in blocks.modules:
-        compiled = torch.compile(block.forward, backend=BACKEND)
+        compiled = compile_forward(block.forward)
         block.forward = compiled if kept == 1 else _looked_into(block, compiled)
     if kept == 1:
         return nullcontext()
@@ -48,6 +48,12 @@ def compile_blocks(
 
     # For every thread, unlike torch's own `patch`.
     return replaced([(config, "activation_memory_budget", kept)])
+
+
+def compile_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward that is compiled at its first call."""
+    compiled: Callable[..., Any] = torch.compile(forward, backend=BACKEND)
+    return compiled
 
 
 def _looked_into(block: nn.Module, compiled: Callable[..., Any]) -> Callable[..., Any]:

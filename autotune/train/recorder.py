@@ -42,6 +42,11 @@ def _zero(dtype: torch.dtype) -> float:
     return False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
 
 
+def _given(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[Any, ...]:
+    """Return all arguments: an operator may write into one that it is given by name, and return it."""
+    return (*args, *kwargs.values()) if kwargs else args
+
+
 class _Storage(weakref.ref):  # type: ignore[type-arg]
     """A storage that is alive, without keeping it so."""
 
@@ -120,7 +125,7 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
             key = self._shapes.key(func, args, kwargs)
             known = None if key is None else self._shapes.find(key)
             if known is not None:
-                result = self._shapes.replay(known, args)
+                result = self._shapes.replay(known, _given(args, kwargs))
                 self.log.running.append(known.work)
             else:
                 if func is _GROUPED_MM and args[0].dtype != torch.bfloat16:
@@ -136,7 +141,7 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
                 work = self.log.number(func, args, kwargs or {}, result)
                 self.log.running.append(work)
                 if key is not None:
-                    self._shapes.remember(key, args, result, work)
+                    self._shapes.remember(key, _given(args, kwargs), result, work)
         finally:
             self._inside = False
         self._known.follow(func, args, kwargs or {}, result)

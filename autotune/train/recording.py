@@ -41,7 +41,8 @@ def recording(request: ProbeRequest, micro_steps: int = 1) -> Iterator[tuple[Rec
         with (
             _as_if_real(),
             fake_cuda() if on_cuda else nullcontext(torch.device("cpu")) as device,
-            Recorder(device.type, scratch.of_device(on_cuda)) as recorder,
+            _compiling(request, recorder := Recorder(device.type, scratch.of_device(on_cuda))),
+            recorder,
             _with_packages(request, on_cuda),
             _in_files(recorder),
             _among_ranks(request, recorder, device),
@@ -99,6 +100,14 @@ def _as_if_real() -> AbstractContextManager[None]:
 def _with_packages(request: ProbeRequest, on_cuda: bool) -> AbstractContextManager[None]:
     """Provide what the candidate needs and a machine without a GPU cannot have."""
     return fake_flash() if on_cuda and request.candidate.attention == "flash_attention_2" else nullcontext()
+
+
+def _compiling(request: ProbeRequest, recorder: Recorder) -> AbstractContextManager[None]:
+    if request.candidate.compile == "none":
+        return nullcontext()
+    from autotune.train.fake_compiler import fake_compiler  # late: it imports the compiler
+
+    return fake_compiler(recorder)
 
 
 def _in_files(recorder: Recorder) -> AbstractContextManager[None]:

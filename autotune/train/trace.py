@@ -3,7 +3,7 @@
 The real code runs: the model's own, the candidate's techniques as `build` composes them, autograd and the
 optimizer. Only tensors have no data. Two micro-batches are traced, 2 and 3, whose sizes give those of every larger
 one, because shapes are affine in the micro-batch; and micro-batch 1 by itself, because operators skip copies of
-dimensions of size 1.
+dimensions of size 1. Compiled blocks are traced at 32 and 33 instead.
 
 That does not hold where the code takes another path at another size. If it does so between 2 and 3, their events
 differ, and the candidate's own micro-batch is traced alone; if it does so only beyond 3, the trace cannot know.
@@ -33,11 +33,12 @@ from autotune.probe.protocol import ProbeRequest
 from autotune.timing.work import Work
 from autotune.train import build
 from autotune.train.experts import parameter_count
+from autotune.train.fake_compiler import GraphBreak
 from autotune.train.optimizers import optimizer_maker
 from autotune.train.recorder import Recorder
 from autotune.train.recording import recording
 from autotune.train.refusal import CannotRun
-from autotune.train.tracer import LEAST, NEXT, StepTracer
+from autotune.train.tracer import COMPILED, PLAIN, Pair, StepTracer
 from autotune.train.training import Training
 from autotune.train.worklog import Calls
 
@@ -60,9 +61,9 @@ def trace_alike(request: ProbeRequest, others: Sequence[Candidate]) -> dict[Cand
 
     Others that turn out to differ in more than that are left out; trace them by themselves. Raises as `trace`.
     """
-    if request.candidate.compile != "none":
+    if request.candidate.compile != "none" and request.device != "cpu":
         raise CannotTrace(
-            "what a compiled block allocates is for the compiler to decide; only a probe shows it"
+            "for a GPU the compiler needs one: what a compiled block allocates there only a probe shows"
         )
     if request.candidate.engine == "deepspeed":
         build.check_engine(request.candidate)
@@ -80,17 +81,32 @@ def trace_alike(request: ProbeRequest, others: Sequence[Candidate]) -> dict[Cand
     try:
         if request.candidate.engine == "deepspeed":
             return {request.candidate: _of_engine(request, began)}
-        for settled in (False, True):
+        for settled in _attempts(request.candidate):
             try:
                 return _affine(request, others, began, settled)
             except _Unlike:
                 continue
         return {request.candidate: _exact(request, began)}
+    except GraphBreak as error:
+        raise CannotTrace(
+            f"torch's compiler does not take a block as one graph, and no trace follows what is between ({error}): "
+            "it is probed"
+        ) from error
     except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
         raise CannotTrace(
             f"the operator {error.func} needs the values of its arguments, which a trace does not have; "
             "probe the model instead"
         ) from error
+
+
+def _attempts(candidate: Candidate) -> tuple[bool, ...]:
+    """Return for which sorts of training two micro-batches are compared: as it is, and settled by a first pass.
+
+    Compiling a third size would cost more than it may give. A memory budget is kept by a choice for each size.
+    """
+    if candidate.memory_budget != "none":
+        return ()
+    return (False, True) if candidate.compile == "none" else (False,)
 
 
 def _imported(candidate: Candidate) -> bool:
@@ -118,31 +134,33 @@ def _of_engine(request: ProbeRequest, began: float) -> Timeline:
 def _affine(
     request: ProbeRequest, others: Sequence[Candidate], began: float, settled: bool, micro_steps: int = 1
 ) -> dict[Candidate, Timeline]:
+    pair = PLAIN if request.candidate.compile == "none" else COMPILED
     with recording(request, micro_steps) as (recorder, training, building):
-        tracer = StepTracer(recorder, training, micro_steps)
+        tracer = StepTracer(recorder, training, micro_steps, pair)
         if request.candidate.optimizer_in_backward:
             tracer.make_state(building)
         if settled:
-            StepTracer(recorder, training).settle(building)
-        small = tracer.micro_step(LEAST)
+            StepTracer(recorder, training, pair=pair).settle(building)
+        small = tracer.micro_step(pair.least)
         first = tracer.update()
-        large = tracer.micro_step(NEXT)
+        large = tracer.micro_step(pair.more)
         update = tracer.update()
         single = tracer.micro_step(1)
         of_small, _, of_large, of_update, of_single = tracer.calls
         evaluated = None
-        if request.evaluation and micro_steps == 1:
+        # With compiled blocks an evaluation of another size is compiled anew, with sizes left open: not traced.
+        if request.evaluation and micro_steps == 1 and request.candidate.compile == "none":
             tracer.update()  # of the micro-step that is under way: an evaluation comes between two steps
             evaluated = tracer.evaluate()
         sizes, category = recorder.sizes, recorder.category
         same = _matched(small, large)
         slope = [0] * len(sizes)
         for ours, theirs in same.items():
-            slope[ours] = sizes[theirs] - sizes[ours]
+            slope[ours] = _slope(pair, sizes[ours], sizes[theirs])
             category[ours] = min(category[ours], category[theirs])
         if evaluated is not None:
             for ours, theirs in evaluated[1].items():
-                slope[ours] = sizes[theirs] - sizes[ours]
+                slope[ours] = _slope(pair, sizes[ours], sizes[theirs])
 
         def timeline(
             request: ProbeRequest,
@@ -153,8 +171,8 @@ def _affine(
             of_update: Calls,
         ) -> Timeline:
             slopes = slope + [0] * (len(sizes) - len(slope))
-            base = [size - LEAST * growth for size, growth in zip(sizes, slopes, strict=True)]
-            work = recorder.log.work(of_small, of_large, of_single, of_update, LEAST)
+            base = [size - pair.least * growth for size, growth in zip(sizes, slopes, strict=True)]
+            work = recorder.log.work(of_small, of_large, of_single, of_update, pair.least, pair.apart)
             forward_only = None if evaluated is None else evaluated[0]
             segments = (built, small, first, later, single, forward_only)
             return _timeline(
@@ -183,6 +201,13 @@ def _affine(
             found[candidate] = timeline(alone, began, made, first, later, updates.calls)
         tracer.drop()
         return found
+
+
+def _slope(pair: Pair, small: int, large: int) -> int:
+    growth, rest = divmod(large - small, pair.apart)
+    if rest:
+        raise _Unlike(f"{small} bytes at {pair.least} samples grow to {large} at {pair.more}")
+    return growth
 
 
 def _exact(request: ProbeRequest, began: float, micro_steps: int = 1) -> Timeline:

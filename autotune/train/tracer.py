@@ -15,8 +15,24 @@ from autotune.train.steps import gradient_norm
 from autotune.train.training import StepOptimizer, Training
 from autotune.train.worklog import Calls
 
-LEAST, NEXT = 2, 3
-"""The micro-batches that give the affine sizes."""
+
+class Pair(NamedTuple):
+    """The micro-batches that give the affine sizes."""
+
+    least: int
+    more: int
+
+    @property
+    def apart(self) -> int:
+        """How many samples lie between them."""
+        return self.more - self.least
+
+
+PLAIN = Pair(2, 3)
+COMPILED = Pair(32, 33)
+"""The compiler orders operators by the sizes of their results. Where tokens are few those lie on either side of the
+weights', and the order changes from one micro-batch to the next; the peaks of all orders were on one line from 2 to 64.
+"""
 
 
 class Updates(NamedTuple):
@@ -33,9 +49,12 @@ class Updates(NamedTuple):
 class StepTracer:
     """Takes a training through its parts, as `autotune.train.steps` does, one segment each."""
 
-    def __init__(self, recorder: Recorder, training: Training, micro_steps: int = 1) -> None:
+    def __init__(
+        self, recorder: Recorder, training: Training, micro_steps: int = 1, pair: Pair = PLAIN
+    ) -> None:
         """Take a training, and how many micro-steps are recorded as one: all that an optimizer step has."""
         self._recorder = recorder
+        self._pair = pair
         self._training = training
         self._micro_steps = micro_steps
         self._losses: list[Tensor] = []
@@ -52,7 +71,7 @@ class StepTracer:
         """
         recorder, training = self._recorder, self._training
         with recorder.segment() as segment:
-            self._forward_backward(LEAST)
+            self._forward_backward(self._pair.least)
             self._losses.clear()
             gc.collect(0)
         recorder.call(training.optimizer.state_tensors(), "optimizer_state")
@@ -101,14 +120,14 @@ class StepTracer:
         self.calls.append(recorder.log.calls)
         return segment
 
-    def settle(self, building: Segment, micro_batch: int = NEXT + 1) -> None:
+    def settle(self, building: Segment, micro_batch: int | None = None) -> None:
         """Run one micro-step and keep of it what it leaves for good, as part of the build.
 
         The first pass of sharded training prepares: FSDP2 makes the tensors that it gathers into, and DDP's buckets
         become the gradients. Some models set themselves up in theirs. Its micro-batch is none of those that are
         compared: a user's batches are made once.
         """
-        first = self.micro_step(micro_batch)
+        first = self.micro_step(micro_batch or self._pair.more + 1)
         with self._recorder.segment() as cleared:
             self.drop()
         building.events.extend(_lasting(Segment([*first.events, *cleared.events])))
@@ -118,7 +137,9 @@ class StepTracer:
 
         What a first pass makes for good (FSDP2 may keep what it gathered) is part of it. None if passes differ.
         """
-        first, small, large = (self._forward(micro_batch) for micro_batch in (NEXT + 1, LEAST, NEXT))
+        first, small, large = (
+            self._forward(micro_batch) for micro_batch in (self._pair.more + 1, *self._pair)
+        )
         if len(small.events) != len(large.events):
             return None
         grown = {our: their for our, their in zip(small.events, large.events, strict=True) if our >= 0}
@@ -137,7 +158,7 @@ class StepTracer:
         self._batch += 1
         return segment
 
-    def settle_whole(self, building: Segment, micro_batch: int = NEXT + 1) -> None:
+    def settle_whole(self, building: Segment, micro_batch: int | None = None) -> None:
         """Run two whole steps, and keep of them what they leave for good, as part of the build.
 
         For an engine that lets go of gradients in its step alone. It makes the optimizer's state as it is set up, and
@@ -145,7 +166,7 @@ class StepTracer:
         """
         whole = Segment()
         for _ in range(2):
-            for segment in (self.micro_step(micro_batch), self.update()):
+            for segment in (self.micro_step(micro_batch or self._pair.more + 1), self.update()):
                 whole.events.extend(segment.events)
         building.events.extend(_lasting(whole))
 

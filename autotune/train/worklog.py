@@ -96,27 +96,36 @@ class WorkLog:
         """Say that a phase begins."""
         self.running = self.calls.setdefault(phase, [])
 
+    def fused(self, tensors: list[Tensor]) -> None:
+        """Note a fused kernel: it reads or writes each of its tensors once."""
+        size = sum({value.untyped_storage()._cdata: _bytes(value) for value in tensors}.values())
+        operator = Operator("fused", "memory", "none", 1, 0, size)
+        self.running.append(self._number(operator))
+
     def number(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
         """Return the number of what a call did."""
         facts = self._facts.get(func)
         if facts is None:
             facts = self._facts[func] = _Facts(func)
         operator = facts.describe(self._device, args, kwargs, result)
-        if operator is None:
-            return NOTHING
+        return NOTHING if operator is None else self._number(operator)
+
+    def _number(self, operator: Operator) -> int:
         found = self._numbers.get(operator)
         if found is None:
             found = self._numbers[operator] = len(self._operators)
             self._operators.append(operator)
         return found
 
-    def work(self, least: Calls, more: Calls, single: Calls | None, update: Calls, micro_batch: int) -> Work:
-        """Fold the calls of micro-steps at `micro_batch` and at one more into operators affine in it.
+    def work(
+        self, least: Calls, more: Calls, single: Calls | None, update: Calls, micro_batch: int, apart: int = 1
+    ) -> Work:
+        """Fold the calls of micro-steps at `micro_batch` and at `apart` more into operators affine in it.
 
         The optimizer step does not know the micro-batch. What ran at only one of the two counts as constant. For a
         trace that holds for one micro-batch alone, `more` is `least` itself.
         """
-        folder = _Folder(self._operators, micro_batch)
+        folder = _Folder(self._operators, micro_batch, apart)
         micro = {phase: folder.affine(calls, more.get(phase, [])) for phase, calls in least.items()}
         alone = None if single is None else {phase: folder.same(calls) for phase, calls in single.items()}
         updates = {phase: folder.same(calls) for phase, calls in update.items()}
@@ -134,10 +143,11 @@ class WorkLog:
 class _Folder:
     """Gathers operators that are alike."""
 
-    def __init__(self, operators: list[Operator], micro_batch: int) -> None:
+    def __init__(self, operators: list[Operator], micro_batch: int, apart: int) -> None:
         self.operators = Operators()
         self._known = operators
         self._micro_batch = micro_batch
+        self._apart = apart
         self._indices: dict[tuple[int, int], int] = {}
 
     def same(self, calls: Iterable[int]) -> Counts:
@@ -165,7 +175,8 @@ class _Folder:
         if found is None:
             found = self._indices[least, more] = len(self._indices)
             small, large = self._known[least], self._known[more]
-            self.operators.add(small, large.flops - small.flops, large.bytes - small.bytes, self._micro_batch)
+            flops, moved = large.flops - small.flops, large.bytes - small.bytes
+            self.operators.add(small, flops // self._apart, moved // self._apart, self._micro_batch)
         return found
 
 
@@ -216,6 +227,9 @@ class _Facts:
             return None
         written = [*made, *self._written(args, kwargs)]
         out = sum(map(_bytes, written))
+        if "out" in kwargs:  # written, and not read
+            kwargs = {name: value for name, value in kwargs.items() if name != "out"}
+            given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
         moved = out + self._read(args, kwargs, given, out)
         places = {_place(value, device) for value in [*given, *written] if value.dim() or len(given) == 1}
         if places == {"host", "device"} and self.name in {"_to_copy", "copy_"}:

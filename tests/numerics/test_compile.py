@@ -10,7 +10,9 @@ from autotune.train import activation_offload, compiled
 from autotune.train.build import assemble
 from autotune.train.mapped import MappedFiles
 from autotune.train.refusal import CannotRun
+from autotune.train.replacing import replaced
 from autotune.train.trace import CannotTrace, trace
+from benchmarks.techniques import peak_on_cpu
 from tests.data.requests import request
 from tests.numerics.runs import MODELS, plain, train
 
@@ -106,12 +108,46 @@ def test_the_compilers_own_code_agrees_within_a_memory_budget():
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def no_kernels(monkeypatch):
+    """Let the compiler make its programs for real tensors, and no kernel: buffers come and go, nothing is computed."""
+    from torch._functorch import config as functorch
+    from torch._inductor import async_compile
+    from torch._inductor import config as inductor
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(async_compile.AsyncCompile, "cpp_pybinding", lambda *_: lambda *_: None)
+    with replaced([(inductor, "fx_graph_cache", False), (functorch, "enable_autograd_cache", False)]):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+def test_a_trace_counts_the_bytes_of_compiled_blocks(no_kernels, tmp_path):
+    fields = {"precision": "bf16", "loss": "chunked", "compile": "regional", "seq_len": 64}
+    timeline = trace(request(MODELS["llama"], tmp_path, **fields))
+    assert timeline.exact is None
+    probe = request(MODELS["llama"], tmp_path, micro_batch=12, **fields)
+    assert timeline.allocated(12) == pytest.approx(peak_on_cpu(probe), rel=0.01)
+
+
+def test_a_memory_budgets_trace_holds_for_its_micro_batch_and_knows_all_products(no_kernels, tmp_path):
+    fields = {"precision": "fp32", "micro_batch": 5, "seq_len": 64}
+    probe = request(MODELS["llama"], tmp_path, compile="regional", memory_budget="50%", **fields)
+    timeline, plain = trace(probe), trace(request(MODELS["llama"], tmp_path, **fields))
+    assert timeline.exact == 5
+    assert timeline.allocated(5) == pytest.approx(peak_on_cpu(probe), rel=0.01)
+    assert timeline.allocated(5) < plain.allocated(5)
+    # Products are all there; what is done element by element is a hundredth, and of a fused kernel its bytes are known.
+    assert timeline.work.flops(5)["forward"] == pytest.approx(plain.work.flops(5)["forward"], rel=0.02)
+
+
 def test_what_compile_lacks_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(CannotRun, match="needs a C\\+\\+ compiler"):
         assemble(request(MODELS["llama"], tmp_path, compile="regional"))
-    with pytest.raises(CannotTrace, match="only a probe shows it"):
-        trace(request(MODELS["llama"], tmp_path, compile="regional", memory_budget="50%"))
+    with pytest.raises(CannotTrace, match="only a probe shows"):
+        trace(request(MODELS["llama"], tmp_path, device="cuda:0", compile="regional"))
     with pytest.raises(CannotRun, match="without it nothing chooses"):
         assemble(request(MODELS["llama"], tmp_path, memory_budget="50%"))
     with (
