@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed import Work
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -52,8 +53,8 @@ class Collectives(TorchDispatchMode):  # type: ignore[misc]  # mypy does not fol
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if DTensor in types:
-            return NotImplemented  # what it does is made of operators on plain tensors, which come here again
+        if DTensor in types or AsyncCollectiveTensor in types:
+            return NotImplemented  # what they do is made of operators on plain tensors, which come here again
         namespace = getattr(func, "namespace", "")
         if namespace not in ("c10d", "_c10d_functional") or "::_wrap" in func.name():
             return func(*args, **(kwargs or {}))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -39,7 +40,12 @@ def of_python():
 
 def functional():
     sharded = distribute_tensor(torch.ones(8, 8), init_device_mesh("cpu", (2,)), [Shard(0)])
-    return lambda: (sharded @ sharded.redistribute(placements=[Replicate()])).full_tensor()
+
+    def case():
+        (sharded @ sharded.redistribute(placements=[Replicate()])).full_tensor()
+        all_reduce(torch.ones(8), "sum", dist.group.WORLD) + 1  # the sum waits
+
+    return case
 
 
 def main(rank, folder):

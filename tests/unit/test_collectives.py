@@ -32,7 +32,7 @@ def test_waiting_for_a_rank_that_comes_later_counts(seen):
     [
         ("c++", 1),  # one bucket
         ("python", 2 + 2 + 2),  # two layers gather forward and backward, and scatter their gradients
-        ("functional", 2),
+        ("functional", 3),
     ],
 )
 def test_each_collective_is_seen_and_ends(seen, who, count):
