@@ -28,12 +28,18 @@ from autotune.exports.shared import (
     refuse_offload_to,
     refuse_precision,
     refuse_prefetch,
+    refuse_ranks,
     refuse_reduction,
     refuse_rows,
     refuse_sharding,
     refuse_tensor_parallel,
     script,
 )
+
+
+def _refuse_sharding(best: Best) -> str | None:
+    return None if best.candidate.sharding == "ddp" else refuse_sharding(best)
+
 
 FIELDS = {
     "precision": Expressed("accelerate_config.yaml: mixed_precision", refuse_precision),
@@ -55,7 +61,7 @@ FIELDS = {
     "optimizer": Expressed("training.json: optimizer"),
     "optimizer_kernel": Expressed("training.json: optimizer_kernel"),
     "optimizer_in_backward": Expressed("nowhere: only `off` is exported", refuse_in_backward),
-    "sharding": Expressed("nowhere: only `none` is exported", refuse_sharding),
+    "sharding": Expressed("training.json: sharding, of `ddp` alone", _refuse_sharding),
     "reduce_dtype": Expressed("nowhere: only `fp32` is exported", refuse_reduction),
     "engine": Expressed("nowhere: only `torch` is exported", refuse_engine),
     "tensor_parallel": Expressed("nowhere: only `1` is exported", refuse_tensor_parallel),
@@ -72,11 +78,17 @@ MIXED = ("bf16", "fp16", "fp8")
 
 def export(best: Best) -> dict[str, str]:
     """Return the files that `sh launch.sh` trains from. Raises CannotExport."""
-    refuse(best, "accelerate", FIELDS, {"model": refuse_model(best), "nodes": _refuse_nodes(best)})
+    refuse(
+        best,
+        "accelerate",
+        FIELDS,
+        {"model": refuse_model(best), "gpus": refuse_ranks(best), "nodes": _refuse_nodes(best)},
+    )
     training = {
         "micro_batch": best.candidate.micro_batch,
         "accumulation_steps": best.accumulation.steps,
         "checkpointing": best.candidate.checkpointing,
+        "sharding": best.candidate.sharding,
         "optimizer": best.candidate.optimizer,
         "kernels": best.candidate.kernels,
         # fp8 is for the linear layers within.

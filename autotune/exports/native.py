@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.best import Best
 from autotune.exports.fields import Expressed, refuse
-from autotune.exports.shared import launch_script, on_all_ranks, script
+from autotune.exports.shared import launch_script, on_all_ranks, refuse_ranks, script
 
 _FILE = Expressed("best.yaml: candidate")
 FIELDS = {
@@ -40,15 +40,9 @@ FIELDS = {
 
 def export(best: Best) -> dict[str, str]:
     """Return the files that `sh launch.sh` trains from. Raises CannotExport."""
-    refuse(best, "native", FIELDS, {"gpus": _refuse_gpus(best)})
+    refuse(best, "native", FIELDS, {"gpus": refuse_ranks(best)})
     return {
         "best.yaml": best.to_yaml(),
         "launch.sh": launch_script(best, on_all_ranks(best, "train.py")),
         "train.py": script("native_train.py"),
     }
-
-
-def _refuse_gpus(best: Best) -> str | None:
-    if best.gpus == 1 or best.candidate.distributed:
-        return None
-    return f"{best.gpus} ranks need a sharding, and the candidate has none; use --to accelerate or --to transformers"

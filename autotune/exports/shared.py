@@ -173,6 +173,13 @@ def refuse_in_backward(best: Best) -> str | None:
     )
 
 
+def refuse_ranks(best: Best) -> str | None:
+    """Return why several ranks cannot be started, or None."""
+    if best.gpus == 1 or best.candidate.distributed:
+        return None
+    return f"{best.gpus} ranks need a sharding, and the candidate has none"
+
+
 def refuse_sharding(best: Best) -> str | None:
     """Return why another library's sharding is not the one that was measured, or None."""
     if best.candidate.sharding == "none" or best.candidate.engine == "deepspeed":

@@ -26,6 +26,7 @@ from autotune.exports.shared import (
     refuse_packing,
     refuse_precision,
     refuse_prefetch,
+    refuse_ranks,
     refuse_reduction,
     refuse_sharding,
     refuse_tensor_parallel,
@@ -94,7 +95,7 @@ OPTIMIZERS = {
 
 def export(best: Best) -> dict[str, str]:
     """Return the files that `sh launch.sh` trains from. Raises CannotExport."""
-    refuse(best, "transformers", FIELDS, {"model": refuse_model(best)})
+    refuse(best, "transformers", FIELDS, {"model": refuse_model(best), "gpus": refuse_ranks(best)})
     return {
         "training_arguments.json": pretty(_arguments(best)),
         "launch.sh": launch_script(best, on_all_ranks(best, "train.py")),
@@ -159,7 +160,4 @@ def _arguments(best: Best) -> dict[str, Any]:
         arguments["use_liger_kernel"] = True
     if candidate.engine == "deepspeed":
         arguments["deepspeed"] = "deepspeed.json"
-    elif best.gpus > 1:
-        arguments["ddp_find_unused_parameters"] = False
-        arguments["ddp_backend"] = "gloo" if best.device.kind == "cpu" else "nccl"
     return arguments

@@ -23,6 +23,7 @@ seen = {
     "optimizer_steps": 0,
     "optimizer": None,
     "states": 0,
+    "views": None,
 }
 
 
@@ -37,6 +38,8 @@ def after_forward(module, _arguments, output):
     if name in ("Conv1D", "Linear"):
         seen["precisions"] = sorted({*seen["precisions"], str(output.dtype)})
         seen["parameters"] = sorted({*seen["parameters"], str(module.weight.dtype)})
+    if name == "DistributedDataParallel":
+        seen["views"] = module.gradient_as_bucket_view
 
 
 def after_step(optimizer, _arguments, _options):

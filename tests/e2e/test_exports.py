@@ -71,10 +71,11 @@ def losses(output):
 
 @pytest.mark.slow
 def test_accelerate_runs_two_ranks(tmp_path):
-    best = configuration(gpus=2, checkpointing="full", precision="bf16")
+    best = configuration(gpus=2, sharding="ddp", checkpointing="full", precision="bf16")
     ranks, output = launch(best, "accelerate", tmp_path)
     assert len(ranks) == 2
     for seen in ranks:
+        assert seen["views"], "gradients would be held twice"
         check_training(seen, best)
         assert (seen["processes"], seen["distributed"], seen["mixed_precision"]) == (2, "MULTI_CPU", "bf16")
     first, last = losses(output)
@@ -110,7 +111,7 @@ def test_native_trains_with_the_parts_that_were_measured(tmp_path):
 
 
 def test_a_script_that_was_not_launched_as_measured_stops(tmp_path):
-    write(make_best(gpus=2), "accelerate", tmp_path)
+    write(make_best(gpus=2, sharding="ddp"), "accelerate", tmp_path)
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(
         [sys.executable, str(tmp_path / "train.py")],
@@ -123,12 +124,12 @@ def test_a_script_that_was_not_launched_as_measured_stops(tmp_path):
     assert "this runs 1 process(es) with mixed precision 'no', but 2 with 'bf16' were measured" in done.stderr
 
 
-@pytest.mark.parametrize(("gpus", "distributed"), [(1, "NO"), (8, "MULTI_GPU")])
+@pytest.mark.parametrize(("gpus", "sharding", "distributed"), [(1, "none", "NO"), (8, "ddp", "MULTI_GPU")])
 @pytest.mark.parametrize(("precision", "mixed"), [("fp32", "no"), ("bf16", "bf16")])
-def test_accelerate_loads_its_configuration(gpus, distributed, precision, mixed, tmp_path):
+def test_accelerate_loads_its_configuration(gpus, sharding, distributed, precision, mixed, tmp_path):
     from accelerate.commands.config.config_args import load_config_from_file
 
-    best = make_best(device="cuda", gpus=gpus, precision=precision)
+    best = make_best(device="cuda", gpus=gpus, sharding=sharding, precision=precision)
     config = load_config_from_file(str(write(best, "accelerate", tmp_path) / "accelerate_config.yaml"))
     assert (config.distributed_type.value, config.num_processes) == (distributed, gpus)
     assert (config.mixed_precision, config.use_cpu) == (mixed, False)

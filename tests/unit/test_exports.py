@@ -93,15 +93,16 @@ def test_remote_code_goes_to_native_only(tmp_path):
 
 
 def test_native_starts_as_many_ranks_as_were_measured():
-    with pytest.raises(CannotExport, match="gpus: 8 ranks need a sharding"):
-        export(make_best(gpus=8), "native")
+    for target in ("native", "accelerate", "transformers"):
+        with pytest.raises(CannotExport, match="gpus: 8 ranks need a sharding"):
+            export(make_best(gpus=8), target)
     for best in (make_best(gpus=8, sharding="zero2"), make_best(tensor_parallel=8)):
         launch = export(best, "native")["launch.sh"]
         assert "torch.distributed.run --standalone --nproc_per_node=8 train.py" in launch
 
 
 def test_accelerate_on_eight_gpus():
-    files = export(make_best(device="cuda", gpus=8, steps=125), "accelerate")
+    files = export(make_best(device="cuda", gpus=8, steps=125, sharding="ddp"), "accelerate")
     config = yaml.safe_load(files["accelerate_config.yaml"])
     assert (config["distributed_type"], config["num_processes"]) == ("MULTI_GPU", 8)
     assert (config["mixed_precision"], config["use_cpu"]) == ("bf16", False)
@@ -136,7 +137,8 @@ def test_transformers_arguments_hold_what_was_chosen():
 
 
 def test_transformers_starts_one_process_a_gpu():
-    launch = export(make_best(device="cuda", gpus=8), "transformers")["launch.sh"]
+    best = make_best(device="cuda", gpus=8, engine="deepspeed", sharding="zero2")
+    launch = export(best, "transformers")["launch.sh"]
     assert "torch.distributed.run --standalone --nproc_per_node=8 train.py" in launch
     assert "CUDA_VISIBLE_DEVICES" not in launch
 
@@ -194,4 +196,6 @@ def test_each_of_several_machines_starts_its_own_ranks():
     assert "GLOO_SOCKET_IFNAME" not in apart  # loopback leads to no other machine
     assert "export TOLD=1" in apart
     with pytest.raises(CannotExport, match="nodes: accelerate wants"):
-        export(make_best(device="cuda", gpus=16).model_copy(update={"nodes": 2}), "accelerate")
+        export(
+            make_best(device="cuda", gpus=16, sharding="ddp").model_copy(update={"nodes": 2}), "accelerate"
+        )

@@ -5,11 +5,12 @@ Your own data goes into data.py; the learning rate, its schedule, evaluation and
 
 import argparse
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import DistributedDataParallelKwargs, set_seed
 from data import ExampleData
 from model import SETTINGS, build_model
 from transformers import Adafactor
@@ -43,10 +44,14 @@ def main() -> None:
 
 def train(steps: int) -> None:
     """Take `steps` optimizer steps; print the loss of each."""
-    recipes = [in_blocks()] if SETTINGS["precision"] == "fp8" else []
-    accelerator = Accelerator(
-        gradient_accumulation_steps=TRAINING["accumulation_steps"], kwargs_handlers=recipes
-    )
+    handlers = [in_blocks()] if SETTINGS["precision"] == "fp8" else []
+    if (
+        TRAINING["sharding"] == "ddp"
+    ):  # as it was measured: gradients are views of what is sent, no copies beside it
+        handlers.append(
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True, find_unused_parameters=True)
+        )
+    accelerator = Accelerator(kwargs_handlers=handlers)
     check(accelerator)
     set_seed(TRAINING["seed"])
     if TRAINING["tf32"]:
@@ -77,17 +82,19 @@ def take_steps(accelerator: Accelerator, steps: int) -> None:
     optimizer = OPTIMIZERS[TRAINING["optimizer"]](model.parameters())
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
-    losses = []
-    for batch in loader:
-        with accelerator.accumulate(model):
+    micro_steps, losses, viewed = TRAINING["accumulation_steps"], [], False
+    for index, batch in enumerate(loader):
+        last = (index + 1) % micro_steps == 0
+        # Ranks reduce gradients in the last micro-step; once in the first of all too, which makes them the views.
+        with nullcontext() if last or not viewed else accelerator.no_sync(model):
             loss = model(**batch).loss
-            accelerator.backward(loss)
-            losses.append(loss.detach())
-            if accelerator.sync_gradients:
-                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            accelerator.backward(loss / micro_steps)
+        viewed = True
+        losses.append(loss.detach())
+        if last:
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            optimizer.zero_grad()
-        if accelerator.sync_gradients:
+            optimizer.zero_grad(set_to_none=TRAINING["sharding"] != "ddp")  # views stay views
             mean = accelerator.reduce(torch.stack(losses).mean(), reduction="mean")
             accelerator.print(f"loss {mean.item():.4f}")
             losses.clear()
