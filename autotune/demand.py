@@ -38,6 +38,12 @@ def offloaded_bytes(candidate: Candidate, facts: ModelFacts, ranks: int = 1, nod
     state, weight = optimizer_state_bytes(candidate, facts), _weight_bytes(candidate)
     share = ranks if SHARED_OUT[candidate.sharding][2] else 1
     share //= nodes if candidate.sharding == "hsdp" else 1
+    if candidate.engine == "deepspeed" and candidate.offload != "none":
+        # With the state go masters and gradients in fp32, and a copy in the type that computes of what is on its way:
+        # of gradients under zero3, else of parameters. Full offload adds the parameters themselves.
+        own = 2 if candidate.precision == "bf16" else _FP32
+        each = 2 * _FP32 + own * (2 if candidate.offload == "full" else 1)
+        return (each * facts.trainable_parameters + state) // share
     match candidate.offload:
         case "none":
             return 0

@@ -40,16 +40,17 @@ RULES: tuple[Constraint, ...] = (
     *_where(
         {"offload": "full"},
         (
-            {"sharding": ["none", "hsdp", "fsdp2"]},
-            "full offload brings parameters to the device block by block, as fsdp2 and hsdp do; the other shardings "
-            "keep them there whole",
+            {"sharding": ["none", "hsdp", "fsdp2", "zero3"]},
+            "full offload brings parameters to the device block by block, as fsdp2, hsdp and zero3 do; the other "
+            "shardings keep them there whole",
         ),
     ),
     *_where(
-        {"offload": "optimizer"},
+        {"offload": "optimizer", "engine": "torch"},
         (
             {"sharding": ["none", "ddp", "zero2", "hsdp", "fsdp2", "zero3"]},
-            "zero1's optimizer keeps its shard of the state on the device; offload it with zero2, hsdp, fsdp2 or ddp",
+            "torch's zero1 keeps its shard of the state on the device; offload it with zero2, hsdp, fsdp2 or ddp, or "
+            "under DeepSpeed",
         ),
     ),
     *_where(

@@ -118,7 +118,7 @@ def _deepspeed(best: Best) -> dict[str, str]:
     candidate = best.candidate
     if candidate.engine == "torch":
         return {}
-    values = deepspeed_settings(candidate, pin_memory=best.device.kind == "cuda") | {
+    values = deepspeed_settings(candidate, best.facts.hidden, pin_memory=best.device.kind == "cuda") | {
         "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",
     }  # fmt: skip
     return {"deepspeed.json": pretty(values)}

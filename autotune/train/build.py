@@ -24,6 +24,7 @@ from autotune.train.experts import inseparable, shared_rows
 from autotune.train.float8 import use_float8
 from autotune.train.four_bit import quantize_blocks
 from autotune.train.host_gradients import HostGradients
+from autotune.train.inspection import width
 from autotune.train.mapped import MappedFiles, host_is_short, map_gradients, map_parameters, parameters_in
 from autotune.train.model import BuiltModel, build_model, loss_of
 from autotune.train.precision import (
@@ -334,7 +335,7 @@ def _add_optimizer(draft: Draft) -> None:
         from autotune.train.sharding.engine import DeepSpeedEngine as Engine  # late: it takes a second
 
         engine = draft.engine = Engine(
-            model, maker_of(candidate, model.parameters()), candidate, draft.device
+            model, maker_of(candidate, model.parameters()), candidate, width(draft.built.config), draft.device
         )
         draft.closing.callback(engine.close)
         draft.optimizer, draft.forward, draft.reduction = engine, engine.forward, engine.reduction

@@ -75,9 +75,10 @@ def shared_rows(model: nn.Module) -> set[nn.Parameter]:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Return how many numbers a model's parameters hold."""
+    """Return how many numbers a model's parameters hold; those that DeepSpeed has sharded, over all ranks."""
     shared = shared_rows(model)
-    return sum(parameter.numel() for parameter in model.parameters() if parameter not in shared)
+    own = (parameter for parameter in model.parameters() if parameter not in shared)
+    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in own)
 
 
 def inseparable(candidate: Candidate, copies: bool, source: str) -> str | None:

@@ -53,7 +53,7 @@ def describe(built: BuiltModel, block_class: str | None = None) -> ModelFacts:
         trainable_parameters=_count(p for p in parameters if p.requires_grad),
         active_parameters=active_parameters(model, config),
         layers=_layers(config) or found,
-        hidden=_first(config, "hidden_size", "d_model", "n_embd"),
+        hidden=width(config),
         block_class=blocks.class_name if blocks is not None else None,
         blocks=found,
         tokens_per_sample=built.tokens_per_sample,
@@ -62,6 +62,11 @@ def describe(built: BuiltModel, block_class: str | None = None) -> ModelFacts:
         torch_version=torch.__version__,
         transformers_version=transformers.__version__,
     )
+
+
+def width(config: Any) -> int:
+    """Return the width of a configured model's hidden states; 0 where none is told."""
+    return _first(_text_config(config), "hidden_size", "d_model", "n_embd")
 
 
 def _why_uncut(model: nn.Module) -> str:

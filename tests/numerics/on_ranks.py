@@ -82,6 +82,8 @@ DEEPSPEED = [
         ("zero3", "sgd", "bf16", {"checkpointing": "full"}),
         ("zero3", "adamw", "bf16", {}),
         ("zero3", "sgd", "fp32", {"offload": "optimizer"}),
+        ("zero1", "sgd", "fp32", {"offload": "optimizer"}),
+        ("zero3", "sgd", "fp32", {"offload": "full"}),
     )
 ]
 
@@ -109,7 +111,7 @@ def train(case, size=1, samples=MICRO_BATCH * ACCUMULATION * RANKS, nodes=1):
                 total += float(loss.detach()) * share
             if watched:
                 gradients.append([gathered(parameter.grad) for parameter in training.model.parameters()])
-            if case.get("offload") == "full" and size > 1:
+            if case.get("offload") == "full" and case.get("engine") != "deepspeed" and size > 1:
                 held = [tensor for p in training.model.parameters() for tensor in (p, p.grad)]
                 held += [value for value in training.optimizer.state_tensors() if value.dim()]
                 assert all(is_mapped(local(value)) for value in held), "a shard is not in a file"

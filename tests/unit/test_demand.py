@@ -19,6 +19,16 @@ def test_each_level_takes_its_bytes_a_parameter(fields, each):
 
 
 @pytest.mark.parametrize(
+    ("precision", "offload", "each"),
+    [("bf16", "optimizer", 18), ("fp32", "optimizer", 20), ("bf16", "full", 20), ("bf16", "none", 0)],
+)
+def test_deepspeed_keeps_masters_and_gradients_beside_the_state(precision, offload, each):
+    """As its traces have it: `host_peak_bytes` of them is 9.0 bytes a parameter on each of two ranks in bf16."""
+    candidate = Candidate(engine="deepspeed", sharding="zero3", precision=precision, offload=offload)
+    assert offloaded_bytes(candidate, LARGE, ranks=2) == each * 10**9 // 2
+
+
+@pytest.mark.parametrize(
     ("sharding", "sharers"), [("ddp", 1), ("zero2", 16), ("fsdp2", 16), ("hsdp", 8), ("zero3", 16)]
 )
 def test_ranks_that_shard_need_their_share(sharding, sharers):

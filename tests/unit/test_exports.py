@@ -178,11 +178,18 @@ def test_the_trainer_gets_deepspeeds_configuration():
     assert json.loads(files["training_arguments.json"])["deepspeed"] == "deepspeed.json"
     settings = json.loads(files["deepspeed.json"])
     assert settings["zero_optimization"]["stage"] == 3
-    assert settings["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    assert settings["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
+    assert "offload_param" not in settings["zero_optimization"]
+    # As the Trainer itself fills in `auto`, for a width of 64.
+    sizes = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+    assert [settings["zero_optimization"][size] for size in sizes] == [64 * 64, int(0.9 * 64 * 64), 640]
     assert settings["bf16"]["enabled"]
     assert settings["gradient_accumulation_steps"] == "auto"
     with pytest.raises(CannotExport, match="engine: accelerate's script"):
         export(best, "accelerate")
+    best = make_best(device="cuda", gpus=8, engine="deepspeed", sharding="zero3", offload="full")
+    settings = json.loads(export(best, "transformers")["deepspeed.json"])["zero_optimization"]
+    assert settings["offload_param"] == settings["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
 
 
 def test_each_of_several_machines_starts_its_own_ranks():

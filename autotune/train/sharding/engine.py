@@ -33,8 +33,9 @@ class DeepSpeedEngine:
     """
 
     def __init__(
-        self, model: nn.Module, make: MakeOptimizer, candidate: Candidate, device: torch.device
+        self, model: nn.Module, make: MakeOptimizer, candidate: Candidate, width: int, device: torch.device
     ) -> None:
+        """Take a model, what makes its optimizer, and the width of its hidden states; 0 where that is not known."""
         deepspeed = importlib.import_module("deepspeed")
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         deepspeed.ops.__compatible_ops__[_SHARED_MEMORY] = False
@@ -42,7 +43,7 @@ class DeepSpeedEngine:
         os.environ["LOCAL_RANK"] = str(device.index or 0)
         optimizer = make(parameter for parameter in model.parameters() if parameter.requires_grad)
         config = {
-            **deepspeed_settings(candidate, pin_memory=device.type == "cuda"),
+            **deepspeed_settings(candidate, width, pin_memory=device.type == "cuda"),
             "train_micro_batch_size_per_gpu": candidate.micro_batch,
             "gradient_accumulation_steps": 1,  # `reduction` says when
             "gradient_clipping": 0.0,  # DeepSpeed clips to 1 where nothing is said

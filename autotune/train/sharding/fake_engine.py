@@ -44,13 +44,15 @@ def fake_engine(
         with recorder.reading_zeros():
             look(zero, parameter)
 
-    def make(engine: DeepSpeedEngine, model: nn.Module, optimizer: Any, candidate: Candidate, _: Any) -> None:
+    def make(
+        engine: DeepSpeedEngine, model: nn.Module, optimizer: Any, candidate: Candidate, width: int, _: Any
+    ) -> None:
         if candidate.sharding == "zero3" and candidate.precision == "bf16":
             # DeepSpeed casts what it moves before it moves it; here it finds both done.
             for parameter in model.parameters():
                 cast_parameter(parameter, torch.bfloat16)
         move(model, device)  # the optimizer must not know the tensors from before
-        set_up(engine, model, optimizer, candidate, device)
+        set_up(engine, model, optimizer, candidate, width, device)
 
     def to(module: nn.Module, *_: Any, **__: Any) -> nn.Module:
         return module
