@@ -175,7 +175,14 @@ class Probe:
             build_model(self._request.model, self._request.seq_len, torch.device("meta"))
         if self._request.candidate.engine == "deepspeed":
             with contextlib.suppress(ImportError):  # `assemble` refuses with the reason
-                importlib.import_module("deepspeed")
+                # The engine imports the other two where it starts: torch's compiler and setuptools come with them,
+                # some 45 MiB that are not the model's.
+                for name in (
+                    "deepspeed",
+                    "torch.utils.cpp_extension",
+                    "deepspeed.runtime.zero.muon.muon_optimizer",
+                ):
+                    importlib.import_module(name)
         elif self._request.candidate.distributed:
             import autotune.train.sharding.fully
             import autotune.train.sharding.replicated  # some 30 MiB that are not the model's
