@@ -59,8 +59,7 @@ def built_bytes(candidate: Candidate, facts: ModelFacts, ranks: int, own: bool, 
     """Return the bytes off its devices that a machine holds at most while `ranks` of it build the model.
 
     A user's `own` function is run by every rank, for a GPU always in host memory. Else what is shared out is built by
-    one rank for all, beside which each has its slices where these are sharded once more. DeepSpeed's ZeRO-3 builds on
-    every rank. 0 for what is built on the device itself.
+    one rank for all. DeepSpeed's ZeRO-3 builds on every rank. 0 for what is built on the device itself.
     """
     cut = candidate.tensor_parallel > 1
     shards = candidate.engine == "torch" and candidate.sharding in {"zero2", "hsdp", "fsdp2"}
@@ -71,7 +70,7 @@ def built_bytes(candidate: Candidate, facts: ModelFacts, ranks: int, own: bool, 
     whole = (_FP32 if own else _weight_bytes(candidate)) * facts.parameters
     if own or candidate.engine == "deepspeed":
         return whole * ranks
-    return whole + (whole * ranks // candidate.tensor_parallel if cut and shards else 0)
+    return whole
 
 
 def batches_ahead(candidate: Candidate) -> int:

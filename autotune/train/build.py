@@ -215,13 +215,19 @@ def _built_by_one(draft: Draft) -> bool:
 
 def _cut(draft: Draft) -> None:
     if draft.mesh is not None:
-        from autotune.train.tensor_parallel import cut  # late: half a second that other candidates save
+        from autotune.train.tensor_parallel import Cut  # late: half a second that other candidates save
 
-        # What is sharded once more waits for that off the device.
+        # What is sharded once more is cut off the device, just before.
         shards = draft.request.candidate.sharding in IN_SHARDS
         place = draft.files.copy_of if shards and draft.files else None
         home = torch.device("cpu") if shards else draft.device
-        cut(draft.built, draft.mesh["tensor"], home, place, draft.arrivals)
+        cut = Cut(draft.built, draft.mesh["tensor"], home, place, draft.arrivals)
+        if shards:
+            draft.prepare = cut.cut
+        else:
+            cut.cut(draft.built.model.modules())
+    elif draft.arrivals is not None:
+        draft.prepare = partial(draft.arrivals.bring, model=draft.built.model)
 
 
 def _check_experts(draft: Draft) -> None:
@@ -305,7 +311,7 @@ def _place_parameters(draft: Draft) -> None:
         shard(
             model, draft.blocks, candidate.precision, draft.device,
             keep_gathered=gathered, on_host=on_host and draft.files is None, reduce_dtype=candidate.reduce_dtype,
-            mesh=mesh, files=draft.disk if on_host else None, arrivals=draft.arrivals,
+            mesh=mesh, files=draft.disk if on_host else None, prepare=draft.prepare,
         )  # fmt: skip
         # Sums of many micro-steps in bf16 would lose the small ones, so those are reduced whole each time.
         if hybrid and candidate.reduce_dtype == "fp32":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from autotune.probe.protocol import ProbeRequest
 from autotune.train.blocks import Blocks
@@ -43,7 +44,9 @@ class Draft:
     mesh: DeviceMesh | None = None
     """The ranks as data x tensor, where some share a model."""
     arrivals: Arrivals | None = None
-    """Where rank 0 builds for all: how a module's tensors come from it before they are sharded."""
+    """Where rank 0 builds for all: how a module's tensors come from it."""
+    prepare: Callable[[Iterable[nn.Module]], None] | None = None
+    """What has to be done with modules before they are sharded."""
     saving: Callable[[Batch], AbstractContextManager[object]] = nullcontext
     """Opened around every forward pass: decides how activations are kept."""
     casting: Callable[[Batch], Batch] = _as_it_is

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -42,40 +42,52 @@ STYLES: dict[str, Callable[[], ParallelStyle]] = {
 """torch's styles by transformers' names."""
 
 
-def cut(
-    built: BuiltModel,
-    mesh: DeviceMesh,
-    device: torch.device,
-    place: Callable[[Tensor], Tensor] | None = None,
-    arrivals: Arrivals | None = None,
-) -> None:
-    """Cut the model's matrices over the ranks of `mesh` (one dimension), all of which have equal weights.
+class Cut:
+    """Cuts a model's matrices over the ranks of `mesh` (one dimension), all of which have equal weights.
 
     With `arrivals` only rank 0 has them, and they come to the others module by module. What is cut becomes a
     distributed tensor, whose slice is on `device`, or where `place` puts it; what is whole stays a plain tensor, and
     moves there. Raises CannotRun where the model has no plan that torch can follow, or sizes that the ranks do not
     divide.
     """
-    model = built.model
-    plan = tensor_plan(model)
-    if reason := indivisible(divided_numbers(built.config), mesh.size()):
-        raise CannotRun(reason)
-    ties = _ties(model)
-    _share_inputs(model, [name for name, style in plan.items() if style in COLUMNS], mesh)
-    for name, module in model.named_modules():
-        style = plan.get(name)
-        if arrivals is not None:
-            arrivals.bring([module], model)
-        if style is not None and style != SUMMED:
-            # Every rank drew the same weights, so nothing has to be sent.
-            parallelize_module(module, mesh, STYLES[style](), src_data_rank=None)
-        _bring_home(module, device, place)
-        if style == SUMMED:
-            _sum_gradients(module, mesh)
-    for (owner, name), *others in ties:
-        for other, alias in others:
-            setattr(other, alias, getattr(owner, name))
-    gc.collect()  # cycles would hold the whole parameters that the slices were cut from
+
+    def __init__(
+        self,
+        built: BuiltModel,
+        mesh: DeviceMesh,
+        device: torch.device,
+        place: Callable[[Tensor], Tensor] | None = None,
+        arrivals: Arrivals | None = None,
+    ) -> None:
+        self._model, self._mesh, self._device, self._place = built.model, mesh, device, place
+        self._arrivals = arrivals
+        plan = tensor_plan(self._model)
+        if reason := indivisible(divided_numbers(built.config), mesh.size()):
+            raise CannotRun(reason)
+        self._waiting = {module: plan.get(name) for name, module in self._model.named_modules()}
+        self._ties = _ties(self._model)
+        _share_inputs(self._model, [name for name, style in plan.items() if style in COLUMNS], mesh)
+
+    def cut(self, modules: Iterable[nn.Module]) -> None:
+        """Cut modules; once none is left, tie what was tied. Those that were cut before are left as they are."""
+        for module in modules:
+            if module not in self._waiting:
+                continue
+            style = self._waiting.pop(module)
+            if self._arrivals is not None:
+                self._arrivals.bring([module], self._model)
+            if style is not None and style != SUMMED:
+                # Every rank has the same weights, so nothing has to be sent.
+                parallelize_module(module, self._mesh, STYLES[style](), src_data_rank=None)
+            _bring_home(module, self._device, self._place)
+            if style == SUMMED:
+                _sum_gradients(module, self._mesh)
+        if not self._waiting:
+            for (owner, name), *others in self._ties:
+                for other, alias in others:
+                    setattr(other, alias, getattr(owner, name))
+            self._ties.clear()
+            gc.collect()  # cycles would hold the whole parameters that the slices were cut from
 
 
 def _ties(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:

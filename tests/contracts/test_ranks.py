@@ -116,5 +116,5 @@ def test_a_rank_that_leaves_early_ends_the_group(tmp_path):
 
 
 def test_a_rank_that_hangs_ends_the_group_at_the_deadline(tmp_path):
-    answer = run(tmp_path, "hangs", timeout=18).answer
+    answer = run(tmp_path, "hangs", timeout=12).answer
     assert isinstance(answer, Timeout), answer

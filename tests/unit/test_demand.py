@@ -42,7 +42,7 @@ def test_ranks_that_shard_need_their_share(sharding, sharers):
         ({}, False, 0), ({}, True, 8),
         ({"sharding": "ddp"}, False, 0),
         ({"sharding": "fsdp2"}, False, 1), ({"sharding": "fsdp2"}, True, 8),
-        ({"tensor_parallel": 4}, False, 1), ({"tensor_parallel": 4, "sharding": "zero2"}, False, 3),
+        ({"tensor_parallel": 4}, False, 1), ({"tensor_parallel": 4, "sharding": "zero2"}, False, 1),
         ({"sharding": "zero2", "engine": "deepspeed"}, False, 0),
         ({"sharding": "zero3", "engine": "deepspeed"}, False, 8),
         ({"offload": "full", "precision": "bf16-pure"}, False, 0.5),

@@ -50,7 +50,7 @@ def fake_ranks(recorder: Recorder, device: torch.device, deepspeed: bool = False
         (ranks, "form_group", _form_group),
         (replicated, "DistributedDataParallel", _Replica),
         (fully, "fully_shard", _fully_shard),
-        (arrival.Arrivals, "bring", lambda *_: None),  # rank 0 has everything
+        (arrival.Arrivals, "bring", lambda *_, **__: None),  # rank 0 has everything
         (_fsdp_param, "alloc_storage", alloc_storage),
         (_fsdp_param, "free_storage", free_storage),
         (_fsdp_param_group, "alloc_storage", alloc_storage),

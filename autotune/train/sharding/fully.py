@@ -25,7 +25,6 @@ from autotune.candidate import Precision, ReduceType
 from autotune.train.blocks import Blocks
 from autotune.train.mapped import MappedFiles
 from autotune.train.refusal import CannotRun
-from autotune.train.sharding.arrival import Arrivals
 from autotune.train.training import StepOptimizer
 
 
@@ -40,11 +39,11 @@ def shard(
     reduce_dtype: ReduceType = "fp32",
     mesh: DeviceMesh | None = None,
     files: MappedFiles | None = None,
-    arrivals: Arrivals | None = None,
+    prepare: Callable[[Iterable[nn.Module]], None] | None = None,
 ) -> None:
     """Shard parameters, gradients and optimizer state of `model` (built on the CPU) over the ranks of the group.
 
-    With `arrivals` only rank 0 has the values, which come to the others block by block.
+    `prepare` is given modules just before they are sharded, block by block: to bring their values, and cut them.
 
     `keep_gathered` keeps a block's parameters whole from its forward to its backward pass (ZeRO-2); otherwise they
     are gathered for each (ZeRO-3). Those outside the blocks (embeddings, head) are gathered once a pass either way.
@@ -77,8 +76,8 @@ def shard(
         cast_forward_inputs=False,
     )
     for block in blocks.modules:
-        if arrivals is not None:
-            arrivals.bring(block.modules(), model)
+        if prepare is not None:
+            prepare(block.modules())
         fully_shard(
             block,
             mesh=mesh,
@@ -88,8 +87,8 @@ def shard(
         )
         if files is not None:
             _rest_in(files, block)
-    if arrivals is not None:
-        arrivals.bring(model.modules(), model)
+    if prepare is not None:
+        prepare(model.modules())
     fully_shard(model, mesh=mesh, mp_policy=outside, offload_policy=offload)
     if files is not None:
         _rest_in(files, model)
