@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+
+import torch
 
 from autotune.train.model import BuiltModel
 from autotune.train.refusal import CannotRun
@@ -18,25 +20,36 @@ def fused_kernels(built: BuiltModel) -> Iterator[None]:
     type in this process gets them meanwhile. Raises CannotRun where liger-kernel is not installed, or knows no such
     type.
     """
+    patch, types = patcher()
+    kind = getattr(built.config, "model_type", None)
+    if kind not in types:
+        raise CannotRun(
+            f"liger-kernel has no kernels for {type(built.model).__name__} ({kind}); it has for {', '.join(types)}"
+        )
+    # For types whose loss it does not fuse with the head, it exchanges torch's own function.
+    patched = (sys.modules[type(built.model).__module__], torch.nn.functional)
+    before = [(module, dict(vars(module))) for module in patched]
+    # As transformers' Trainer calls it: everything that liger-kernel has for the type, by default.
+    patch(model=built.model)
+    try:
+        yield
+    finally:
+        for module, values in before:
+            for name, value in values.items():
+                if getattr(module, name) is not value:
+                    setattr(module, name, value)
+
+
+def patcher() -> tuple[Callable[..., None], Collection[str]]:
+    """Return liger-kernel's function that patches a model, and the types of models that it patches.
+
+    Raises CannotRun where it is not installed.
+    """
     try:
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
-        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN as TYPES
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
     except ImportError as error:
         raise CannotRun(
             f"liger's kernels cannot be imported ({error}): pip install 'autotune[liger]'"
         ) from error
-    kind = getattr(built.config, "model_type", None)
-    if kind not in TYPES:
-        raise CannotRun(
-            f"liger-kernel has no kernels for {type(built.model).__name__} ({kind}); it has for {', '.join(TYPES)}"
-        )
-    module = sys.modules[type(built.model).__module__]
-    before = dict(vars(module))
-    # As transformers' Trainer calls it: everything that liger-kernel has for the type, by default.
-    _apply_liger_kernel_to_instance(model=built.model)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if getattr(module, name) is not value:
-                setattr(module, name, value)
+    return _apply_liger_kernel_to_instance, MODEL_TYPE_TO_APPLY_LIGER_FN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +17,9 @@ from autotune.probe.protocol import ProbeRequest
 from autotune.train import build, mapped, resting, scratch
 from autotune.train.fake_cuda import fake_cuda
 from autotune.train.fake_flash import fake_flash
+from autotune.train.fake_triton import fake_triton
 from autotune.train.float8 import converter
+from autotune.train.fused import patcher
 from autotune.train.mapped import MappedFiles
 from autotune.train.optimizers import optimizer_maker
 from autotune.train.recorder import Recorder
@@ -43,7 +45,7 @@ def recording(request: ProbeRequest, micro_steps: int = 1) -> Iterator[tuple[Rec
             fake_cuda() if on_cuda else nullcontext(torch.device("cpu")) as device,
             _compiling(request, recorder := Recorder(device.type, scratch.of_device(on_cuda))),
             recorder,
-            _with_packages(request, on_cuda),
+            _with_packages(request, recorder, on_cuda),
             _in_files(recorder),
             _among_ranks(request, recorder, device),
         ):
@@ -71,6 +73,8 @@ def _import_libraries(candidate: Candidate) -> None:
     optimizer_maker(candidate.optimizer, 1)
     if candidate.precision == "fp8":
         converter()
+    if candidate.kernels == "liger":
+        patcher()
 
 
 def _as_if_real() -> AbstractContextManager[None]:
@@ -97,9 +101,15 @@ def _as_if_real() -> AbstractContextManager[None]:
     return replaced(changes)
 
 
-def _with_packages(request: ProbeRequest, on_cuda: bool) -> AbstractContextManager[None]:
+@contextmanager
+def _with_packages(request: ProbeRequest, recorder: Recorder, on_cuda: bool) -> Iterator[None]:
     """Provide what the candidate needs and a machine without a GPU cannot have."""
-    return fake_flash() if on_cuda and request.candidate.attention == "flash_attention_2" else nullcontext()
+    with ExitStack() as provided:
+        if on_cuda and request.candidate.attention == "flash_attention_2":
+            provided.enter_context(fake_flash())
+        if on_cuda and request.candidate.kernels == "liger":
+            provided.enter_context(fake_triton(recorder))
+        yield
 
 
 def _compiling(request: ProbeRequest, recorder: Recorder) -> AbstractContextManager[None]:

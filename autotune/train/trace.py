@@ -68,10 +68,6 @@ def trace_alike(request: ProbeRequest, others: Sequence[Candidate]) -> dict[Cand
     if request.candidate.engine == "deepspeed":
         build.check_engine(request.candidate)
         import autotune.train.sharding.fake_engine  # noqa: F401 - its library, which must not happen on fake tensors
-    if request.candidate.kernels != "torch":
-        raise CannotTrace(
-            "Triton's kernels allocate and write by themselves, where no trace looks; only a probe shows it"
-        )
     if request.candidate.attention == "flex_attention":
         raise CannotTrace(
             "flex_attention is compiled by itself where it is first called; only a probe shows what it takes"

@@ -110,6 +110,10 @@ class WorkLog:
         operator = facts.describe(self._device, args, kwargs, result)
         return NOTHING if operator is None else self._number(operator)
 
+    def launched(self, name: str, elements: int, moved: int) -> None:
+        """Note a kernel that is no operator of torch: the numbers that it computes, and the bytes that it moves."""
+        self.running.append(self._number(Operator(name, "memory", "none", 1, elements, moved)))
+
     def _number(self, operator: Operator) -> int:
         found = self._numbers.get(operator)
         if found is None:
@@ -271,6 +275,7 @@ class _Facts:
         if self.formula is None:
             return None
         counted = _with_all_heads(self.name, args) if self.attention else args
+        counted = tuple(value for value in counted if not isinstance(value, torch.dtype))  # of the result
         flops = int(self.formula(*counted, **kwargs, out_val=result))
         causal = kwargs.get("is_causal", False)
         if self.causal is not None and self.causal < len(args):

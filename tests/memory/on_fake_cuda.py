@@ -1,15 +1,19 @@
 """The stand-in for CUDA; `test_fake_cuda.py` runs these in a process of their own."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+from transformers.models.llama import modeling_llama
 
 from autotune.candidate import choices
 from autotune.specs import ModelSpec
 from autotune.train import activation_offload
 from autotune.train.fake_cuda import fake_cuda
+from autotune.train.fake_triton import MULTIPROCESSORS, _LargestChunks
 from autotune.train.recorder import Recorder
+from autotune.train.refusal import CannotRun
 from autotune.train.resting import BUFFER, BUFFERS
 from autotune.train.trace import trace
 from benchmarks import coverage
@@ -46,6 +50,64 @@ def test_flash_attention_is_traced_without_its_package_and_needs_no_mask_of_a_wi
     masked = timeline("sdpa", 512)
     assert masked.allocated(16) > long.allocated(16) + 16 * 512**2
     assert "flash_attn" not in sys.modules
+
+
+@pytest.fixture
+def liger(monkeypatch):
+    """Provide stand-ins for liger-kernel and Triton, whose kernels cannot be launched."""
+    assert modeling_llama.LlamaModel, "imported before, since torch would take the stand-in for Triton"
+    for name in ("liger", "triton"):
+        monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "data" / name))
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] in {"liger_kernel", "triton"}]:
+        del sys.modules[name]
+
+
+def test_kernels_of_triton_do_nothing_and_what_their_callers_allocate_counts(liger):
+    plain, fused = (
+        trace(traced("tiny-llama", device="cuda:0", precision="bf16", kernels=kernels))
+        for kernels in ("torch", "liger")
+    )
+    assert fused.allocated(16) < plain.allocated(16)
+    sums = [slot for slot in fused.micro.events if slot >= 0
+            and (fused.slots.base[slot], fused.slots.slope[slot]) == (MULTIPROCESSORS * 64 * 4, 0)]  # fmt: skip
+    assert len(sums) == 2 * 2 + 1, "one for each norm"
+    moved = {
+        operator.name: (operator.bytes, count)
+        for phase in ("forward", "backward") for operator, count in fused.work.of(phase, 4)
+    }  # fmt: skip
+    states = 4 * 64 * 64 * 4
+    assert moved["norm_forward"] == (2 * states + 64 * 4, 5)
+    assert moved["norm_backward"] == (2 * states + 64 * 4 + MULTIPROCESSORS * 64 * 4, 5)
+    from liger_kernel.ops import norm
+
+    assert norm.torch is torch
+    assert "cuda" in norm.backward.__code__.co_consts
+    with pytest.raises(RuntimeError, match="no GPU"):
+        norm.norm_forward[(1,)](None)
+
+
+def test_chunks_of_logits_are_as_large_as_they_can_be_and_as_many_at_any_micro_batch():
+    cdiv, rounded = _LargestChunks.cdiv, _LargestChunks.next_power_of_2
+    for vocabulary, width in ((32_000, 4096), (128_256, 2048), (256, 256)):
+        counts = set()
+        for tokens in range(2048, 40_960, 1024):
+            share = cdiv(tokens, cdiv(vocabulary, width))
+            rows = min(rounded(share), tokens)
+            counts.add(cdiv(tokens, rows))
+            real = min(1 << (int(share) - 1).bit_length(), tokens)
+            assert 0.98 * real <= rows <= 2.02 * real
+        assert len(counts) == 1
+
+
+def test_without_triton_the_extra_is_named(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "data" / "liger"))
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setitem(sys.modules, "triton.runtime", None)
+    with pytest.raises(CannotRun, match=r"need Triton.*pip install 'autotune\[liger\]'"):
+        trace(traced("tiny-llama", device="cuda:0", precision="bf16", kernels="liger"))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "liger_kernel"]:
+        del sys.modules[name]
 
 
 def test_cuda_usage_is_reserved_at_least_as_it_is_allocated():

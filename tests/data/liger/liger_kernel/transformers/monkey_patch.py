@@ -1,5 +1,10 @@
 """The registry, where liger-kernel has it."""
 
+try:
+    from liger_kernel.ops.norm import Norm
+except ImportError:  # without Triton
+    Norm = None
+
 
 def apply_liger_kernel_to_llama(model):
     from transformers.models.llama import modeling_llama
@@ -12,6 +17,11 @@ def apply_liger_kernel_to_llama(model):
 
     counted.calls = 0
     modeling_llama.apply_rotary_pos_emb = counted
+    if model.device.type == "cpu":
+        return
+    for part in model.modules():
+        if isinstance(part, modeling_llama.LlamaRMSNorm):
+            part.forward = lambda X, norm=part: Norm.apply(X, norm.weight)
 
 
 MODEL_TYPE_TO_APPLY_LIGER_FN = {
