@@ -281,18 +281,15 @@ def test_a_trace_counts_the_bytes_of_deepspeeds_engine_on_real_tensors():
 
 @pytest.mark.slow
 def test_deepspeed_is_traced_for_gpus_and_shares_out_what_zero_says():
-    parameters, on_two, on_eight, exact, moved = in_a_process("cuda")
+    parameters, on_two, on_eight, exact, moved, accumulating = in_a_process("cuda")
     assert exact is None
     # Parameters and gradients in bf16, masters and two moments in fp32.
     shared, less = (states(parameters, "bf16", "adamw", "zero3", ranks) for ranks in (2, 8))
     assert on_two - on_eight == pytest.approx(shared.total - less.total, rel=0.01)
-    (kept, none), _, (left, host), (_, accumulating) = moved
-    # What leaves: masters and two moments in fp32. On the host also gradients in fp32, and parameters in bf16 on their
-    # way back, each of a shard; and where micro-steps accumulate the shard's gradients in bf16.
-    assert none < 1e4, "a batch's rows"
-    assert kept - left == pytest.approx(12 * parameters / 2, rel=0.2)
-    assert host == pytest.approx(18 * parameters / 2, rel=0.2)
-    assert accumulating - host == pytest.approx(2 * parameters / 2, rel=0.2)
+    # Offload moves masters, two moments and gradients in fp32 to the host, with a copy of the parameters in bf16 on its
+    # way back, each of a shard; and where micro-steps accumulate, the shard's gradients in bf16.
+    assert moved == pytest.approx(18 * parameters / 2, rel=0.05)
+    assert accumulating - moved == pytest.approx(2 * parameters / 2, rel=0.1)
 
 
 def test_deepspeed_is_refused_where_it_is_missing(monkeypatch):
