@@ -231,6 +231,7 @@ def estimate(
     ] = None,
     adapters: Annotated[str | None, typer.Option(help="none, lora or qlora.")] = None,
     loss: Annotated[str | None, typer.Option(help="full or chunked.")] = None,
+    kernels: Annotated[str | None, typer.Option(help="torch or liger.")] = None,
     offload: Annotated[str | None, typer.Option(help="none, optimizer, gradients or full.")] = None,
     optimizer: OptimizerName = None,
     sharding: Annotated[

@@ -10,7 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autotune.train import activation_offload, build, resting  # noqa: E402 - only where torch is there
+from autotune.trace_cache import TraceCache  # noqa: E402 - only where torch is there
+from autotune.tracing import LocalTracer  # noqa: E402
+from autotune.train import activation_offload, build, resting  # noqa: E402
 from autotune.train.build import assemble  # noqa: E402
 from tests.data.requests import OWN, family, request  # noqa: E402
 
@@ -274,3 +276,30 @@ def test_ligers_loss_makes_no_logits(tmp_path):
         del training
         torch.cuda.empty_cache()
     assert peaks["liger"] < peaks["torch"] - 4 * 32 * SEQ_LEN * 64 * 1024  # the logits in fp32
+
+
+@pytest.mark.parametrize("fields", [{"kernels": "liger"}, {"precision": "fp8"}], ids=str)
+def test_a_trace_counts_what_ligers_kernels_and_8_bit_products_take(fields, tmp_path):
+    pytest.importorskip("liger_kernel" if "kernels" in fields else "torchao")
+    if "precision" in fields and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("no 8-bit tensor cores")
+    sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4, "vocab_size": 32 * 1024}
+    model = family("llama", **sizes, max_position_embeddings=512)
+    probe = request(
+        model, tmp_path, device="cuda:0", seq_len=512, micro_batch=8, **{"precision": "bf16", **fields}
+    )
+    tracer = LocalTracer(TraceCache(tmp_path / "cache"))
+    traced = tracer.trace(probe, tmp_path / "trace", timeout=300)[probe.candidate]
+    assert traced.timeline is not None, traced.reason
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    torch.cuda.reset_peak_memory_stats()
+    training = assemble(probe)
+    for step in range(2):
+        training.loss(training.batch(step, 8)).backward()
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+    peak = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
+    training.close()
+    # Beside it what cuBLAS takes for forward and backward, 32 MiB each at most; liger's chunks are an upper bound.
+    assert traced.timeline.allocated(8) == pytest.approx(peak, rel=0.03, abs=2 * 2**25)
