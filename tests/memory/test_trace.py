@@ -308,6 +308,15 @@ def test_a_trace_survives_its_cache():
     assert again.peak(3) == timeline.peak(3)
 
 
+def test_what_is_written_into_a_tensor_that_was_given_is_no_allocation():
+    with Recorder("cpu", {}) as recorder:
+        matrix, result = torch.empty(4, 4), torch.empty(4, 4)
+        for _ in range(2):  # the second call is replayed
+            with recorder.segment() as segment:
+                assert torch.mm(matrix, matrix, out=result) is result
+            assert segment.events == []
+
+
 def test_values_of_positions_and_masks_are_known_and_floats_are_not():
     with Recorder("cpu", {}):
         positions = torch.arange(8)[None] + torch.tensor([[0], [1]])
