@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 
@@ -15,22 +14,19 @@ from autotune.placement import Kind, misplaced, unmeasured, unpaddable
 from autotune.probe.protocol import ProbeRequest
 from autotune.rules import illegal
 from autotune.train.activation_offload import ActivationOffload
-from autotune.train.blocks import find_blocks
 from autotune.train.checkpointing import checkpoint_blocks
 from autotune.train.chunked_loss import chunk_loss
 from autotune.train.compiled import compile_blocks
+from autotune.train.construction import construct, cut
 from autotune.train.draft import Draft
-from autotune.train.experts import inseparable, shared_rows
 from autotune.train.float8 import use_float8
 from autotune.train.four_bit import quantize_blocks
 from autotune.train.host_gradients import HostGradients
 from autotune.train.inspection import width
-from autotune.train.mapped import MappedFiles, host_is_short, map_gradients, map_parameters, parameters_in
-from autotune.train.model import BuiltModel, build_model, loss_of
+from autotune.train.mapped import MappedFiles, map_gradients, map_parameters
+from autotune.train.model import loss_of
 from autotune.train.precision import (
-    born_in,
     cast_inputs,
-    cast_parameter,
     compute_in,
     fp32_products,
     math_dtype,
@@ -148,93 +144,6 @@ def _set_precision(draft: Draft) -> None:
         torch.cuda.set_per_process_memory_fraction(1.0, draft.device)
     if candidate.tf32 and draft.device.type != "cpu":
         draft.closing.enter_context(fp32_products("high"))
-
-
-def _build(draft: Draft) -> None:
-    request = draft.request
-    # What will be sharded, offloaded or quantized is built whole off the device, and leaves for it block by block.
-    candidate = request.candidate
-    shards = candidate.sharding in IN_SHARDS if candidate.engine == "torch" else candidate.sharding == "zero3"
-    cut = candidate.tensor_parallel > 1
-    away = candidate.offload == "full" or candidate.adapters == "qlora" or shards or cut
-    pure = request.candidate.precision == "bf16-pure"
-    # A user's own function has to give fp32, as the model's contract says; it is cast when it is there.
-    early = pure and request.model.source != "function"
-    home = torch.device("cpu") if away else draft.device
-
-    def build(around: AbstractContextManager[object]) -> BuiltModel:
-        torch.manual_seed(request.seed)
-        with born_in(torch.bfloat16) if early else nullcontext(), around:
-            return build_model(request.model, request.seq_len, home, candidate.attention)
-
-    if _built_by_one(draft):
-        from autotune.train.sharding.arrival import Arrivals, skeleton  # late: ranks alone need it
-
-        # Meshes of two dimensions have groups of their own, beside which NCCL's buffers for all would cost memory.
-        direct = not cut and candidate.sharding != "hsdp"
-        draft.arrivals = Arrivals(draft.device if direct else home, draft.files)
-        bare = draft.ranks.rank > 0
-        try:
-            draft.built = build(skeleton() if bare else _kept(draft, away))
-        except RuntimeError:
-            if not bare:
-                raise
-            draft.built = build(_kept(draft, away))  # code that reads what it draws: whole, as rank 0's
-    else:
-        draft.built = build(_kept(draft, away))
-    if pure:
-        for parameter in draft.built.model.parameters():
-            cast_parameter(parameter, torch.bfloat16)
-        draft.casting = partial(cast_inputs, dtype=torch.bfloat16)
-    _check_experts(draft)
-    draft.forward = draft.built.model
-    draft.blocks = find_blocks(draft.built.model, request.model.block_class)
-    # Dropout must not depend on how many random numbers the build drew on which device. It differs by samples: what
-    # the ranks of one model have whole, they must drop alike.
-    torch.manual_seed(request.seed + draft.ranks.data_rank)
-
-
-def _kept(draft: Draft, away: bool) -> AbstractContextManager[object]:
-    """Return what puts into files the parameters of a model that is built whole: where that is `away` from a CPU, all.
-
-    Away from a GPU, where a user's function always builds, those that host memory gets short of.
-    """
-    if draft.files is not None:
-        return parameters_in(draft.files) if away else nullcontext()
-    if away or draft.request.model.source == "function":
-        return parameters_in(MappedFiles(draft.request.folder), host_is_short)
-    return nullcontext()
-
-
-def _built_by_one(draft: Draft) -> bool:
-    """Tell whether rank 0 builds for all; what a user's own function does, every rank does for itself."""
-    candidate, model = draft.request.candidate, draft.request.model
-    apart = candidate.sharding in IN_SHARDS or candidate.tensor_parallel > 1
-    return apart and candidate.engine == "torch" and draft.ranks.size > 1 and model.source != "function"
-
-
-def _cut(draft: Draft) -> None:
-    if draft.mesh is not None:
-        from autotune.train.tensor_parallel import Cut  # late: half a second that other candidates save
-
-        # What is sharded once more is cut off the device, just before.
-        shards = draft.request.candidate.sharding in IN_SHARDS
-        place = draft.files.copy_of if shards and draft.files else None
-        home = torch.device("cpu") if shards else draft.device
-        cut = Cut(draft.built, draft.mesh["tensor"], home, place, draft.arrivals)
-        if shards:
-            draft.prepare = cut.cut
-        else:
-            cut.cut(draft.built.model.modules())
-    elif draft.arrivals is not None:
-        draft.prepare = partial(draft.arrivals.bring, model=draft.built.model)
-
-
-def _check_experts(draft: Draft) -> None:
-    request = draft.request
-    reason = inseparable(request.candidate, draft.files is None, request.model.source)
-    if shared_rows(draft.built.model) and reason:
-        raise CannotRun(reason)
 
 
 def _check_packing(draft: Draft) -> None:
@@ -371,9 +280,9 @@ TECHNIQUES: tuple[Callable[[Draft], None], ...] = (
     _set_precision,  # likewise
     _check_attention,
     _form_group,  # before anything depends on the rank
-    _build,  # under full offload the parameters are born where they will live
+    construct,  # under full offload the parameters are born where they will live
     _check_packing,  # while the model is still as its library made it
-    _cut,  # first of what changes modules: a plan knows them as transformers made them
+    cut,  # first of what changes modules: a plan knows them as transformers made them
     _fuse_kernels,  # before what else changes modules, for it knows them by their classes
     _add_adapters,  # before what looks at parameters
     _use_float8,  # before blocks are wrapped in any way

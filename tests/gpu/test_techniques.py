@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from autotune.trace_cache import TraceCache  # noqa: E402 - only where torch is there
 from autotune.tracing import LocalTracer  # noqa: E402
-from autotune.train import activation_offload, build, resting  # noqa: E402
+from autotune.train import activation_offload, construction, resting  # noqa: E402
 from autotune.train.build import assemble  # noqa: E402
 from tests.data.requests import OWN, family, request  # noqa: E402
 
@@ -95,7 +95,7 @@ def test_offload_to_disk_agrees_with_the_plain_run(moving, tmp_path, monkeypatch
 @pytest.mark.parametrize("model", [SMALL, OWN], ids=["gpt2", "own"])
 def test_a_model_that_is_built_in_files_has_the_same_weights(model, tmp_path, monkeypatch):
     _, weights = train(tmp_path, model, offload="full", precision="fp32")
-    monkeypatch.setattr(build, "host_is_short", lambda _: True)
+    monkeypatch.setattr(construction, "host_is_short", lambda _: True)
     _, in_files = train(tmp_path, model, offload="full", precision="fp32")
     assert all(torch.equal(in_files[name], value) for name, value in weights.items())
 
