@@ -18,6 +18,8 @@ from tests.numerics.building import built
 from tests.numerics.on_ranks import ACCUMULATION, BUILT, CASES, HYBRID, MICRO_BATCH, train
 from tests.numerics.runs import norm
 
+pytestmark = pytest.mark.xdist_group("ranks")  # what several tests look at is made once, by one worker
+
 ROOT = Path(__file__).parents[2]
 BF16 = 2**-6
 ROUNDING = 2**-9

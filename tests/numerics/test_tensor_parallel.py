@@ -15,6 +15,8 @@ import torch
 from tests.numerics.building import built
 from tests.numerics.on_tensor_ranks import BUILT, DROPPING, FOUR, TWO, train
 
+pytestmark = pytest.mark.xdist_group("cut")  # what several tests look at is made once, by one worker
+
 ROOT = Path(__file__).parents[2]
 TOLERANCE = {"fp32": 2e-6, "bf16": 0.02, "bf16-pure": 0.02}
 """Of the norm of all gradients: some ten roundings to 24 bits, or to 8."""
