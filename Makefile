@@ -12,13 +12,13 @@ run: $(VENV)/ready  ## the main job on this machine's CPU, with a real model
 	$(BIN)/autotune run --model gpt2 --seq-len 128 --target-global-batch 8K --device cpu:3GiB \
 		--sample-time 3s --proof-time 15s --max-probes 5
 
-test: lint $(APART)/ready  ## everything that needs no GPU; whole runs come last and one by one, because they compare speeds
-	$(SIDE_BY_SIDE) -m "not gpu" --ignore=tests/e2e
+test: lint $(APART)/ready  ## everything that needs no GPU; what compares speeds comes last and one by one
+	$(SIDE_BY_SIDE) -m "not gpu and not alone"
 	PYTHONPATH=$(APART) DS_ACCELERATOR=cpu $(SIDE_BY_SIDE) --dist=loadfile -m "not gpu" -k "float8 or deepspeed" tests/numerics tests/memory
-	$(BIN)/python -m pytest -m "not gpu" tests/e2e
+	$(BIN)/python -m pytest -m alone tests/e2e
 
 test-fast: $(VENV)/ready  ## without the tests that train for more than a few seconds
-	$(SIDE_BY_SIDE) -m "not gpu and not slow"
+	$(SIDE_BY_SIDE) -m "not gpu and not slow and not alone"
 
 test-gpu: $(VENV)/ready  ## what needs an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu

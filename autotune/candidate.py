@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, field_validator
@@ -125,7 +126,7 @@ class Candidate(Frozen):
 
     def key(self) -> str:
         """Return the canonical text of all fields, the same for equal candidates in any process."""
-        return ",".join(f"{name}={_text(value)}" for name, value in self)
+        return _key(self)
 
     @property
     def distributed(self) -> bool:
@@ -305,6 +306,11 @@ def alike(candidates: Iterable[Candidate]) -> list[tuple[Candidate, ...]]:
         else:
             found += [(member,) for member in members]
     return found
+
+
+@lru_cache(maxsize=4096)  # a search asks for those of its candidates again and again
+def _key(candidate: Candidate) -> str:
+    return ",".join(f"{name}={_text(value)}" for name, value in candidate)
 
 
 def _text(value: object) -> str:

@@ -13,6 +13,7 @@ from tests.e2e.conftest import QUICK, autotune, probes_alive
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_two_ranks_are_tuned_to_a_proven_winner_that_trains_as_it_was_exported(tmp_path):
     done = autotune(
         "run", "--model", "tiny-gpt2", "--target-global-batch", "256", "--gpus", "2", "--device", "cpu:512MiB",

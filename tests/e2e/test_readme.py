@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_every_command_of_the_readme_runs(winner):
     folder, _ = winner  # the README's own run
     (best,) = (path.relative_to(folder) for path in folder.glob("runs/*/best.yaml"))

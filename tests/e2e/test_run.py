@@ -19,7 +19,7 @@ from autotune.selection import rank
 from autotune.strategies.decision import Scope
 from tests.e2e.conftest import AUTOTUNE, QUICK, autotune, probes_alive
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 def test_a_run_meets_real_ooms_and_ends_with_a_proven_winner(winner):

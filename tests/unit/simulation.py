@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
 
-from autotune.candidate import Candidate, choices
+from autotune.candidate import Candidate, Checkpointing, Offload, choices
 from autotune.memory.predictor import Ground, Predictor
 from autotune.memory.segment import Segment, Slots
 from autotune.memory.timeline import Timeline
@@ -55,15 +57,19 @@ class Arithmetic:
 def foreseeing(device: Arithmetic, factor: float = 1.0) -> Predictor:
     """Return a memory model of the device, whose every number of bytes is off by a factor."""
     timelines = {}
-    for checkpointing in choices("checkpointing"):
-        for offload in choices("offload"):
-            for precision in choices("precision"):
-                for optimizer in choices("optimizer"):
-                    rung = Candidate(
-                        precision=precision, checkpointing=checkpointing, offload=offload, optimizer=optimizer
-                    )
-                    timelines[rung.key()] = timeline(device, rung, factor)
+    for checkpointing, offload in product(choices("checkpointing"), choices("offload")):
+        rungs = _rungs(checkpointing, offload)
+        # What else a rung says changes nothing in a timeline.
+        timelines |= dict.fromkeys((rung.key() for rung in rungs), timeline(device, rungs[0], factor))
     return Predictor(timelines, Ground("cpu", 0, 0))
+
+
+@cache
+def _rungs(checkpointing: Checkpointing, offload: Offload) -> tuple[Candidate, ...]:
+    return tuple(
+        Candidate(precision=precision, checkpointing=checkpointing, offload=offload, optimizer=optimizer)
+        for precision, optimizer in product(choices("precision"), choices("optimizer"))
+    )
 
 
 def timeline(device: Arithmetic, rung: Candidate, factor: float = 1.0) -> Timeline:
