@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 APART := $(abspath $(VENV))/apart
-SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=loadgroup
+SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: run test test-fast test-gpu lint format clean

@@ -7,8 +7,6 @@ import pytest
 from tests.docs.readme import commands
 from tests.e2e.conftest import autotune
 
-pytestmark = pytest.mark.xdist_group("simulated")  # what several tests look at is made once, by one worker
-
 
 @pytest.fixture(scope="module")
 def predicted(tmp_path_factory):

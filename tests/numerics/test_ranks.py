@@ -6,7 +6,6 @@ autocast may keep it in fp32. Each of the tiny model's two blocks rounds it twic
 may differ by some eight roundings of 2^-9, one in 64. With uneven padding the ranks have unequal numbers of targets.
 """
 
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -16,9 +15,8 @@ import torch
 
 from tests.numerics.building import built
 from tests.numerics.on_ranks import ACCUMULATION, BUILT, CASES, HYBRID, MICRO_BATCH, train
+from tests.numerics.once import once
 from tests.numerics.runs import norm
-
-pytestmark = pytest.mark.xdist_group("ranks")  # what several tests look at is made once, by one worker
 
 ROOT = Path(__file__).parents[2]
 BF16 = 2**-6
@@ -29,22 +27,22 @@ each partial sum, of which two nodes of two have two. It does not all go one way
 
 @pytest.fixture(scope="module")
 def of_two(tmp_path_factory):
-    file = tmp_path_factory.mktemp("ranks") / "results.pt"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-               "-m", "tests.numerics.on_ranks", str(file)]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    file = once(
+        tmp_path_factory,
+        "ranks-of-two.pt",
+        lambda into: [*launch, "-m", "tests.numerics.on_ranks", str(into)],
+    )
     return torch.load(file)
 
 
 @pytest.fixture(scope="module")
 def of_four(tmp_path_factory):
     """Two nodes of two ranks: processes that share one import, because there are four."""
-    file = tmp_path_factory.mktemp("nodes") / "results.pt"
-    command = [sys.executable, "-m", "tests.numerics.on_ranks", str(file), "HYBRID", "4"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return torch.load(file)
+    launch = [sys.executable, "-m", "tests.numerics.on_ranks"]
+    return torch.load(
+        once(tmp_path_factory, "ranks-of-four.pt", lambda into: [*launch, str(into), "HYBRID", "4"])
+    )
 
 
 @cache

@@ -5,7 +5,6 @@ each part is rounded to 8 bits before they are added, so that a gradient is off 
 accumulates over a handful of products in the two blocks.
 """
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,26 +13,24 @@ import torch
 
 from tests.numerics.building import built
 from tests.numerics.on_tensor_ranks import BUILT, DROPPING, FOUR, TWO, train
-
-pytestmark = pytest.mark.xdist_group("cut")  # what several tests look at is made once, by one worker
+from tests.numerics.once import once
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = {"fp32": 2e-6, "bf16": 0.02, "bf16-pure": 0.02}
 """Of the norm of all gradients: some ten roundings to 24 bits, or to 8."""
 
 
-def launch(folder, ranks, cases):
-    file = folder / "results.pt"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks),
-               "-m", "tests.numerics.on_tensor_ranks", str(file), cases]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
+def launch(factory, name, ranks, cases):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+    file = once(
+        factory, name, lambda into: [*command, "-m", "tests.numerics.on_tensor_ranks", str(into), cases]
+    )
     return torch.load(file)
 
 
 @pytest.fixture(scope="module")
 def of_two(tmp_path_factory):
-    return launch(tmp_path_factory.mktemp("two"), 2, "TWO")
+    return launch(tmp_path_factory, "cut-in-two.pt", 2, "TWO")
 
 
 def check(case, found, share):
@@ -80,8 +77,8 @@ def test_ranks_with_one_model_drop_alike(of_two):
 
 
 @pytest.mark.slow
-def test_two_pairs_of_ranks_train_as_one(tmp_path):
-    *found, of_built = launch(tmp_path, 4, "FOUR")
+def test_two_pairs_of_ranks_train_as_one(tmp_path_factory):
+    *found, of_built = launch(tmp_path_factory, "cut-and-sharded.pt", 4, "FOUR")
     for case, results in zip(FOUR, found, strict=True):
         check(case, results, share=4)
     check_built(of_built)

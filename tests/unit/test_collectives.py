@@ -9,8 +9,6 @@ import pytest
 
 from tests.data.collectives import LATE
 
-pytestmark = pytest.mark.xdist_group("collectives")  # what several tests look at is made once, by one worker
-
 ROOT = Path(__file__).parents[2]
 
 

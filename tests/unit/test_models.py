@@ -9,8 +9,6 @@ from autotune.errors import InputError
 from autotune.models.catalog import FOLDER, find, list_presets
 from autotune.models.resolve import resolve
 
-pytestmark = pytest.mark.xdist_group("presets")  # what several tests look at is made once, by one worker
-
 DATA = Path(__file__).parents[1] / "data"
 TINY = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 256}
 
