@@ -1,7 +1,7 @@
 """When collectives of gloo began and ended, as seen from Python while a step runs.
 
-torch's profiler would tell it too, but leaving it while gloo's threads still close their own spans kills the process: 5
-of 120 probes on two ranks ended with SIGSEGV in `profile.__exit__` (torch 2.13, four at a time on two cores).
+torch's profiler would tell it too, but leaving it may kill the process: 5 of 120 probes on two ranks ended with SIGSEGV
+in `profile.__exit__` (torch 2.13, four at a time on two cores), perhaps because gloo's threads still close their spans.
 """
 
 from __future__ import annotations
