@@ -61,7 +61,7 @@ def nearest(name: str, valid: Iterable[str], count: int = 3) -> str:
     Falls back to the whole list when nothing is close and the list is short.
     """
     names = sorted(set(valid))
-    close = difflib.get_close_matches(name, names, n=count, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=count, cutoff=0.6)
     if close:
         return f"did you mean {', '.join(close)}?"
     if len(names) <= 12:

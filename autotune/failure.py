@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from autotune.errors import AutotuneError, InputError, ModelError, NothingFits
-from autotune.outcome import Crash, Ok, Oom, Outcome, Unsupported
+from autotune.errors import AutotuneError, InputError, ModelError, NothingFits, ProbeError
+from autotune.outcome import Crash, Ok, Oom, Outcome, Timeout, Unsupported
 from autotune.selection import missing
 from autotune.strategies.decision import Done, Scope
 from autotune.trial import History, Trial
-from autotune.units import format_bytes
+from autotune.units import format_bytes, format_duration
 
 
 def inspection_failed(outcome: Outcome, budget: int) -> AutotuneError:
     """Return the error for a model that could not be looked at within `budget` bytes."""
     match outcome:
+        case Crash(message=message, traceback=traceback, phase="forward"):
+            return ModelError(f"the model was built, but failed on a first batch: {message}", traceback)
         case Crash(message=message, traceback=traceback):
             return ModelError(f"the model cannot be built: {message}", traceback)
+        case Timeout(phase="start", seconds=seconds):
+            return ProbeError(
+                f"torch and transformers were not imported within {format_duration(seconds)} (--probe-timeout); "
+                "on a slow disk or a busy machine allow more with --probe-timeout"
+            )
+        case Timeout(phase=phase, seconds=seconds):
+            doing = "its forward on a first batch" if phase == "forward" else "building it"
+            return ModelError(
+                f"looking at the model came to no end: {doing} was cut off after {format_duration(seconds)} "
+                "(--probe-timeout). If that is how long it takes, allow more with --probe-timeout, else see "
+                "what the function waits for"
+            )
         case Oom(phase="start"):
             return InputError(
                 f"a budget of {format_bytes(budget)} is smaller than what torch and transformers themselves need"

@@ -11,7 +11,7 @@ from autotune.record import ProofFinished
 from autotune.selection import throughput
 from autotune.specs import Limits
 from autotune.trial import History
-from autotune.units import MIB, format_bytes, format_count, format_duration
+from autotune.units import MIB, format_bytes, format_count, format_counted, format_duration
 
 SPEED = "tokens per second"
 """Name of the check of speed."""
@@ -126,7 +126,8 @@ def _held(best: Best, outcome: Ok, speed: float) -> str:
     most = outcome.evaluation_micro_batch
     larger = "" if most is None or most == best.candidate.micro_batch else f" (micro-batch {most} fits there)"
     return (
-        f"held when relaunched: {len(outcome.losses)} optimizer steps of {outcome.accumulation_steps} micro-steps, "
+        f"held when relaunched: {len(outcome.losses)} optimizer steps of "
+        f"{format_counted(outcome.accumulation_steps, 'micro-step')}, "
         f"an evaluation{larger} and a checkpoint; "
         f"peak {format_bytes(outcome.memory.peak())}, {format_count(speed)} tokens/s, "
         f"loss {outcome.losses[0]:.2f} -> {outcome.losses[-1]:.2f}{expected}"
@@ -146,7 +147,9 @@ def _failed(checks: tuple[Check, ...]) -> str:
             case "loss falls":
                 said.append(f"loss did not fall ({recorded} -> {proven})")
             case "allocator retries":
-                said.append(f"the allocator had to flush its cache {proven} times")
+                said.append(
+                    f"the allocator had to flush its cache {format_counted(int(check.proven or 0), 'time')}"
+                )
             case _:
                 said.append(
                     f"{check.name} {proven} against {recorded} recorded (allowed {check.tolerance:.0%})"

@@ -104,6 +104,12 @@ class DeviceSpec(Frozen):
         return f"cuda:{self.index}" if self.kind == "cuda" and self.index else self.kind
 
 
+_GLOBAL_BATCH = re.compile(
+    r"^\s*(?P<amount>\d[^\s]*?)\s*(?:(?P<unit>token|sample|sequence)s?)?\s*$", re.IGNORECASE
+)
+"""A quantity and its unit, with or without a space between them."""
+
+
 class GlobalBatch(Frozen):
     """The number of tokens (or samples) that one optimizer step must see, over all devices together."""
 
@@ -112,17 +118,15 @@ class GlobalBatch(Frozen):
 
     @classmethod
     def parse(cls, text: str) -> GlobalBatch:
-        """Parse `4M`, `64Ki tokens` or `512 samples`. Raises ValueError."""
-        words = text.strip().rsplit(maxsplit=1)
-        unit = words[1].lower() if len(words) == 2 else "tokens"
-        if unit in {"token", "tokens"}:
-            amount = parse_count(words[0] if len(words) == 2 else text)
-            return cls(amount=amount, unit="tokens")
-        if unit in {"sample", "samples", "sequences"}:
-            return cls(amount=parse_count(words[0]), unit="samples")
-        raise ValueError(
-            f"global batch {text!r} is unknown; write it like 4M, '64Ki tokens' or '512 samples'"
+        """Parse `4M`, `64Ki tokens`, `512 samples` or `512samples`. Raises ValueError."""
+        if (match := _GLOBAL_BATCH.match(text)) is None:
+            raise ValueError(
+                f"global batch {text!r} is unknown; write it like 4M, '64Ki tokens' or '512 samples'"
+            )
+        unit: Literal["tokens", "samples"] = (
+            "tokens" if match["unit"] is None or match["unit"].lower() == "token" else "samples"
         )
+        return cls(amount=parse_count(match["amount"]), unit=unit)
 
     def tokens(self, tokens_per_sample: int) -> int:
         """Return the batch in tokens."""

@@ -91,6 +91,16 @@ def format_count(count: float) -> str:
     return f"{count:,.0f}"
 
 
+def format_counted(count: int, noun: str) -> str:
+    """Print a count with its noun in singular or plural: `1 micro-step`, `2,000 micro-steps`."""
+    return f"{format_count(count)} {noun}{'s' * (count != 1)}"
+
+
+def format_slowdown(share: float) -> str:
+    """Print by how much something takes longer: `3.6% slower`, from twice as long on `5.6 times as long`."""
+    return f"{share:.1%} slower" if share < 1 else f"{1 + share:.1f} times as long"
+
+
 def format_duration(seconds: float) -> str:
     """Print seconds as `0.42 s`, `12.3 s`, `3m 05s` or `2h 07m`."""
     if seconds < 10:

@@ -8,7 +8,7 @@ from autotune.prediction import Prediction
 from autotune.selection import Score, rank
 from autotune.strategies.decision import Scope
 from autotune.trial import History, Trial
-from autotune.units import format_bytes, format_duration
+from autotune.units import format_bytes, format_duration, format_slowdown
 
 PHASES = {
     "start": "starting up", "build": "building the model", "forward": "forward", "backward": "backward",
@@ -91,7 +91,7 @@ def _slower(score: Score, best: Score) -> str:
     share = score.seconds / best.seconds - 1
     size = score.trial.candidate.micro_batch
     if share > 0:
-        return f"micro-batch {size}: {share:.1%} slower"
+        return f"micro-batch {size}: {format_slowdown(share)}"
     return (
         f"micro-batch {size}: as fast, but its proof failed" if share < 0 else f"micro-batch {size}: as fast"
     )

@@ -281,7 +281,12 @@ def _from_function(spec: ModelSpec, seq_len: int) -> BuiltModel:
             f"{spec.path or 'the current folder'}"
         ) from error
     function = getattr(module, function_name, None)
-    if not callable(function):
+    if function is not None and not callable(function):
+        raise InputError(
+            f"model {spec.name}: {function_name!r} of module {module_name!r} is of type "
+            f"{type(function).__name__} and cannot be called; name a function that returns the model"
+        )
+    if function is None:
         functions = [
             name for name, value in vars(module).items() if callable(value) and not name.startswith("_")
         ]

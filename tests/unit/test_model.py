@@ -146,6 +146,7 @@ def test_of_two_modules_of_one_name_the_one_in_the_specs_folder_is_taken(tmp_pat
     ("name", "message"),
     [
         ("own_model:built", "no function 'built'.*did you mean build"),
+        ("own_model:VOCABULARY", "'VOCABULARY' of module 'own_model' is of type int and cannot be called"),
         ("own_modell:build", "no Python module 'own_modell'"),
         ("own_model:build_alone", r"must return \(nn.Module, make_batch\), .* it returned Network"),
         ("own_model:build_half", "must be torch.float32.*torch.bfloat16"),

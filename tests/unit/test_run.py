@@ -14,10 +14,10 @@ import pytest
 from autotune.admission import Admission
 from autotune.best import Best
 from autotune.candidate import Candidate
-from autotune.errors import InputError, ModelError, NothingFits, NothingProven
+from autotune.errors import InputError, ModelError, NothingFits, NothingProven, ProbeError
 from autotune.journal import Journal, read_record
 from autotune.options import load_space
-from autotune.outcome import Ok, Oom, Unsupported
+from autotune.outcome import Ok, Oom, Timeout, Unsupported
 from autotune.paths import RunPaths
 from autotune.probe.protocol import Inspection
 from autotune.proof import proof_request
@@ -202,6 +202,28 @@ def test_a_model_that_cannot_be_built_is_found_before_any_probe(tmp_path):
     executor.inspection = Unsupported(reason="sequences of at most 512 tokens")
     with pytest.raises(InputError, match="at most 512"):
         start(tmp_path, executor)
+
+
+def test_a_look_at_the_model_that_fails_says_what_failed_and_names_the_flag(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+
+    def said(outcome, kind):
+        executor.inspection = outcome
+        with pytest.raises(kind) as caught:
+            start(tmp_path, executor)
+        return str(caught.value), caught.value.exit_code
+
+    text, code = said(crash("KeyError: 'tokens'"), ModelError)
+    assert "was built, but failed on a first batch: KeyError" in text
+    assert "cannot be built" not in text
+    text, code = said(Timeout(phase="build", seconds=600.0), ModelError)
+    assert "building it was cut off after 10m 00s (--probe-timeout)" in text
+    assert code == 4
+    text, _ = said(Timeout(phase="forward", seconds=60.0), ModelError)
+    assert "its forward on a first batch was cut off after 1m 00s (--probe-timeout)" in text
+    text, code = said(Timeout(phase="start", seconds=5.0), ProbeError)
+    assert "not imported within 5.00 s (--probe-timeout)" in text
+    assert code == 1, "this machine's fault, not the model's"
 
 
 def test_a_crash_after_something_worked_only_ends_that_way(tmp_path):

@@ -2,10 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.errors import nearest
+from autotune.specs import GlobalBatch
 from autotune.units import (
     format_bytes,
+    format_counted,
     format_duration,
     format_size,
+    format_slowdown,
     parse_bytes,
     parse_count,
     parse_duration,
@@ -62,3 +66,41 @@ def test_the_screen_shows_binary_units():
     assert format_bytes(3 * 2**30) == "3.00 GiB"
     assert format_bytes(512 * 2**20) == "512 MiB"
     assert format_duration(185) == "3m 05s"
+    assert format_counted(1, "micro-step") == "1 micro-step"
+    assert format_counted(2000, "micro-step") == "2,000 micro-steps"
+    assert format_slowdown(0.036) == "3.6% slower"
+    assert format_slowdown(4.643) == "5.6 times as long"
+
+
+@pytest.mark.parametrize(
+    ("text", "amount", "unit"),
+    [
+        ("512samples", 512, "samples"),
+        ("512 samples", 512, "samples"),
+        ("1 sequence", 1, "samples"),
+        ("64Ki tokens", 65536, "tokens"),
+        ("64Kitokens", 65536, "tokens"),
+        (" 4M ", 4_000_000, "tokens"),
+        ("4,000,000", 4_000_000, "tokens"),
+    ],
+)
+def test_a_global_batch_may_be_glued_to_its_unit(text, amount, unit):
+    assert GlobalBatch.parse(text) == GlobalBatch(amount=amount, unit=unit)
+
+
+@pytest.mark.parametrize("text", ["", "4X", "samples", "512 apples", "512s", "4 M M"])
+def test_a_global_batch_that_is_none_is_refused_with_examples(text):
+    with pytest.raises(ValueError, match="write it like 4M"):
+        GlobalBatch.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("gtp2", "did you mean gpt2?"),
+        ("compild", "did you mean compiled?"),
+        ("nope", "valid: compiled, gpt2"),
+    ],
+)
+def test_only_what_is_near_is_suggested(typed, said):
+    assert nearest(typed, ["compiled", "gpt2"]) == said
