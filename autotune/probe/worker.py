@@ -65,15 +65,15 @@ class Channel:
         self.send(Progress(phase=phase, step=step))
 
 
-def main(request_path: str, channel: Channel) -> None:
-    """Answer one request."""
+def main(request_path: str, channel: Channel, probe: type[Probe] | None = None) -> None:
+    """Answer one request, by a `Probe` unless another class is given."""
     try:
         request = ProbeRequest.model_validate_json(Path(request_path).read_bytes())
     except (OSError, ValidationError) as error:
         problem = f"the request cannot be used: {error}"
         channel.send(Result(outcome=Crash(reason="protocol", phase="start", message=problem)))
         return
-    channel.send(Probe(request, channel).answer())
+    channel.send((probe or Probe)(request, channel).answer())
 
 
 class Probe:

@@ -28,7 +28,7 @@ LAYERS = [
                  "models", "emission", "train"]),
     ("loop", ["admission", "runs", "watch", "foresight", "proving", "run", "estimation", "options", "verification",
               "diagnosis", "report", "api"]),
-    ("command line", ["terminal", "cli"]),
+    ("command line", ["terminal", "cli", "__main__"]),
 ]  # fmt: skip
 """From the bottom up. A module imports its own layer and those below; the longest name that matches counts."""
 
@@ -113,6 +113,14 @@ def test_the_command_line_loads_nothing_heavy():
     ).stdout
     for name in ("torch", "transformers", "optuna", "pandas", "ray", "numpy", "pydantic", "ruamel", "psutil"):
         assert f"'{name}'" not in loaded
+
+
+def test_the_package_is_a_program_too(tmp_path):
+    help_text = subprocess.run(
+        [sys.executable, "-m", "autotune", "--help"], cwd=tmp_path, check=True, capture_output=True, text=True,
+        env={"PYTHONPATH": str(ROOT)},
+    ).stdout  # fmt: skip
+    assert "estimate" in help_text
 
 
 def test_every_verb_keeps_the_tuner_free_of_torch(tmp_path):
