@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from autotune.exit_codes import ExitCode, summary
 from autotune.terminal import console_for, fail, print_json
 
 if TYPE_CHECKING:
@@ -20,13 +21,10 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     help="Find the fastest way to train a model that is proven not to run out of memory.",
-    epilog="Exit codes: 0 a proven winner (a predicted one on a simulated device), 1 this machine failed, 2 bad "
-    "input, 3 nothing fits, 4 the model itself fails, 130 interrupted.",
+    epilog=summary(),
 )  # fmt: skip
 spaces_app = typer.Typer(no_args_is_help=False, help="List and draw search spaces.")
 app.add_typer(spaces_app, name="spaces", invoke_without_command=True)
-
-INTERRUPTED = 130
 
 # Options of several verbs.
 SeqLen = Annotated[int | None, typer.Option(help="Tokens per sequence.")]
@@ -49,14 +47,16 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 RunArgument = Annotated[str, typer.Argument(help="Name or path of a run; `last` is the newest.")]
 
 
-def main() -> None:
-    """Run the command line; turn errors into messages and exit codes."""
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line (of `arguments`, else this process's own); turn errors into messages and exit codes."""
     try:
-        code = app(standalone_mode=False)  # typer returns the code of an Exit instead of raising it
+        code = app(
+            arguments, standalone_mode=False
+        )  # typer returns the code of an Exit instead of raising it
         sys.exit(code if isinstance(code, int) else 0)
     except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("interrupted\n")
-        sys.exit(INTERRUPTED)
+        sys.exit(ExitCode.INTERRUPTED)
     except Exception as error:  # noqa: BLE001  the last line of defence: classify, print, exit
         fail(error)
 
@@ -252,6 +252,7 @@ def estimate(
 ) -> None:
     """Predict memory and speed of one candidate, or of every rung, on GPUs that need not be there."""
     given = {name: value for name, value in locals().items() if value is not None}
+    from autotune.errors import NotPriced
     from autotune.estimation import Question
     from autotune.estimation import estimate as answer_to
     from autotune.report.estimates import estimates_document, print_estimates
@@ -259,8 +260,12 @@ def estimate(
 
     for name in ("plot", "json"):
         given.pop(name, None)
-    answer = answer_to(Question.gather(given, Path.cwd()), LocalTracer(), Path.cwd())
     if plot is not None:
+        from autotune.report.plot import check_picture
+
+        check_picture(plot)
+    answer = answer_to(Question.gather(given, Path.cwd()), LocalTracer(), Path.cwd())
+    if plot is not None and answer.priced:
         from autotune.report.plot import draw
 
         draw(answer, plot)
@@ -268,6 +273,8 @@ def estimate(
         print_json(estimates_document(answer))
     else:
         print_estimates(answer, console_for(stderr=False))
+    if not answer.priced:
+        raise NotPriced(f"{answer.model.name} could not be priced: {answer.unpriced[0].reason}")
 
 
 @app.command()
@@ -355,7 +362,7 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool) -> None:
     except KeyboardInterrupt:
         message = f"\ninterrupted; nothing is left running. Go on with: autotune resume {paths.root}"
         console.print(message, markup=False, soft_wrap=True)
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
     except (JournalError, ProbeError) as error:
         hint = f"When that is mended, go on with: autotune resume {paths.root}"
         raise type(error)(f"{error}. {hint}") from error

@@ -8,17 +8,19 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from autotune.exit_codes import ExitCode
+
 
 class AutotuneError(Exception):
     """Root of all errors that autotune raises on purpose."""
 
-    exit_code = 1
+    exit_code = ExitCode.MACHINE
 
 
 class InputError(AutotuneError, ValueError):
     """The user's input cannot be used. Holds every problem found, not just the first."""
 
-    exit_code = 2
+    exit_code = ExitCode.INPUT
 
     def __init__(self, problems: str | Iterable[str]) -> None:
         self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
@@ -28,23 +30,29 @@ class InputError(AutotuneError, ValueError):
 class NothingFits(AutotuneError):
     """No candidate of the search space fits the device."""
 
-    exit_code = 3
+    exit_code = ExitCode.NOTHING_PROVEN
 
 
 class NothingProven(AutotuneError):
     """Candidates fit, but none passed the proof."""
 
-    exit_code = 3
+    exit_code = ExitCode.NOTHING_PROVEN
 
 
 class ModelError(AutotuneError):
     """The user's model (or a library under it) raised an error that is not about memory."""
 
-    exit_code = 4
+    exit_code = ExitCode.MODEL
 
     def __init__(self, message: str, traceback: str = "") -> None:
         self.traceback = traceback
         super().__init__(message)
+
+
+class NotPriced(AutotuneError):
+    """No candidate that an estimate was asked for could be priced."""
+
+    exit_code = ExitCode.NOT_PRICED
 
 
 class JournalError(AutotuneError):

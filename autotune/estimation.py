@@ -131,6 +131,11 @@ class Answer:
         """The rungs that could be traced."""
         return tuple(rung for rung in self.rungs if isinstance(rung, Priced))
 
+    @property
+    def unpriced(self) -> tuple[Unpriced, ...]:
+        """The rungs that could not be traced, with the reason."""
+        return tuple(rung for rung in self.rungs if isinstance(rung, Unpriced))
+
 
 class Settled(NamedTuple):
     """What the names in a question stand for."""

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from autotune.candidate import Candidate, RestingPlace
 from autotune.errors import AutotuneError
+from autotune.exit_codes import ExitCode
 from autotune.validation import Frozen
 
 PREPARE_TIMEOUT = 30.0
@@ -19,7 +20,7 @@ PREPARE_TIMEOUT = 30.0
 class DeviceBusy(AutotuneError):
     """Something else uses the device, so that nothing measured on it would mean anything."""
 
-    exit_code = 2
+    exit_code = ExitCode.INPUT
 
 
 class DeviceFacts(Frozen):

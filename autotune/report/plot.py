@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,12 +32,20 @@ RESERVE = "#dddddd"
 """What allocator, context and libraries take beyond the tensors."""
 
 
-def draw(answer: Answer, file: Path) -> None:
-    """Write a picture (.png) or an interactive page (.html). Raises InputError for anything else."""
+def check_picture(file: Path) -> None:
+    """Raise InputError where no picture can be written to a file: to be known before the work for it begins."""
     if file.suffix not in {".png", ".html"}:
         raise InputError(f"--plot {file}: the name must end in .png or .html")
-    if not answer.priced:
-        raise InputError("there is nothing to draw: no rung could be traced")
+    if not os.path.isdir(file.parent):
+        raise InputError(f"--plot {file}: there is no folder {file.parent}")
+    if os.path.isdir(file):
+        raise InputError(f"--plot {file} is a folder")
+
+
+def draw(answer: Answer, file: Path) -> None:
+    """Write a picture (.png) or an interactive page (.html). Raises InputError for anything else."""
+    check_picture(file)
+    assert answer.priced, "there is nothing to draw where no rung could be traced"
     try:
         if file.suffix == ".png":
             _png(answer, file)

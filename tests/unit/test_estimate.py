@@ -11,13 +11,13 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from autotune.candidate import AXES, Candidate, choices
-from autotune.cli import app
+from autotune.cli import app, main
 from autotune.errors import InputError
 from autotune.estimation import Question, estimate
 from autotune.hardware import find_hardware
 from autotune.memory.curve import curve
 from autotune.report.estimates import estimates_document
-from autotune.report.plot import draw
+from autotune.report.plot import check_picture, draw
 from autotune.tracing import Trace
 from autotune.units import GIB, MIB
 from tests.unit.simulation import Arithmetic, timeline
@@ -152,13 +152,25 @@ def test_pictures_are_written_for_any_answer(tmp_path, ending):
         assert b"predicted, not measured" in content
 
 
-def test_a_picture_of_another_kind_or_of_nothing_is_refused(tmp_path):
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_traced(tmp_path):
     with pytest.raises(InputError, match=r"must end in \.png or \.html"):
-        draw(ask(), tmp_path / "estimate.gif")
-    with pytest.raises(InputError, match="nothing to draw"):
-        draw(ask(MadeTracer(untraceable="bf16"), precision="bf16"), tmp_path / "estimate.png")
-    with pytest.raises(InputError, match="cannot be written"):
-        draw(ask(), tmp_path / "missing" / "estimate.png")
+        check_picture(tmp_path / "estimate.gif")
+    with pytest.raises(InputError, match="there is no folder"):
+        check_picture(tmp_path / "missing" / "estimate.png")
+
+
+def test_what_could_not_be_priced_is_an_exit_code_of_its_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("autotune.tracing.LocalTracer", lambda: MadeTracer(untraceable="bf16"))
+    arguments = ["estimate", "--model", "tiny-gpt2", "--plot", str(tmp_path / "none.png")]
+    codes = {}
+    for options in (["--precision", "bf16"], ["--precision", "bf16", "--json"], ["--precision", "fp32"], []):
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, *options])
+        codes[" ".join(options)] = ended.value.code
+        said = capsys.readouterr()
+        if ended.value.code:
+            assert "could not be priced: operator x needs values" in said.err
+    assert codes == {"--precision bf16": 6, "--precision bf16 --json": 6, "--precision fp32": 0, "": 0}
 
 
 def test_the_command_prints_where_its_numbers_come_from(tmp_path, monkeypatch):

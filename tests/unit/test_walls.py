@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "autotune"
 
 LAYERS = [
-    ("words", ["errors", "units"]),
+    ("words", ["exit_codes", "errors", "units"]),
     (
         "data",
         ["validation", "candidate", "lengths", "outcome", "trial", "specs", "accumulation", "constraints", "rules",

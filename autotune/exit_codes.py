@@ -1,0 +1,58 @@
+"""What the exit codes of the command line mean, and which verb gives which: the one table that help and README show."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """A code that a verb exits with."""
+
+    OK = 0
+    MACHINE = 1
+    INPUT = 2
+    NOTHING_PROVEN = 3
+    MODEL = 4
+    REGRESSION = 5
+    NOT_PRICED = 6
+    HANGUP = 129
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+MEANINGS: dict[ExitCode, str] = {
+    ExitCode.OK: "done: a winner that is proven (predicted on a simulated device), a proof that held",
+    ExitCode.MACHINE: "this machine failed (a full disk, a damaged record)",
+    ExitCode.INPUT: "bad input",
+    ExitCode.NOTHING_PROVEN: "nothing fits, or nothing was proven",
+    ExitCode.MODEL: "the model itself fails",
+    ExitCode.REGRESSION: "slower or larger than before (kept for sweeps)",
+    ExitCode.NOT_PRICED: "estimate could not price what was asked",
+    ExitCode.HANGUP: "ended by SIGHUP",
+    ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
+    ExitCode.TERMINATED: "ended by SIGTERM",
+}
+"""Each code in the words of help and README."""
+
+_ANY = frozenset({
+    ExitCode.OK, ExitCode.MACHINE, ExitCode.INPUT, ExitCode.HANGUP, ExitCode.INTERRUPTED, ExitCode.TERMINATED
+})  # fmt: skip
+_TRAINING = _ANY | {ExitCode.NOTHING_PROVEN, ExitCode.MODEL}
+
+BY_VERB: dict[str, frozenset[ExitCode]] = {
+    "run": _TRAINING,
+    "resume": _TRAINING,
+    "verify": _TRAINING,
+    "estimate": _ANY | {ExitCode.MODEL, ExitCode.NOT_PRICED},
+    "report": _ANY,
+    "export": _ANY,
+    "doctor": _ANY,
+    "models": _ANY,
+    "spaces": _ANY,
+}
+"""The codes that each verb may exit with."""
+
+
+def summary() -> str:
+    """Return the table as one sentence."""
+    return "Exit codes: " + "; ".join(f"{code.value} {meaning}" for code, meaning in MEANINGS.items()) + "."
