@@ -8,6 +8,12 @@ from autotune.errors import InputError
 from autotune.units import format_count
 from autotune.validation import Frozen
 
+ASSUMED_STEPS = 8
+"""Micro-steps of a global step where no global batch says how many.
+
+Several, because that is what a run comes to with any batch worth accumulating. Memory is the same from two on: then
+gradients live through the forward of every micro-step but the first, which a single one spares."""
+
 
 class Accumulation(Frozen):
     """How micro-batches add up to the global batch. All amounts in tokens, except where named samples."""

@@ -217,7 +217,9 @@ def estimate(
     seq_len: SeqLen = None,
     lengths: LengthsFile = None,
     micro_batch: Annotated[int | None, typer.Option(help="Samples on each GPU.")] = None,
-    accumulation_steps: Annotated[int | None, typer.Option(help="Micro-steps for an optimizer step.")] = None,
+    accumulation_steps: Annotated[
+        int | None, typer.Option(help="Micro-steps of a global step; else 8.")
+    ] = None,
     headroom: Headroom = None,
     precision: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, bf16-pure or fp8.")] = None,
     attention: Annotated[

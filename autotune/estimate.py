@@ -27,6 +27,8 @@ class Estimate(Frozen):
     evidence: Literal["predicted"] = "predicted"
     micro_batch: int
     """Samples that the numbers are of."""
+    accumulation_steps: Annotated[int, Field(ge=1)]
+    """Micro-steps of the global step that the numbers are of."""
     allocated_peak_bytes: int
     """Peak of the tensors on the device, in blocks of 512 B, with the cuBLAS workspaces: what torch calls allocated."""
     reserved_peak_bytes: int
@@ -113,6 +115,7 @@ def price(
     return Estimate(
         candidate=candidate,
         micro_batch=candidate.micro_batch,
+        accumulation_steps=accumulation_steps,
         allocated_peak_bytes=prediction.allocated,
         reserved_peak_bytes=prediction.reserved,
         device_peak_bytes=prediction.peak,

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
+from autotune.accumulation import ASSUMED_STEPS
 from autotune.candidate import AXES, Candidate, alike, choices
 from autotune.devices.simulated import DEFAULT
 from autotune.errors import InputError
@@ -62,8 +63,8 @@ class Question(Frozen):
     """A file of the dataset's sequence lengths, for rows that are padded or packed."""
     micro_batch: Annotated[int, Field(ge=1)] = 1
     """Samples on each GPU."""
-    accumulation_steps: Annotated[int, Field(ge=1)] = 1
-    """Micro-steps for each optimizer step."""
+    accumulation_steps: Annotated[int, Field(ge=1)] | None = None
+    """Micro-steps for each optimizer step; by default as many as `steps_of` says."""
     headroom: Annotated[float, Field(ge=0, lt=0.9)] = Goal.model_fields["headroom"].default
     """Share of the GPU's memory that must stay free."""
     space: str = "default"
@@ -86,6 +87,13 @@ class Question(Frozen):
     def devices(self) -> str:
         """How many GPUs there are, before the name of one: `2 x 8 x ` are two nodes of eight; empty for one."""
         return "".join(f"{count} x " for count in (self.nodes, self.gpus) if count > 1)
+
+    def steps_of(self, candidate: Candidate) -> int:
+        """Return the micro-steps of a candidate's global step: those asked for, else ASSUMED_STEPS.
+
+        An optimizer step inside the backward pass leaves no gradients to accumulate: there it is a single one.
+        """
+        return self.accumulation_steps or (1 if candidate.optimizer_in_backward else ASSUMED_STEPS)
 
     @classmethod
     def gather(cls, given: dict[str, Any], base: Path) -> Question:
@@ -203,7 +211,7 @@ def _candidates(
     def refusals(candidate: Candidate) -> list[str]:
         reasons = [
             space.refusal(candidate),
-            illegal(candidate, question.accumulation_steps),
+            illegal(candidate, question.steps_of(candidate)),
             misplaced(candidate, ranks, "cuda", question.nodes),
             unmeasured(candidate, question.lengths is not None),
         ]
@@ -242,7 +250,8 @@ def _request(
 ) -> ProbeRequest:
     return ProbeRequest(
         kind="trace", model=model, candidate=candidate, seq_len=seq_len, lengths=lengths,
-        accumulation_steps=question.accumulation_steps, device="cuda:0",
+        accumulation_steps=question.accumulation_steps or 1,  # a trace is the same for any
+        device="cuda:0",
         world_size=question.world_size, nodes=question.nodes, budget=0, seed=0, sample_seconds=1.0,
         sample_steps=2, folder="",
         evaluation=bool(question.candidate),  # for one candidate; a table of all rungs is there for their training
@@ -280,15 +289,15 @@ def _price(
     tokens = int(timeline.facts["tokens_per_sample"])
     if lengths is not None:  # padding is not counted
         tokens = lengths.tokens_per_row(candidate.sequences, int(timeline.facts["seq_len"]))
-    accumulating = question.accumulation_steps > 1
+    steps = question.steps_of(candidate)
 
     def speed(micro_batch: int) -> Any:
-        step = step_time(timeline, micro_batch, machine, accumulating)
+        step = step_time(timeline, micro_batch, machine, steps > 1)
         return None if step is None else step.timing()
 
     made = price(
         candidate, timeline, hardware, usable=int(hardware.usable_bytes() * (1 - question.headroom)),
-        gpus=question.world_size, accumulation_steps=question.accumulation_steps, speed=speed,
+        gpus=question.world_size, accumulation_steps=steps, speed=speed,
         tokens_per_micro_batch=lambda micro_batch: micro_batch * tokens * candidate.data_ranks(question.world_size),
     )  # fmt: skip
     return Priced(made, timeline)

@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from autotune.accumulation import ASSUMED_STEPS
 from autotune.estimate import Estimate, Unpriced
 from autotune.estimation import Answer
 from autotune.report.wording import PHASES
-from autotune.units import format_bytes, format_count
+from autotune.units import format_bytes, format_count, format_counted
 
 BANNER = "predicted, not measured"
 
@@ -26,10 +27,22 @@ def estimates_document(answer: Answer) -> dict[str, Any]:
     asked = {
         "model": answer.model.name, "gpu": answer.hardware.id, "gpus": answer.question.gpus,
         "nodes": answer.question.nodes,
-        "seq_len": answer.seq_len, "accumulation_steps": answer.question.accumulation_steps,
+        "seq_len": answer.seq_len, "accumulation_steps": _usual_steps(answer),
         "headroom": answer.question.headroom, "evidence": "predicted",
     }  # fmt: skip
     return {**asked, **entries[0]} if answer.question.candidate else {**asked, "rungs": entries}
+
+
+def accumulated(answer: Answer) -> str:
+    """Return how many micro-steps estimates assume for a global step: `8 micro-steps a global step`."""
+    steps = [rung.estimate.accumulation_steps for rung in answer.priced]
+    usual = max(steps, default=_usual_steps(answer))
+    others = "" if len(set(steps)) < 2 else " (1 with the optimizer step inside backward)"
+    return f"{format_counted(usual, 'micro-step')} a global step{others}"
+
+
+def _usual_steps(answer: Answer) -> int:
+    return answer.question.accumulation_steps or ASSUMED_STEPS
 
 
 def print_estimates(answer: Answer, console: Console) -> None:
@@ -42,7 +55,8 @@ def print_estimates(answer: Answer, console: Console) -> None:
             f" on {question.devices}",
             (hardware.id, "bold"),
             f": {format_bytes(hardware.usable_bytes())} each, of which {question.headroom:.0%} stay free; "
-            f"sequences of {format_count(answer.seq_len)} tokens\n",
+            f"sequences of {format_count(answer.seq_len)} tokens; {accumulated(answer)}"
+            f"{'' if question.accumulation_steps else ' (--accumulation-steps)'}\n",
         )
     )
     if question.candidate and answer.priced:

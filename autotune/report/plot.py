@@ -10,6 +10,7 @@ from autotune.errors import InputError
 from autotune.estimate import Estimate
 from autotune.estimation import Answer
 from autotune.memory.curve import Curve, curve
+from autotune.report.estimates import accumulated
 from autotune.units import GIB
 
 if TYPE_CHECKING:
@@ -61,14 +62,17 @@ def _shown(answer: Answer) -> tuple[int, Curve]:
     fitting = [number for number, entry in enumerate(estimates) if entry.fits]
     least = min(range(len(estimates)), key=lambda number: estimates[number].device_peak_bytes)
     number = fitting[0] if fitting else least
-    accumulating = answer.question.accumulation_steps > 1
-    return number, curve(answer.priced[number].timeline, estimates[number].micro_batch, accumulating)
+    shown = estimates[number]
+    return number, curve(
+        answer.priced[number].timeline, shown.micro_batch, accumulating=shown.accumulation_steps > 1
+    )
 
 
 def _heading(answer: Answer) -> str:
     return (
         f"{answer.model.name} on {answer.question.devices}{answer.hardware.id}, "
-        f"micro-batch {answer.question.micro_batch} x {answer.seq_len} tokens (predicted, not measured)"
+        f"micro-batch {answer.question.micro_batch} x {answer.seq_len} tokens, {accumulated(answer)} "
+        "(predicted, not measured)"
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -16,11 +18,14 @@ from autotune.errors import InputError
 from autotune.estimation import Question, estimate
 from autotune.hardware import find_hardware
 from autotune.memory.curve import curve
-from autotune.report.estimates import estimates_document
+from autotune.report.estimates import accumulated, estimates_document, print_estimates
 from autotune.report.plot import check_picture, draw
 from autotune.tracing import Trace
 from autotune.units import GIB, MIB
 from tests.unit.simulation import Arithmetic, timeline
+from tests.unit.test_simulated import Traces
+from tests.unit.test_simulated import answer as simulated
+from tests.unit.test_simulated import timeline as gpu_timeline
 
 
 class MadeTracer:
@@ -181,6 +186,53 @@ def test_the_command_prints_where_its_numbers_come_from(tmp_path, monkeypatch):
     assert shown.output.startswith("predicted, not measured")
     one = CliRunner().invoke(app, ["estimate", "--model", "tiny-gpt2", "--precision", "fp32", "--json"])
     assert json.loads(one.stdout)["candidate"]["precision"] == "fp32"
+
+
+def test_an_estimate_says_what_a_run_with_a_global_batch_comes_to():
+    """Both assume that micro-steps accumulate: gradients then live through the forward of the next."""
+    made = gpu_timeline(activation=3 * GIB)
+    made.facts.update(tokens_per_sample=1024, seconds=0.5)
+    found = ask(Traces(made), gpu="a100-80gb", precision="bf16", micro_batch=2)
+    priced = found.priced[0].estimate
+
+    def run(micro_batch, steps=100):
+        outcome = simulated("a100-80gb", Traces(made), steps, micro_batch=micro_batch, precision="bf16")
+        return outcome.memory
+
+    assert (priced.allocated_peak_bytes, priced.reserved_peak_bytes, priced.device_peak_bytes) == (
+        run(2).allocated, run(2).reserved, run(2).device_peak
+    )  # fmt: skip
+    assert priced.largest_micro_batch > 2
+    assert run(priced.largest_micro_batch).peak() <= priced.usable_bytes
+    assert run(priced.largest_micro_batch + 1).peak() > priced.usable_bytes
+    alone = ask(Traces(made), gpu="a100-80gb", precision="bf16", micro_batch=2, accumulation_steps=1)
+    assert alone.priced[0].estimate.allocated_peak_bytes == run(2, steps=1).allocated < run(2).allocated
+
+
+def test_the_micro_steps_that_an_estimate_assumes_stand_in_table_document_and_picture(tmp_path):
+    for answer, steps in ((ask(), "8 micro-steps"), (ask(accumulation_steps=1), "1 micro-step ")):
+        screen = Console(width=200, file=io.StringIO())
+        print_estimates(answer, screen)
+        assert f"tokens; {steps.strip()} a global step" in screen.file.getvalue()
+        document = estimates_document(answer)
+        assert document["accumulation_steps"] == int(steps.split()[0])
+        assert {rung["accumulation_steps"] for rung in document["rungs"]} == {document["accumulation_steps"]}
+        draw(answer, tmp_path / "plot.html")
+        assert f"{steps.strip()} a global step" in (tmp_path / "plot.html").read_text()
+
+
+def test_an_optimizer_step_inside_backward_is_estimated_without_accumulation():
+    answer = ask(axis=["optimizer_in_backward=true"])
+    assert estimates_document(answer)["accumulation_steps"] == 1
+    with pytest.raises(InputError, match="2 micro-steps accumulate"):
+        ask(axis=["optimizer_in_backward=true"], accumulation_steps=2)
+    everything = ask(space="everything")
+    assert {rung.estimate.accumulation_steps for rung in everything.priced} <= {1, 8}
+    if any(rung.estimate.candidate.optimizer_in_backward for rung in everything.priced):
+        assert (
+            accumulated(everything)
+            == "8 micro-steps a global step (1 with the optimizer step inside backward)"
+        )
 
 
 def test_short_names_of_gpus():
