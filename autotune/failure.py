@@ -13,6 +13,8 @@ from autotune.units import format_bytes, format_duration
 def inspection_failed(outcome: Outcome, budget: int) -> AutotuneError:
     """Return the error for a model that could not be looked at within `budget` bytes."""
     match outcome:
+        case Crash(message=message, reason="exception", traceback=""):  # written for people, and complete
+            return ModelError(message)
         case Crash(message=message, traceback=traceback, phase="forward"):
             return ModelError(f"the model was built, but failed on a first batch: {message}", traceback)
         case Crash(message=message, traceback=traceback):

@@ -12,12 +12,16 @@ from torch import nn
 
 from autotune.probe.protocol import ProbeRequest
 from autotune.specs import ModelFacts
+from autotune.train.batch_check import check_collated, check_made
 from autotune.train.blocks import find_blocks
 from autotune.train.experts import parameter_count, shared_rows
 from autotune.train.model import BuiltModel, build_model, loss_of
 from autotune.train.phases import Phases
 from autotune.train.refusal import CannotRun
 from autotune.train.tensor_plan import divided_numbers, tensor_plan
+
+SIZES = (2, 3)
+"""Micro-batches of which a user's own batches are looked at before any probe."""
 
 _EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
 
@@ -26,8 +30,9 @@ def inspect_model(request: ProbeRequest, phases: Phases) -> ModelFacts:
     """Build the model and describe it.
 
     A configuration is built on the meta device: no memory, no values. A user's own function can only be run
-    for real, so its model is also tried on the device with one batch of one sample: a bug in it comes up
-    here, with its traceback, and not in the first probe. Raises what `build_model` and the user's code raise.
+    for real, so its batches are looked at too, and its model is tried on the device with one of one sample: a bug comes
+    up here, with its traceback, and not in the first probe. Raises what `build_model` and the user's code raise, and
+    ModelError for batches that are not what was asked for.
     """
     by_function = request.model.source == "function"
     device = torch.device(request.device if by_function else "meta")
@@ -35,7 +40,9 @@ def inspect_model(request: ProbeRequest, phases: Phases) -> ModelFacts:
     phases.enter("build")
     built = build_model(request.model, request.seq_len, device)
     if by_function:
-        _try_forward(built, device, phases)
+        phases.enter("forward")
+        check_batches(built, request.seq_len)
+        _try_forward(built, device)
     return describe(built, request.model.block_class)
 
 
@@ -97,8 +104,20 @@ def active_parameters(model: nn.Module, config: Any) -> int:
     return total - experts + experts * chosen // available
 
 
-def _try_forward(built: BuiltModel, device: torch.device, phases: Phases) -> None:
-    phases.enter("forward")
+def check_batches(built: BuiltModel, seq_len: int) -> None:
+    """Raise ModelError where a user's batches of two sizes do not hold what was asked for; and what making them raises.
+
+    Of one sample nearly everything looks right.
+    """
+    for size in SIZES:
+        if built.make_batch is not None:
+            check_made(built.make_batch(size, seq_len), size, seq_len)
+        elif built.dataset is not None:
+            samples = [built.dataset[0] for _ in range(size)]
+            check_collated(built.collate(samples), size, built.collate(samples[:1]), copies=True)
+
+
+def _try_forward(built: BuiltModel, device: torch.device) -> None:
     batch = {name: value.to(device) for name, value in built.example().items()}
     with torch.no_grad():
         loss_of(built.model(**batch))

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 
 from autotune.candidate import Candidate
 from autotune.demand import SHARED_MEMORY, batches_ahead
+from autotune.train.batch_check import check_collated
 from autotune.train.refusal import CannotRun, OutOfSpace
 from autotune.units import format_bytes
 
@@ -72,6 +73,8 @@ class Loader:
         self._next: tuple[int, int] | None = None
         self._batches: Any = None
         self._largest: int | None = None
+        self._single: Mapping[str, Tensor] = {}
+        """The batch of the largest sample alone."""
         self._heaviest: dict[int, Mapping[str, Tensor]] = {}
 
     @property
@@ -82,8 +85,8 @@ class Loader:
     def batch(self, index: int, micro_batch: int) -> dict[str, Tensor]:
         """Return a batch of the order; one that does not follow the last one starts the workers anew.
 
-        Raises what the dataset raises, CannotRun where shared memory is too small, and OutOfSpace where a worker was
-        killed for memory.
+        Raises what the dataset raises, ModelError for a batch that does not hold the samples it was made of, CannotRun
+        where shared memory is too small, and OutOfSpace where a worker was killed for memory.
         """
         if (index, micro_batch) != self._next:
             self._start(index, micro_batch)
@@ -92,6 +95,9 @@ class Loader:
         except RuntimeError as error:
             self._explain(error, micro_batch)
             raise
+        if not self._single:
+            self._of_largest(micro_batch)
+        check_collated(batch, micro_batch, self._single)
         self._next = (index + self._stride, micro_batch)
         return self._placed(batch, shared=self._candidate.workers > 0)
 
@@ -146,8 +152,10 @@ class Loader:
                     self._largest = max(
                         seen, key=lambda number: _bytes(self._collate([self._seeded[number]]))
                     )
-                samples = [self._seeded[self._largest] for _ in range(micro_batch)]
-                self._heaviest = {micro_batch: self._collate(samples)}
+                    self._single = self._collate([self._seeded[self._largest]])
+                batch = self._collate([self._seeded[self._largest] for _ in range(micro_batch)])
+            check_collated(batch, micro_batch, self._single, copies=True)
+            self._heaviest = {micro_batch: batch}
         return self._heaviest[micro_batch]
 
     def _bytes(self, micro_batch: int) -> int:

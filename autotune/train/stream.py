@@ -14,6 +14,7 @@ from autotune.candidate import Sequences
 from autotune.lengths import Lengths
 from autotune.placement import unpaddable
 from autotune.probe.protocol import ProbeRequest
+from autotune.train.batch_check import check_made
 from autotune.train.loading import Loader
 from autotune.train.model import BuiltModel, MakeBatch, image_size
 from autotune.train.refusal import CannotRun
@@ -42,7 +43,8 @@ def stream(
     that holds it, so accumulated batches and one large batch see the same data. In a text each symbol follows the one
     before in a fixed circle. With `lengths`, rows of `seq_len` are padded or packed with texts of a representative mix;
     without, one text fills each. A user's own batch maker knows no index: its batch is made once for each size, under
-    the stream's seed, and repeated. Raises CannotRun where the model has no use for `lengths`.
+    the stream's seed, checked, and repeated. Raises CannotRun where the model has no use for `lengths`; a user's batch
+    raises ModelError where it is not what was asked for.
     """
     if lengths is not None:
         if reason := unpaddable(built.task):
@@ -184,7 +186,9 @@ def _repeated(
         if micro_batch not in made:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                made[micro_batch] = make_batch(micro_batch, seq_len)
+                batch = make_batch(micro_batch, seq_len)
+            check_made(batch, micro_batch, seq_len)
+            made[micro_batch] = batch
         return {name: value.to(device) for name, value in made[micro_batch].items()}
 
     return batch

@@ -99,3 +99,23 @@ def pad(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def build_with_dataset() -> tuple[nn.Module, object, object]:
     return Network(), Texts(), pad
+
+
+def build_with_one_row() -> tuple[nn.Module, object]:
+    """Break the contract: whatever is asked for, one row is made."""
+    return Network(), lambda micro_batch, seq_len: make_batch(1, seq_len)
+
+
+def build_with_one_row_of_samples() -> tuple[nn.Module, object, object]:
+    """Break the contract: all samples but the first are dropped."""
+    return Network(), Texts(), lambda samples: pad(samples[:1])
+
+
+def build_for_single_samples() -> tuple[nn.Module, object, object]:
+    """Break the contract: a collate function that knows batches of one alone."""
+
+    def collate(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        (sample,) = samples
+        return pad([sample])
+
+    return Network(), Texts(), collate

@@ -169,11 +169,11 @@ class Pairs(torch.nn.Module):
         self.linear = torch.nn.Linear(64, 64)
 
     def forward(self, x):
-        y = self.linear(x)
+        y = self.linear(x.flatten(0, 1))
         return (y @ y.t()).relu().sum()
 
 def build():
-    return Pairs(), lambda micro_batch, seq_len: {"x": torch.ones(16 * micro_batch, 64)}
+    return Pairs(), lambda micro_batch, seq_len: {"x": torch.ones(micro_batch, 16, 64)}
 """
     (tmp_path / "pairs.py").write_text(source)
     from autotune.models.resolve import resolve
