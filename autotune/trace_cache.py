@@ -10,11 +10,12 @@ import os
 from functools import cache
 from pathlib import Path
 
-import autotune
 from autotune.candidate import ALLOCATOR, LOADER
 from autotune.environment import installed, processor
 from autotune.errors import InputError
+from autotune.import_closure import import_closure
 from autotune.memory.timeline import Timeline
+from autotune.probe.launch import WORKER
 from autotune.probe.protocol import ProbeRequest
 from autotune.support import packages
 
@@ -22,9 +23,6 @@ VARIABLE = "AUTOTUNE_CACHE"
 """Environment variable that names another folder for the cache."""
 KEPT = 256
 """Traces kept, the newest: a model's whole ladder is some ten of 20 to 200 KiB each."""
-
-RECORDS = ("memory/timeline.py", "timing/work.py")
-"""What a trace is written as; the rest of its code is all of `train/`."""
 
 _IRRELEVANT = {
     "protocol", "kind", "also", "accumulation_steps", "budget", "headroom", "seed", "sample_seconds", "sample_steps",
@@ -105,9 +103,8 @@ def default_folder() -> Path:
 
 @cache
 def _code() -> str:
-    """Return a digest of the code that makes traces: another version of it makes others."""
-    package = Path(autotune.__file__).parent
+    """Return a digest of the code that makes traces, wherever its files lie: another version of it makes others."""
     digest = hashlib.sha256()
-    for path in (*sorted((package / "train").rglob("*.py")), *(package / name for name in RECORDS)):
+    for _, path in sorted(import_closure(WORKER[-1]).items()):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from autotune import support, trace_cache
 from autotune.candidate import Candidate
+from autotune.import_closure import import_closure
 from autotune.memory.segment import Segment, Slots
 from autotune.memory.timeline import Timeline
 from autotune.outcome import Crash, Unsupported
@@ -91,6 +95,35 @@ def test_other_versions_and_other_code_trace_again(traced, monkeypatch):
     monkeypatch.setattr(support, "installed", {"torchao": "0.99"}.get)
     assert traced(launch, precision="fp8").seconds
     assert traced(launch).seconds == 0
+
+
+def test_a_trace_depends_on_all_code_that_the_worker_imports():
+    """What is imported late, and two modules that an earlier key left out, are of it; the tuner's own loop is not."""
+    hashed = import_closure(trace_cache.WORKER[-1])
+    for name in ("zero", "memory.segment", "train.trace", "train.sharding.fake_engine", "train.adapters"):
+        assert f"autotune.{name}" in hashed
+    assert not {"autotune.run", "autotune.cli", "autotune.api"} & set(hashed)
+
+
+def test_the_import_closure_is_what_python_imports():
+    script = (
+        "import sys, autotune.train.recording\n"
+        "print(*(name for name in sys.modules if name.partition('.')[0] == 'autotune'))"
+    )
+    imported = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    ).stdout
+    assert set(imported.split()) <= set(import_closure("autotune.train.recording"))
+
+
+@pytest.mark.parametrize("name", ["autotune.zero", "autotune.memory.segment"])
+def test_a_change_in_what_the_tracing_code_imports_makes_another_key(name, monkeypatch, tmp_path):
+    before = trace_cache._code.__wrapped__()
+    changed = tmp_path / "changed.py"
+    changed.write_text("# mended")
+    files = {**import_closure(trace_cache.WORKER[-1]), name: changed}
+    monkeypatch.setattr(trace_cache, "import_closure", lambda _: files)
+    assert trace_cache._code.__wrapped__() != before
 
 
 def test_a_users_own_code_is_never_cached(traced, tmp_path):
