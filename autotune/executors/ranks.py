@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from autotune.candidate import Candidate, RestingPlace
 from autotune.devices.device import Device, DeviceFacts
 from autotune.executors.executor import Executor, Finding
 from autotune.executors.local import LocalExecutor
-from autotune.outcome import Ok
+from autotune.outcome import Ok, Outcome, Timeout
 from autotune.probe.ending import Report
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import Launcher, launch
@@ -23,8 +24,15 @@ from autotune.probe.ranks import RankOutcome, join
 
 GRACE = 3.0
 """Seconds that the other ranks get to say what happened to them, once one has failed."""
+SPARE = 5.0
+"""Seconds after the group's deadline at which each guard ends its rank by itself, should this process stand still."""
 
-_Event = tuple[int, Progress | Finding | BaseException]
+
+class _Launched:
+    """A rank's guard is about to start."""
+
+
+_Event = tuple[int, _Launched | Progress | Finding | BaseException]
 
 
 class RanksExecutor:
@@ -77,7 +85,7 @@ class RanksExecutor:
 
 
 class _Group:
-    """The ranks of one probe, each in a thread that waits for its processes."""
+    """The ranks of one probe, each in a thread that waits for its processes. They have one deadline, held here."""
 
     def __init__(
         self,
@@ -90,7 +98,11 @@ class _Group:
     ) -> None:
         self._request = request
         self._events: queue.Queue[_Event] = queue.Queue()
-        self._stopped: set[int] = set()
+        self._timeout = timeout
+        self._deadline: float | None = None
+        """Of the whole group, on the monotonic clock; None until all were launched."""
+        self._expired = False
+        self._reports: dict[int, Report] = {}
         self._cancel, self._held = os.pipe()
         self._threads = []
         each = len(devices) // request.nodes
@@ -110,20 +122,26 @@ class _Group:
         """Wait for all ranks. Raises what a rank's launch raised; no process is left then either."""
         findings: dict[int, Finding] = {}
         errors: list[BaseException] = []
-        failed = False
+        launched = 0
+        give_up: float | None = None
         try:
             for thread in self._threads:
                 thread.start()
             while len(findings) + len(errors) < len(self._threads):
+                self._end_when_due(give_up)
                 try:
-                    rank, event = self._events.get(timeout=GRACE if failed else None)
+                    rank, event = self._events.get(timeout=self._until_due(give_up))
                 except queue.Empty:
-                    self._end()
                     continue
                 match event:
+                    case _Launched():
+                        launched += 1
+                        if launched == len(self._threads):
+                            self._deadline = time.monotonic() + self._timeout
                     case Finding(answer=answer):
                         findings[rank] = event
-                        failed = failed or not isinstance(answer, Ok)
+                        if give_up is None and not isinstance(answer, Ok):
+                            give_up = time.monotonic() + GRACE
                     case BaseException():
                         errors.append(event)
                         self._end()
@@ -144,13 +162,23 @@ class _Group:
         ended = []
         for rank, finding in findings.items():
             assert not isinstance(finding.answer, Inspection), "an inspection has one process"
-            ended.append(RankOutcome(rank, finding.answer, rank in self._stopped))
+            ended.append(self._ended(rank, finding.answer))
         return Finding(
             join(ended, self._request.accumulation_steps),
             max((f.baseline for f in findings.values() if f.baseline is not None), default=None),
             max(finding.seconds for finding in findings.values()),
             sum(finding.leftovers for finding in findings.values()),
         )
+
+    def _ended(self, rank: int, outcome: Outcome) -> RankOutcome:
+        report = self._reports[rank]
+        if report.answer is None and report.ending is not None and report.ending.stopped:
+            if not self._expired:
+                return RankOutcome(rank, outcome, stopped=True)
+            assert self._deadline is not None
+            phase = report.progress.phase if report.progress is not None else "start"
+            return RankOutcome(rank, Timeout(phase=phase, seconds=report.ending.seconds), self._deadline)
+        return RankOutcome(rank, outcome, report.failing_since())
 
     def _run_rank(self, rank: int, local: LocalExecutor, folder: Path, timeout: float) -> None:
         def tell(progress: Progress) -> None:
@@ -165,10 +193,23 @@ class _Group:
     def _launched(
         self, rank: int, launcher: Launcher, added: dict[str, str], *where: Any, **options: Any
     ) -> Report:
-        report = launcher(*where, **{**options, "environment": added, "cancel": self._cancel})
-        if report.answer is None and report.ending is not None and report.ending.stopped:
-            self._stopped.add(rank)
-        return report
+        self._events.put((rank, _Launched()))
+        own = {"environment": added, "cancel": self._cancel, "timeout": self._timeout + SPARE}
+        self._reports[rank] = launcher(*where, **{**options, **own})
+        return self._reports[rank]
+
+    def _until_due(self, give_up: float | None) -> float | None:
+        """Return the seconds until all are to be ended; None where that is not to come, or is done."""
+        due = [moment for moment in (give_up, self._deadline) if moment is not None]
+        return max(0.0, min(due) - time.monotonic()) if due and self._held >= 0 else None
+
+    def _end_when_due(self, give_up: float | None) -> None:
+        now = time.monotonic()
+        if self._held >= 0 and self._deadline is not None and now >= self._deadline:
+            self._expired = True
+            self._end()
+        elif give_up is not None and now >= give_up:
+            self._end()
 
     def _end(self) -> None:
         """Have every rank that still runs stopped by its guard."""

@@ -21,6 +21,9 @@ class Ending(Frozen):
     """Killed by the guard at the deadline."""
     stopped: bool = False
     """Killed by the guard because the tuner said so, or was gone."""
+    since: float = 0.0
+    """The earliest moment at which its end can have begun, in seconds of the machine's monotonic clock: the
+    deadline for a worker that was killed there, for others the last at which the guard saw it alive."""
     seconds: float
     """From the start of the worker until the last process of the tree was gone."""
     leftovers: int = 0
@@ -64,3 +67,13 @@ class Report(Frozen):
     """Wall time of the launch, from the guard's start to its end."""
     stderr_tail: str = ""
     """Last lines of the worker's standard error, for people."""
+
+    def failing_since(self) -> float:
+        """Return the earliest moment at which what ended this launch can have begun; 0 where nobody saw it.
+
+        In seconds of the machine's monotonic clock, as worker and guard read it. Reports of processes that waited
+        for each other can be put in order by it, however late they arrived.
+        """
+        if isinstance(self.answer, Result) and self.answer.since is not None:
+            return self.answer.since
+        return self.ending.since if self.ending is not None else 0.0

@@ -63,7 +63,9 @@ class Worker:
     """The process under guard, and how much memory it was seen to hold."""
 
     def __init__(self, orders: Orders) -> None:
-        self.started = time.monotonic()
+        self.started = self.alive = time.monotonic()
+        """When it began, and when it was last seen with memory of its own. The kernel takes a process's memory before
+        its sockets, so until then no other rank can have noticed its end."""
         self.pid = _start(orders)
         self.status: int | None = None
         self.max_rss = 0
@@ -72,9 +74,10 @@ class Worker:
 
     def sample(self) -> None:
         """Read what RLIMIT_DATA counts (VmData), and hold the logs below their cap."""
+        now = time.monotonic()  # before the look: this process may stand still behind it
         data = _data_bytes(self.pid)
         if data:
-            now = time.monotonic()
+            self.alive = now
             self.data_peak = max(self.data_peak, data)
             self._samples.append((now, data))
             while self._samples[0][0] < now - RECENT:
@@ -128,6 +131,7 @@ def main(orders: Orders) -> None:
         "signal": os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
         "timed_out": timed_out and not stopped,
         "stopped": stopped,
+        "since": deadline if timed_out and not stopped else worker.alive,
         "seconds": seconds,
         "leftovers": leftovers,
         "survivors": survivors,

@@ -102,6 +102,8 @@ class Result(Frozen):
     type: Literal["result"] = "result"
     protocol: Literal[1] = PROTOCOL
     outcome: Outcome
+    since: float | None = None
+    """When the worker came to it, in seconds of the machine's monotonic clock, which all processes share."""
 
 
 Answer = Inspection | Traced | Result

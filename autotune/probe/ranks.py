@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.outcome import Crash, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
+from autotune.outcome import Crash, Ok, Oom, Outcome, Timeout
 
 
 @dataclass(frozen=True)
@@ -15,17 +16,21 @@ class RankOutcome:
 
     rank: int
     outcome: Outcome
+    since: float = 0.0
+    """The earliest moment at which it can have failed, in seconds of the machine's monotonic clock; of a Timeout
+    the deadline itself. 0 where nobody saw it fail."""
     stopped: bool = False
     """It was ended because another rank had failed, so its own end says nothing."""
 
 
 def join(ended: Sequence[RankOutcome], accumulation_steps: int) -> Outcome:
-    """Return the verdict on a probe of several ranks, given in the order in which they ended.
+    """Return the verdict on a probe of several ranks, the same in whatever order they are given.
 
     It is Ok if all are: the memory is that of the rank with the largest peak, the timing that of the slowest at this
-    accumulation, losses are means. Else the failure that explains the others stands, with its rank: memory first, then
-    a process that died, then what a rank said of itself (a peer that is gone raises exceptions in the others, later),
-    and a deadline last. Among equals the first to end.
+    accumulation, losses are means. Else the failure that explains the others stands, with its rank: memory first, for
+    no peer's end refuses an allocation; then the one that began first, because a peer that is gone raises exceptions
+    in the others, later; and where that cannot be told, a process that died before what ranks said of themselves. What
+    began after a deadline explains nothing: ranks that are ended there raise exceptions in each other too.
     """
     in_order = sorted(ended, key=lambda entry: entry.rank)
     fine = [entry.outcome for entry in in_order if isinstance(entry.outcome, Ok)]
@@ -34,25 +39,13 @@ def join(ended: Sequence[RankOutcome], accumulation_steps: int) -> Outcome:
     failed = [entry for entry in ended if not isinstance(entry.outcome, Ok)]
     # All are stopped where the tuner itself ended the probe.
     causes = [entry for entry in failed if not entry.stopped] or failed
-    return _named(min(causes, key=lambda entry: _weight(entry.outcome)))
+    deadline = min((entry.since for entry in causes if isinstance(entry.outcome, Timeout)), default=math.inf)
+    return _named(min((entry for entry in causes if entry.since <= deadline), key=_order))
 
 
-def _weight(outcome: Outcome) -> int:
-    match outcome:
-        case Oom():
-            return 0
-        case Crash(reason="signal" | "exit" | "protocol" | "lost"):
-            return 1
-        case NonFinite():
-            return 2
-        case Unsupported():
-            return 3
-        case Crash():
-            return 4
-        case Timeout():
-            return 5
-        case _:
-            raise AssertionError("what went well explains no failure")
+def _order(entry: RankOutcome) -> tuple[bool, float, bool, int]:
+    died = isinstance(entry.outcome, Crash) and entry.outcome.reason != "exception"
+    return not isinstance(entry.outcome, Oom), entry.since, not died, entry.rank
 
 
 def _named(entry: RankOutcome) -> Outcome:

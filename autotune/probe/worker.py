@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,7 +72,8 @@ def main(request_path: str, channel: Channel, probe: type[Probe] | None = None) 
         request = ProbeRequest.model_validate_json(Path(request_path).read_bytes())
     except (OSError, ValidationError) as error:
         problem = f"the request cannot be used: {error}"
-        channel.send(Result(outcome=Crash(reason="protocol", phase="start", message=problem)))
+        crash = Crash(reason="protocol", phase="start", message=problem)
+        channel.send(Result(outcome=crash, since=time.monotonic()))
         return
     channel.send((probe or Probe)(request, channel).answer())
 
@@ -93,11 +95,12 @@ class Probe:
         try:
             return self._run()
         except BaseException as error:  # noqa: BLE001 - every ending has a verdict, SystemExit too
+            since = time.monotonic()  # before anything that another rank could notice
             self._reserve = b""
             outcome = self._judge(error)
             # The frames hold the tensors of the step that failed; the message below needs their memory.
             traceback.clear_frames(error.__traceback__)
-            return Result(outcome=outcome)
+            return Result(outcome=outcome, since=since)
 
     def _run(self) -> Answer:
         if self._request.kind == "trace":
@@ -115,9 +118,10 @@ class Probe:
         self._training = assemble(self._request)
         run = prove if self._request.kind == "prove" else measure
         outcome = run(self._request, self._training, self._phases, self._warmed_up)
+        since = time.monotonic()
         self._phases.meter.close()
         self._training.close()
-        return Result(outcome=outcome)
+        return Result(outcome=outcome, since=since)
 
     def _trace(self) -> Traced:
         """Trace before anything is computed or a device touched: that needs a fresh process."""

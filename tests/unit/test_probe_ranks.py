@@ -1,5 +1,7 @@
 """Joining the verdicts of ranks."""
 
+from itertools import permutations
+
 from autotune.outcome import (
     Breakdown,
     Communication,
@@ -30,9 +32,15 @@ def ok(peak, seconds, losses=(2.0, 1.0), retries=0):
     )  # fmt: skip
 
 
-def joined(*outcomes, stopped=()):
-    entries = [RankOutcome(rank, outcome, rank in stopped) for rank, outcome in enumerate(outcomes)]
-    return join(entries, accumulation_steps=3)
+def joined(*outcomes, since=None, stopped=()):
+    """Return what outcomes of ranks 0, 1, ... are joined to, the same in every order in which they may be given."""
+    since = since or [0.0] * len(outcomes)
+    entries = [
+        RankOutcome(rank, outcome, since[rank], rank in stopped) for rank, outcome in enumerate(outcomes)
+    ]
+    first, *others = [join(order, accumulation_steps=3) for order in permutations(entries)]
+    assert all(other == first for other in others)
+    return first
 
 
 GONE = Crash(reason="exception", phase="backward", message="Connection closed by peer")
@@ -81,9 +89,31 @@ def test_what_was_stopped_explains_nothing_unless_all_were():
     assert joined(STOPPED, STOPPED, stopped={0, 1}).reason == "signal"
 
 
-def test_what_a_rank_says_comes_before_a_deadline():
-    late = Timeout(phase="backward", seconds=9)
-    assert joined(late, GONE).kind == "crash"
-    assert joined(late, late) == late
+def test_the_first_to_fail_explains_the_others_whoever_was_heard_first():
+    bug = Crash(reason="exception", phase="forward", message="ValueError: mine")
+    assert joined(GONE, bug, GONE, since=[5.2, 5.0, 5.1]).message == "rank 1: ValueError: mine"
     lost = NonFinite(phase="forward", step=1, what="loss")
-    assert joined(GONE, lost, late) == lost
+    assert joined(GONE, lost, since=[5.1, 5.0]) == lost
+
+
+def test_a_death_that_a_bug_brought_about_does_not_hide_it():
+    bug = Crash(reason="exception", phase="forward", message="ValueError: mine")
+    aborted = Crash(reason="signal", phase="backward", message="killed by SIGABRT")
+    assert joined(aborted, bug, since=[6.0, 5.0]).message == "rank 1: ValueError: mine"
+
+
+def test_what_ends_after_a_deadline_began_explains_nothing():
+    late = Timeout(phase="backward", seconds=9)
+    died = Crash(reason="signal", phase="backward", message="killed by SIGABRT")
+    oom = Oom(phase="forward", requested=7, message="refused")
+    for after in (GONE, died, oom):
+        assert joined(late, after, since=[9.0, 9.001]) == late
+        assert joined(after, late, ok(1, 1), since=[9.001, 9.0, 0.0]) == late
+    assert joined(late, late, since=[9.0, 9.0]) == late
+    assert joined(Timeout(phase="forward", seconds=9), late, since=[9.0, 9.2]).phase == "forward"
+
+
+def test_what_failed_before_the_deadline_explains_it():
+    late = Timeout(phase="backward", seconds=9)
+    assert joined(late, GONE, since=[9.0, 8.0]).kind == "crash"
+    assert joined(late, Oom(phase="forward", message="refused"), GONE, since=[9.0, 8.0, 8.1]).rank == 1

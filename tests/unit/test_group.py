@@ -1,0 +1,66 @@
+"""The ranks of one probe as a group: one deadline for all, and the same verdict whoever is ended or heard first."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+from autotune.candidate import Candidate
+from autotune.devices.cpu import CpuDevice
+from autotune.executors.ranks import RanksExecutor
+from autotune.outcome import Crash, Timeout
+from autotune.probe.ending import Ending, Report
+from autotune.probe.protocol import ProbeRequest, Progress, Result
+from autotune.specs import ModelSpec
+from autotune.units import GIB
+
+GONE = Crash(reason="exception", phase="backward", message="Connection closed by peer")
+
+
+class Launches:
+    """Stands for the launcher: rank `hanging` never ends by itself, and its peer raises as soon as it is gone."""
+
+    def __init__(self, hanging: int, heard_first: int) -> None:
+        self.hanging = hanging
+        self.heard_first = heard_first
+        self.ended = threading.Event()
+        self.heard = threading.Event()
+        self.timeouts: list[float] = []
+
+    def __call__(self, request, folder, *, environment, timeout, cancel, **rest) -> Report:
+        self.timeouts.append(timeout)
+        rank = int(environment["RANK"])
+        if rank == self.hanging:
+            os.read(cancel, 1)  # returns at the end of file: the order to stop
+            self.ended.set()
+            report = Report(
+                ending=Ending(signal=9, stopped=True, since=time.monotonic(), seconds=1),
+                progress=Progress(phase="forward", step=1), seconds=1,
+            )  # fmt: skip
+        else:
+            assert self.ended.wait(60)
+            report = Report(
+                answer=Result(outcome=GONE, since=time.monotonic()), ending=Ending(exit_code=0, seconds=1), seconds=1,
+            )  # fmt: skip
+        if rank == self.heard_first:
+            self.heard.set()
+        assert self.heard.wait(60)
+        return report
+
+
+@pytest.mark.parametrize("hanging", [0, 1])
+@pytest.mark.parametrize("heard_first", [0, 1])
+def test_a_rank_that_hangs_is_a_timeout_whoever_is_ended_or_heard_first(tmp_path, hanging, heard_first):
+    launches = Launches(hanging, heard_first)
+    executor = RanksExecutor([CpuDevice(GIB), CpuDevice(GIB)], launches)
+    request = ProbeRequest(
+        kind="train", model=ModelSpec(name="made", source="config", config={}), seq_len=16,
+        candidate=Candidate(sharding="fsdp2"), accumulation_steps=2, device="cpu", world_size=2, budget=GIB, seed=0,
+        sample_seconds=0.1, sample_steps=3, folder="",
+    )  # fmt: skip
+    finding = executor.run(request, tmp_path, timeout=0.2)
+    assert finding.answer == Timeout(phase="forward", seconds=1)
+    assert min(launches.timeouts) > 0.2, "the guards' own deadlines come after the group's"
