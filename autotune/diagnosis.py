@@ -63,9 +63,13 @@ def _software() -> Iterator[Finding]:
 
 def _gpu() -> Iterator[Finding]:
     try:
-        facts = find(resolve_device(DeviceSpec(kind="cuda"))).facts()
+        device = resolve_device(DeviceSpec(kind="auto"))  # the words of a run
+        if device.kind == "sim":
+            yield Finding(subject="GPU", state="warning", text=device.because)
+            return
+        facts = find(device).facts()
     except AutotuneError as error:
-        yield Finding(subject="GPU", state="warning", text=str(error))
+        yield Finding(subject="GPU", state="missing", text=str(error))
         return
     peak = facts.peak_flops.get("bf16")
     speed = f", {peak / 1e12:.0f} TFLOP/s in bf16" if peak else ", no peak FLOP/s known: no MFU"

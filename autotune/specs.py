@@ -73,6 +73,8 @@ class DeviceSpec(Frozen):
     """Bytes granted: required for `cpu`, all of the device's usable memory otherwise."""
     hardware: str | None = None
     """Which GPU to simulate, for `sim`: a name of hardware.yaml."""
+    because: str = ""
+    """Why a GPU is simulated that nobody named; empty where one was asked for."""
 
     @classmethod
     def parse(cls, text: str) -> DeviceSpec:

@@ -9,7 +9,14 @@ from autotune.errors import AutotuneError
 
 
 class NvmlError(AutotuneError):
-    """NVML is missing or refuses to answer."""
+    """There is a driver, but NVML refuses to answer: this machine's fault, which is to be mended."""
+
+
+class NoGpu(NvmlError):
+    """No GPU is there for this process: no library, no driver that is loaded, none listed, or all hidden from it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"no GPU found: {reason}")
 
 
 @dataclass(frozen=True)
@@ -67,11 +74,13 @@ class NvmlLibrary:
     starting level of memory steady, and it is no CUDA context."""
 
     def __init__(self) -> None:
-        """Raise NvmlError when there is no library, no driver, or no GPU that it talks to."""
+        """Raise NoGpu where there is no library or no driver, NvmlError where they do not work."""
         try:
             import pynvml
         except ImportError:
-            raise NvmlError("the package nvidia-ml-py is not installed (pip install nvidia-ml-py)") from None
+            raise NvmlError(
+                "the package nvidia-ml-py is not installed, so no GPU can be looked for: pip install nvidia-ml-py"
+            ) from None
         self._api: Any = pynvml
         self._handles: dict[str, Any] = {}
         self._ask("nvmlInit")
@@ -96,7 +105,7 @@ class NvmlLibrary:
         except self._api.NVMLError_NotSupported:
             return ()  # under WSL; then the level of memory alone says whether the GPU is free
         except self._api.NVMLError as error:
-            raise NvmlError(f"NVIDIA's management library: {error}") from None
+            raise self._refused(error) from None
         return tuple(int(process.pid) for process in found)
 
     def _gpu(self, index: int) -> Gpu:
@@ -118,4 +127,22 @@ class NvmlLibrary:
         try:
             return getattr(self._api, function)(*arguments)
         except self._api.NVMLError as error:
-            raise NvmlError(f"NVIDIA's management library: {error}") from None
+            raise self._refused(error) from None
+
+    def _refused(self, error: Any) -> NvmlError:
+        """Return what an error of NVML means: that no GPU is there, or what is to be mended."""
+        api = self._api
+        if error.value in {
+            api.NVML_ERROR_LIBRARY_NOT_FOUND, api.NVML_ERROR_DRIVER_NOT_LOADED, api.NVML_ERROR_GPU_NOT_FOUND,
+        }:  # fmt: skip
+            return NoGpu(f"NVML says {str(error)!r}")
+        remedies = {
+            api.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "driver and library are of different versions, as after an "
+            "update: reboot, or load the driver anew",
+            api.NVML_ERROR_NO_PERMISSION: "let this user read and write /dev/nvidia*",
+            api.NVML_ERROR_GPU_IS_LOST: "the GPU fell off the bus: reboot",
+            api.NVML_ERROR_RESET_REQUIRED: "the GPU must be reset: nvidia-smi --gpu-reset, or reboot",
+            api.NVML_ERROR_IRQ_ISSUE: "the GPU's interrupts do not arrive: see dmesg, or reboot",
+        }
+        remedy = remedies.get(error.value, "see what nvidia-smi and dmesg say of it")
+        return NvmlError(f"NVIDIA's driver is there, but broken: NVML says {str(error)!r}; {remedy}")

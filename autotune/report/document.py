@@ -66,7 +66,7 @@ def print_report(paths: RunPaths, console: Console) -> None:
         Text(f"{paths.root}: {spec.model.name} on {spec.device}, {spec.goal.target} a step\n", style="bold")
     )
     if spec.device.kind == "sim":
-        console.print(not_measured())
+        console.print(not_measured(spec.device))
     if scope and record.history:
         console.print(trial_table(record.history, scope, Space.load(spec.space, "space")))
     _print_result(paths, _winner(paths, record), console)
@@ -75,7 +75,7 @@ def print_report(paths: RunPaths, console: Console) -> None:
 def print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
     """Print path, winner, what was rejected and why, and the commands to go on with; first, if it is predicted."""
     if best is not None and best.evidence == "predicted":
-        console.print(not_measured())
+        console.print(not_measured(load_spec(paths).device))
     _print_result(paths, best, console)
 
 

@@ -65,7 +65,7 @@ class Terminal:
         each, many = (" each", "s") if goal.gpus > 1 else ("", "")
         where = f"{goal.gpus} device{many}" + (f" in {goal.nodes} nodes" if goal.nodes > 1 else "")
         if self._spec.device.kind == "sim":
-            self._console.print(not_measured())
+            self._console.print(not_measured(self._spec.device))
         self._console.print(
             Text.assemble(
                 (self._spec.model.name, "bold"),

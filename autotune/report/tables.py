@@ -15,6 +15,7 @@ from autotune.record import Step
 from autotune.report.wording import detail, rejected, verdict
 from autotune.selection import score
 from autotune.space import Space
+from autotune.specs import DeviceSpec
 from autotune.strategies.decision import Scope
 from autotune.trial import History, Trial
 from autotune.units import format_bytes, format_count, format_duration
@@ -105,11 +106,12 @@ def path_lines(path: Iterable[Step], space: Space) -> list[str]:
     return lines
 
 
-def not_measured() -> RenderableType:
-    """Return what stands above every result of a simulated device."""
-    return Text(
+def not_measured(device: DeviceSpec) -> RenderableType:
+    """Return what stands above every result of a simulated device, with why it is simulated where none was named."""
+    text = Text(
         "\npredicted, not measured: nothing was trained, the device is simulated", style="bold yellow"
     )
+    return text.append(f"\n{device.because}", style="not bold") if device.because else text
 
 
 def winner_panel(best: Best) -> RenderableType:

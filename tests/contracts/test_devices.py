@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -19,8 +20,9 @@ from autotune.devices.cpu import CpuDevice
 from autotune.devices.cuda import CudaDevice, visible_gpus
 from autotune.devices.device import Device, DeviceBusy
 from autotune.devices.find import check_device, find, resolve_device
-from autotune.devices.nvml import Gpu, MemoryUse, NvmlError, NvmlLibrary
+from autotune.devices.nvml import Gpu, MemoryUse, NoGpu, NvmlError, NvmlLibrary
 from autotune.devices.simulated import SimulatedDevice
+from autotune.diagnosis import diagnose
 from autotune.errors import InputError
 from autotune.hardware import find_hardware
 from autotune.memory.predictor import CUDA_CONTEXT
@@ -62,7 +64,7 @@ class FakeNvml:
 
 
 def no_nvml() -> FakeNvml:
-    raise NvmlError("NVML Shared Library Not Found")
+    raise NoGpu("NVML says 'NVML Shared Library Not Found'")
 
 
 @pytest.fixture(autouse=True)
@@ -284,15 +286,76 @@ def test_auto_is_the_gpu_where_there_is_one() -> None:
 
 @pytest.mark.parametrize("open_nvml", [no_nvml, lambda: FakeNvml(listed=())])
 def test_without_a_gpu_the_next_command_is_named(open_nvml: Callable[[], FakeNvml]) -> None:
-    with pytest.raises(InputError, match=r"--device cuda found no GPU .* type --device cpu:\dGiB"):
+    with pytest.raises(InputError, match=r"--device cuda: no GPU found: .* type --device cpu:\dGiB"):
         find(DeviceSpec.parse("cuda"), open_nvml)
 
 
 @pytest.mark.parametrize("open_nvml", [no_nvml, lambda: FakeNvml(listed=())])
 def test_without_a_gpu_auto_simulates_one(open_nvml: Callable[[], FakeNvml]) -> None:
     resolved = resolve_device(DeviceSpec.parse("auto"), open_nvml)
-    assert resolved == DeviceSpec(kind="sim", hardware="h100-sxm-80gb")
+    assert (resolved.kind, resolved.hardware) == ("sim", "h100-sxm-80gb")
+    assert re.match(
+        r"no GPU found: NVML (says 'NVML Shared Library Not Found'|lists none); --device auto simulates",
+        resolved.because,
+    )
+    assert resolve_device(resolved, open_nvml) == resolved, "a resumed run says it too"
     assert find(DeviceSpec.parse("auto"), open_nvml).facts().simulated
+
+
+class BrokenApi:
+    """pynvml on a machine whose NVML answers with one error."""
+
+    def __init__(self, value: int) -> None:
+        import pynvml
+
+        self._value, self._real = value, pynvml
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._real, name)
+
+    def nvmlInit(self) -> None:
+        raise self._real.NVMLError(self._value)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("LIBRARY_NOT_FOUND", None),
+        ("DRIVER_NOT_LOADED", None),
+        ("GPU_NOT_FOUND", None),
+        ("LIB_RM_VERSION_MISMATCH", "broken: NVML says .*mismatch.*: reboot"),
+        ("NO_PERMISSION", "broken: NVML says .*/dev/nvidia"),
+        ("GPU_IS_LOST", "broken: NVML says .*lost.*reboot"),
+        ("UNKNOWN", "broken: NVML says .*nvidia-smi"),
+    ],
+)
+def test_a_driver_that_is_broken_is_an_error_and_no_reason_to_simulate(
+    name: str, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pynvml
+
+    monkeypatch.setitem(sys.modules, "pynvml", BrokenApi(getattr(pynvml, f"NVML_ERROR_{name}")))
+    if said is None:
+        assert re.match("no GPU found: NVML says", resolve_device(DeviceSpec(kind="auto")).because)
+        with pytest.raises(InputError, match="--device cuda: no GPU found: NVML says"):
+            find(DeviceSpec(kind="cuda"))
+        return
+    for spec in (DeviceSpec(kind="auto"), DeviceSpec(kind="cuda")):
+        with pytest.raises(NvmlError, match=f"(?i){said}") as raised:
+            find(spec)
+        assert raised.value.exit_code == 1
+        assert "type --device cpu:" in str(raised.value)
+    (finding,) = [finding for finding in diagnose() if finding.subject == "GPU"]
+    assert finding.state == "missing"
+    assert finding.text == str(pytest.raises(NvmlError, resolve_device, DeviceSpec(kind="auto")).value)
+
+
+def test_doctor_says_why_there_is_no_gpu_in_the_words_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pynvml
+
+    monkeypatch.setitem(sys.modules, "pynvml", BrokenApi(pynvml.NVML_ERROR_DRIVER_NOT_LOADED))
+    (finding,) = [finding for finding in diagnose() if finding.subject == "GPU"]
+    assert (finding.state, finding.text) == ("warning", resolve_device(DeviceSpec(kind="auto")).because)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from autotune.probe.ending import Ending, Report
 from autotune.probe.protocol import Inspection, Result
 from autotune.proof import judge
 from autotune.report import document as report
+from autotune.report.tables import not_measured
 from autotune.run import tune
 from autotune.runs import create_run
 from autotune.specs import DeviceSpec, Goal, Limits, ModelSpec, RunSpec
@@ -198,6 +199,12 @@ def test_the_loop_runs_on_predictions_and_says_so(decided):
         text = console.export_text()
         assert text.count("predicted, not measured: nothing was trained, the device is simulated") == 1
         assert text.index("predicted, not measured") < text.index("Winner")
+
+
+def test_why_a_gpu_is_simulated_that_nobody_named_stands_above_every_result():
+    auto = DeviceSpec(kind="sim", hardware="t4", because="no GPU found: NVML lists none")
+    assert not_measured(auto).plain.splitlines()[-1] == "no GPU found: NVML lists none"
+    assert not_measured(DeviceSpec.parse("sim:t4")).plain.endswith("the device is simulated")
 
 
 def test_a_real_gpu_proves_a_prediction_that_fits_however_far_off_it_was(decided):
