@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autotune.errors import AutotuneError, InputError, ModelError, NothingFits, ProbeError
 from autotune.outcome import Crash, Ok, Oom, Outcome, Timeout, Unsupported
+from autotune.record import ProofFinished
 from autotune.selection import missing
 from autotune.strategies.decision import Done, Scope
 from autotune.trial import History, Trial
@@ -44,14 +47,66 @@ def inspection_failed(outcome: Outcome, budget: int) -> AutotuneError:
             return ModelError(f"the model could not be looked at: {outcome.kind}")
 
 
-def stop_at_crash(trial: Trial, history: History) -> None:
-    """Raise ModelError when a probe crashed before anything worked: descending the ladder cannot mend a bug."""
-    if isinstance(trial.outcome, Crash) and not any(isinstance(t.outcome, Ok) for t in history):
-        raise ModelError(
-            f"probe {trial.number} ({trial.candidate.title()}, micro-batch {trial.candidate.micro_batch}) failed in "
-            f"{trial.outcome.phase}: {trial.outcome.message}",
-            trial.outcome.traceback,
-        )
+def stop_at_crash(history: History) -> None:
+    """Raise ModelError where a probe crashed in a way that no other candidate mends; a resumed run is told the same.
+
+    So it is before anything worked, and where Python code raised an exception at a larger micro-batch of a rung that
+    trained at a smaller one: the rung's techniques work, so it is the model, its batches, or a library at that size.
+    A technique whose own first probe crashes beside others that work is left to the graph, and so is native code that
+    died at a larger size, which may have been refused memory.
+    """
+    for place, trial in enumerate(history):
+        if not isinstance(trial.outcome, Crash) or trial.outcome.reason == "lost":
+            continue
+        if not any(isinstance(earlier.outcome, Ok) for earlier in history[:place]):
+            raise ModelError(_crashed(trial), trial.outcome.traceback)
+        size = _trained_below(trial, history)
+        if size is not None and trial.outcome.reason == "exception":
+            raise ModelError(
+                f"{_crashed(trial)}. Micro-batch {size} trained, so memory and techniques are not to blame: mend what "
+                "fails at the larger size, in the model, in what makes its batches, or in the data, and start a new "
+                f"run. Below a library's limit stays a search space with `grow: {{largest: {size}}}` (--space)",
+                trial.outcome.traceback,
+            )
+
+
+def proofs_crashed(proofs: Sequence[ProofFinished]) -> ModelError | None:
+    """Return the error for proofs that all ended in an exception of Python code; None where any ended otherwise."""
+    crashes = [
+        (proof.number, proof.outcome)
+        for proof in proofs
+        if isinstance(proof.outcome, Crash) and proof.outcome.reason == "exception"
+    ]
+    if not crashes or len(crashes) < len(proofs):
+        return None
+    number, crash = crashes[0]
+    return ModelError(
+        f"every configuration that trained failed when it was relaunched, first probe {number} in {crash.phase}: "
+        f"{crash.message}. A proof also evaluates and saves a checkpoint: mend what fails there and start a new run",
+        crash.traceback,
+    )
+
+
+def _crashed(trial: Trial) -> str:
+    assert isinstance(trial.outcome, Crash)
+    return (
+        f"probe {trial.number} ({trial.candidate.title()}, micro-batch {trial.candidate.micro_batch}) failed in "
+        f"{trial.outcome.phase}: {trial.outcome.message}"
+    )
+
+
+def _trained_below(trial: Trial, history: History) -> int | None:
+    """Return the largest micro-batch below a trial's at which its rung trained."""
+    rung, size = trial.candidate.rung(), trial.candidate.micro_batch
+    return max(
+        (
+            other.candidate.micro_batch
+            for other in history
+            if isinstance(other.outcome, Ok) and other.candidate.rung() == rung
+            and other.candidate.micro_batch < size
+        ),
+        default=None,
+    )  # fmt: skip
 
 
 def nothing_fits(history: History, scope: Scope, done: Done) -> NothingFits:

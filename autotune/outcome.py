@@ -188,7 +188,8 @@ class Crash(Frozen):
 
     kind: Literal["crash"] = "crash"
     reason: Literal["exception", "signal", "exit", "protocol", "lost"]
-    """Python exception; killed by a signal; ended early; broke the protocol; the tuner itself was lost."""
+    """Python exception (SystemExit is one); killed by a signal; ended without a verdict; broke the protocol; the tuner
+    itself was lost."""
     phase: Phase
     message: str
     traceback: str = ""

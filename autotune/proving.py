@@ -8,7 +8,7 @@ from pathlib import Path
 from autotune.best import Best
 from autotune.errors import JournalError, NothingProven
 from autotune.executors.executor import Executor, Finding
-from autotune.failure import nothing_fits
+from autotune.failure import nothing_fits, proofs_crashed
 from autotune.journal import Journal, now
 from autotune.outcome import Crash, Outcome
 from autotune.paths import RunPaths
@@ -58,6 +58,8 @@ class Proving:
                 return self.emit(score, proof)
         failed = "; ".join(f"probe {proof.number}: {proof.why}" for proof in self.journal.record.proofs)
         self.journal.append(Decided(winner=None, why=failed, time=now()))
+        if (crashed := proofs_crashed(self.journal.record.proofs)) is not None:
+            raise crashed
         raise NothingProven(
             f"configurations fitted, but none held when relaunched. {failed}. If the machine was busy with other "
             "work, repeat on a quiet one or allow more with --speed-tolerance"

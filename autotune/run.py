@@ -127,6 +127,7 @@ class _Run:
         self.finish_lost_probe()
         while True:
             record = self.journal.record
+            stop_at_crash(record.history)
             decision = propose(record.history, self.space, scope, self.predictor)
             if isinstance(decision, Try) and (spent := self.spent()):
                 decision = Done(spent, decision.path, decision.skipped)
@@ -180,7 +181,7 @@ class _Run:
         return probes_ahead(self.journal.record.history, self.space, scope, self.predictor)
 
     def attempt(self, number: int, decision: Try, ahead: int) -> None:
-        """Journal, launch, journal; stop the run when the model itself fails."""
+        """Journal, launch, journal."""
         candidate = decision.candidate
         expected = self.foresight.predict(candidate, self.journal.record.history) if self.foresight else None
         self.journal.append(
@@ -193,9 +194,7 @@ class _Run:
         finding = self.probe(number, candidate)
         assert not isinstance(finding.answer, Inspection)
         self.journal.append(Finished(number=number, outcome=finding.answer, seconds=finding.seconds))
-        trial = self.journal.record.history[-1]
-        self.watch.tried(trial)
-        stop_at_crash(trial, self.journal.record.history)
+        self.watch.tried(self.journal.record.history[-1])
 
     def probe(self, number: int, candidate: Candidate) -> Finding:
         """Run one candidate, unless it can be refused without running it."""

@@ -47,7 +47,7 @@ class Grower:
         self._scope = scope.of_rung(candidate)
         self._predictor = predictor
         self._low = candidate.micro_batch
-        self._high = self._scope.limit + 1
+        self._high = min(self._scope.limit, growth.largest or self._scope.limit) + 1
         self._failing: int | None = None
 
     def go(self) -> Next | Grown:

@@ -83,7 +83,7 @@ def verdict(error: BaseException, at: Circumstances) -> Outcome:
         return Crash(reason="exception", phase=at.phase, message=str(error))
     name = type(error).__name__
     return Crash(
-        reason="exit" if isinstance(error, SystemExit) else "exception",
+        reason="exception",
         phase=at.phase,
         message=f"{name}: {error}" if str(error) else name,
         traceback="".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS:],

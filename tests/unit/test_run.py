@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from autotune.admission import Admission
 from autotune.best import Best
@@ -21,6 +23,7 @@ from autotune.outcome import Ok, Oom, Timeout, Unsupported
 from autotune.paths import RunPaths
 from autotune.probe.protocol import Inspection
 from autotune.proof import proof_request
+from autotune.report.document import print_report
 from autotune.run import tune
 from autotune.runs import create_run, load_spec
 from autotune.specs import DeviceSpec, Goal, Limits, ModelSpec, RunSpec
@@ -226,7 +229,59 @@ def test_a_look_at_the_model_that_fails_says_what_failed_and_names_the_flag(tmp_
     assert code == 1, "this machine's fault, not the model's"
 
 
-def test_a_crash_after_something_worked_only_ends_that_way(tmp_path):
+def test_a_bug_that_shows_at_a_larger_micro_batch_stops_the_run_and_every_resume(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    executor.trains[Candidate(micro_batch=2)] = crash()
+    spec = make_spec()
+    paths = create_run(spec, tmp_path)
+    said = r"probe 2 \(bf16, micro-batch 2\) failed in forward: ValueError: no. Micro-batch 1 trained.*`grow: {largest: 1}`"
+    for expected in (["inspect", "train", "train"], []):  # what is known is not tried again
+        executor.launched.clear()
+        with pytest.raises(ModelError, match=said) as caught:
+            tune(spec, paths, executor)
+        assert caught.value.traceback.startswith("Traceback")
+        assert [kind for kind, _ in executor.launched] == expected
+    assert not paths.best.exists()
+
+
+def test_a_library_s_limit_can_be_stayed_below(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    executor.trains |= {Candidate(micro_batch=size): crash() for size in range(5, 65)}
+    bounded = DEFAULT.replace("grow: {factor: 2, resolution: 0.1}", "grow: {largest: 4}")
+    assert bounded != DEFAULT
+    best, _ = start(tmp_path, executor, space_text=bounded)
+    assert best.candidate == Candidate(micro_batch=4)
+
+
+def test_a_technique_that_crashes_beside_a_rung_that_works_is_named(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    broken = Candidate(checkpointing="full", micro_batch=13)
+    executor.trains[broken] = crash("RuntimeError: a saved tensor was changed")
+    best, paths = start(tmp_path, executor)
+    assert best.candidate == Candidate(micro_batch=11)
+    console = Console(width=200, file=io.StringIO())
+    print_report(paths, console)
+    said = " ".join(console.file.getvalue().split())
+    assert (
+        "bf16 + checkpointing: micro-batch 13: crashed (exception), RuntimeError: a saved tensor was" in said
+    )
+
+
+def test_a_bug_that_every_proof_shows_is_the_model_s(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    original = executor.run
+
+    def failing(request, folder, **rest):
+        finding = original(request, folder, **rest)
+        return type(finding)(crash(), 0, 1.0) if request.kind == "prove" else finding
+
+    executor.run = failing
+    with pytest.raises(ModelError, match="failed when it was relaunched, first probe 6 in forward") as caught:
+        start(tmp_path, executor)
+    assert caught.value.traceback.startswith("Traceback")
+
+
+def test_native_code_that_dies_at_a_larger_size_only_ends_growth(tmp_path):
     executor = ArithmeticExecutor(Arithmetic(budget=1000))
     executor.trains[Candidate(micro_batch=4)] = crash(reason="signal")
     best, _ = start(tmp_path, executor)

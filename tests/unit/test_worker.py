@@ -264,7 +264,8 @@ def test_a_bug_in_the_users_model_keeps_its_traceback(run, kind):
 
 def test_a_model_that_exits_is_not_a_probe_that_ended(run):
     outcome = run(model="exiting").outcome
-    assert (outcome.kind, outcome.reason) == ("crash", "exit")
+    assert (outcome.kind, outcome.reason) == ("crash", "exception")
+    assert outcome.message == "SystemExit: 3"
 
 
 def test_a_refusal_that_a_library_wraps_is_still_a_refusal(run):
