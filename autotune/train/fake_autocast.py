@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from autotune.train.refusal import CannotRun
+
 NAME = "gpu"
 """torch's name of the stand-in's device type."""
 HALF_TYPES = (torch.bfloat16, torch.float16)
@@ -148,3 +150,38 @@ def _operator(name: str) -> Any:
     """Return an overload by its schema name; None in a torch that does not have it."""
     packet = getattr(torch.ops.aten, name.partition(".")[0], None)
     return None if packet is None else getattr(packet, name.partition(".")[2] or "default", None)
+
+
+def autocast_by_name() -> list[tuple[Any, str, Any]]:
+    """Return the changes, for `replaced`, by which torch's questions after CUDA's autocast mean the stand-in's.
+
+    A model's own code names the device ("cuda"), or means CUDA by naming none, as torchao's linear layers and
+    liger-kernel's loss do. A region for processors is refused: on a GPU it would change nothing, so the code most likely
+    chose it because it saw no GPU here.
+    """
+    enter = torch.autocast.__init__
+
+    def init(region: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
+        enter(region, _named(device_type), *args, **kwargs)
+        if device_type == "cpu" and region._enabled:
+            raise CannotRun(
+                "the model's code opens torch.autocast for the cpu, which does nothing on a GPU; if it chose by "
+                "torch.cuda.is_available(), which is false where a GPU is only traced, let it name the device of its "
+                "tensors, torch.autocast(tensor.device.type, ...), or probe it on a GPU"
+            )
+
+    asked, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+
+    def is_enabled(device_type: str = NAME) -> bool:
+        return bool(asked(_named(device_type)))
+
+    return [
+        (torch.autocast, "__init__", init),
+        (torch, "is_autocast_enabled", is_enabled),
+        (torch, "get_autocast_dtype", lambda device_type: dtype(_named(device_type))),
+        (torch, "get_autocast_gpu_dtype", lambda: dtype(NAME)),
+    ]
+
+
+def _named(device_type: str) -> str:
+    return NAME if device_type == "cuda" else device_type

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from autotune.train.fake_autocast import HALF_TYPES, NAME, follow_autocast
+from autotune.train.fake_autocast import HALF_TYPES, NAME, autocast_by_name, follow_autocast
 from autotune.train.replacing import replaced
 
 aten = torch.ops.aten
@@ -231,17 +231,10 @@ def fake_cuda() -> Iterator[torch.device]:
         clear()
         casts.clear()
 
-    asked = torch.is_autocast_enabled
-
-    def is_enabled(device_type: str = NAME) -> bool:
-        return bool(asked(device_type))
-
     changes = [
         # autocast calls it, through this name, when its outermost region ends; its own cache is out of Python's reach.
         (torch, "clear_autocast_cache", clear_both),
-        # Without a device they mean CUDA: torchao's linear layers and liger-kernel's loss ask so.
-        (torch, "is_autocast_enabled", is_enabled),
-        (torch, "get_autocast_gpu_dtype", lambda: torch.get_autocast_dtype(NAME)),
+        *autocast_by_name(),
     ]
     try:
         with replaced(changes):

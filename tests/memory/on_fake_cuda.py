@@ -186,6 +186,26 @@ def test_activations_go_to_the_host_and_come_back(checkpointing, monkeypatch):
     assert kept.allocated(32, place="host") < 0.1 * moved.allocated(32, place="host")
 
 
+def of_own(function, **fields):
+    folder = Path(__file__).parents[1] / "data"
+    own = ModelSpec(name=f"own_autocast:{function}", source="function", path=str(folder))
+    return traced(device="cuda:0", **fields).model_copy(update={"model": own})
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.cuda.amp.autocast")
+def test_autocast_in_a_users_own_model_counts_as_the_candidates_does():
+    plain, cast = (trace(of_own("plain", precision=name)).allocated(64) for name in ("fp32", "bf16"))
+    assert cast < 0.9 * plain
+    for function in ("by_name", "by_old_name", "by_device", "decorated", "in_fp16"):
+        own = trace(of_own(function, precision="fp32"))
+        assert own.allocated(64) == pytest.approx(cast, rel=0.01), function
+
+
+def test_autocast_for_a_processor_says_why_it_cannot_be_traced_on_cuda():
+    with pytest.raises(CannotRun, match=r"autocast.*cpu.*is_available.*device\.type"):
+        trace(of_own("by_availability", precision="fp32"))
+
+
 @pytest.fixture(scope="class")
 def device():
     with fake_cuda() as device, Recorder(device.type, {}):
