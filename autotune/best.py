@@ -29,7 +29,7 @@ from autotune.validation import Frozen
 VERSION = 1
 """Raised with every change that an older autotune would misread."""
 
-Evidence = Literal["measured", "predicted", "replayed"]
+Evidence = Literal["measured", "predicted"]
 
 
 class BestDevice(Frozen):
@@ -84,7 +84,7 @@ class Best(Frozen):
     created: str
     """When the file was written (UTC)."""
     evidence: Evidence
-    """Where the numbers come from: measured by a probe, predicted, or replayed from a record."""
+    """Where the numbers come from: measured by probes, or predicted for a simulated device."""
     candidate: Candidate
     """The chosen configuration; micro_batch counts sequences (samples) per device."""
     accumulation: Accumulation

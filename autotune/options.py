@@ -38,7 +38,7 @@ class RunOptions(Frozen):
     lengths: str | None = None
     """A file of the dataset's sequence lengths: a CSV or JSON of length and count, or one length a line."""
     optimizer: Optimizer = "adamw"
-    """`adamw` or `sgd`."""
+    """`adamw`, `adamw-8bit`, `adafactor`, `momentum` or `sgd`."""
     gpus: Annotated[int, Field(ge=1)] = 1
     """Devices that train together, on each node."""
     nodes: Annotated[int, Field(ge=1)] = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -134,3 +135,9 @@ def test_every_verb_keeps_the_tuner_free_of_torch(tmp_path):
         "assert not {'torch', 'transformers'} & set(sys.modules), 'loaded'\n"
     )
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, env={"PYTHONPATH": str(ROOT)})
+
+
+def test_mypy_is_strict_for_every_module() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
+    assert settings["strict"] is True
+    assert not [override for override in settings["overrides"] if "strict" in override]
