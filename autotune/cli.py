@@ -6,13 +6,14 @@ Nothing heavy is imported at the top: `--help` must answer at once, and no verb 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from autotune.exit_codes import ExitCode, summary
-from autotune.terminal import console_for, fail, print_json
+from autotune.terminal import console_for, fail, print_error, print_json, say
 
 if TYPE_CHECKING:
     from autotune.paths import RunPaths
@@ -127,16 +128,22 @@ def resume(run: RunArgument = "last", runs: RunsOption = Path("runs"), json: Jso
 
 @app.command()
 def verify(
-    file: Annotated[Path, typer.Argument(help="A best.yaml, or the folder of its run.")],
+    files: Annotated[
+        list[str] | None, typer.Argument(help="best.yaml files, or runs by folder, name or `last`.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="Another device than the recorded one.")] = None,
     proof_time: Annotated[str | None, typer.Option(help="Time for the training steps.")] = None,
     memory_tolerance: MemoryTolerance = None,
     speed_tolerance: SpeedTolerance = None,
+    runs: RunsOption = Path("runs"),
     json: JsonOption = False,
 ) -> None:
-    """Repeat the proof of an emitted configuration on this machine."""
-    from autotune.errors import NothingProven
-    from autotune.specs import DeviceSpec, Limits
+    """Repeat the proof of emitted configurations on this machine, one after the other."""
+    from autotune.errors import AutotuneError
+    from autotune.exit_codes import worst
+    from autotune.runs import find_best
+    from autotune.specs import Limits
+    from autotune.verification import Verified, read_device
     from autotune.verification import verify as repeat
 
     given = {
@@ -145,12 +152,22 @@ def verify(
         "speed_tolerance": speed_tolerance,
     }
     limits = Limits.load({name: value for name, value in given.items() if value is not None}, "options")
-    proof = repeat(file, DeviceSpec.parse(device) if device else None, limits, console_for().print)
+    other = read_device(device)
+    console = console_for()
+    verdicts = []
+    for name in files or ["last"]:
+        try:
+            file = find_best(name, runs)
+            verdict = Verified.of(file, repeat(file, other, limits, partial(say, console), runs))
+        except AutotuneError as error:  # of one file: the others are verified all the same
+            verdict = Verified.failed(name, error)
+            print_error(error)
+        else:
+            say(console, f"{verdict.file}: {verdict.why}", "green" if verdict.passed else "red")
+        verdicts.append(verdict)
     if json:
-        print(proof.model_dump_json(indent=2))
-    console_for().print(proof.why, style="green" if proof.passed else "red")
-    if not proof.passed:
-        raise NothingProven(f"{file} does not hold on this machine")
+        print_json([verdict.model_dump(mode="json") for verdict in verdicts])
+    raise typer.Exit(worst(verdict.exit_code for verdict in verdicts))
 
 
 @app.command()
@@ -188,18 +205,13 @@ def export(
     from autotune.emission import PREDICTED, write_files
     from autotune.exports import export as render
     from autotune.paths import RunPaths
-    from autotune.runs import find_run
+    from autotune.runs import find_best
 
-    file = Path(run)
-    if file.is_file():
-        paths = RunPaths(file.parent)
-    else:
-        paths = find_run(run, runs)
-        file = paths.best
+    file = find_best(run, runs)
     best = Best.read(file)
     if best.evidence == "predicted":
         console_for().print(PREDICTED, style="yellow")
-    folder = out or paths.exports / to
+    folder = out or RunPaths(file.parent).exports / to
     written = write_files(render(best, to), folder)
     if json:
         print_json({"target": to, "files": [str(path) for path in written]})
@@ -347,6 +359,7 @@ def draw(space: Annotated[str, typer.Argument(help="A shipped name or a YAML fil
 
 def _tune(spec: RunSpec, paths: RunPaths, json: bool) -> None:
     """Run the loop under a live table, then show the result."""
+    from autotune.commands import command
     from autotune.errors import JournalError, ProbeError
     from autotune.executors.find import find_executor
     from autotune.report.document import document, print_result
@@ -362,11 +375,11 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool) -> None:
         with Terminal(console, spec, executor.facts.name) as watch:
             best = tune(spec, paths, executor, watch, tracer)
     except KeyboardInterrupt:
-        message = f"\ninterrupted; nothing is left running. Go on with: autotune resume {paths.root}"
+        message = f"\ninterrupted; nothing is left running. Go on with: {command('resume', paths.root)}"
         console.print(message, markup=False, soft_wrap=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     except (JournalError, ProbeError) as error:
-        hint = f"When that is mended, go on with: autotune resume {paths.root}"
+        hint = f"When that is mended, go on with: {command('resume', paths.root)}"
         raise type(error)(f"{error}. {hint}") from error
     if json:
         print_json(document(paths))

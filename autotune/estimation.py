@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from autotune.options import LONGEST_DEFAULT, load_space, read_lengths, sequence
 from autotune.placement import misplaced, unmeasured
 from autotune.probe.protocol import ProbeRequest
 from autotune.rules import illegal
+from autotune.scratch import scratch_folder, temporary
 from autotune.space import Space
 from autotune.specs import Goal, ModelSpec
 from autotune.timing.roofline import Machine, step_time
@@ -266,12 +266,12 @@ def _trace(request: ProbeRequest, candidates: Sequence[Candidate], tracer: Trace
     ]
     for group in sorted(alike(candidates), key=len, reverse=True):  # what is alike is traced together
         min(shares, key=len).extend(group)
-    with tempfile.TemporaryDirectory(prefix="autotune-") as folder, ThreadPoolExecutor(len(shares)) as pool:
+    with scratch_folder([temporary()]) as folder, ThreadPoolExecutor(len(shares)) as pool:
 
         def work(number: int) -> dict[Candidate, Trace]:
             first, *rest = shares[number]
             wanted = request.model_copy(update={"candidate": first, "also": tuple(rest)})
-            return tracer.trace(wanted, Path(folder) / str(number), timeout=TIMEOUT)
+            return tracer.trace(wanted, folder / str(number), timeout=TIMEOUT)
 
         found: dict[Candidate, Trace] = {}
         for traces in pool.map(work, range(len(shares))):

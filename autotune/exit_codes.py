@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 
 
@@ -56,3 +57,13 @@ BY_VERB: dict[str, frozenset[ExitCode]] = {
 def summary() -> str:
     """Return the table as one sentence."""
     return "Exit codes: " + "; ".join(f"{code.value} {meaning}" for code, meaning in MEANINGS.items()) + "."
+
+
+_SEVERITY = (
+    ExitCode.OK, ExitCode.NOTHING_PROVEN, ExitCode.INPUT, ExitCode.MODEL, ExitCode.MACHINE,
+)  # fmt: skip
+
+
+def worst(codes: Iterable[ExitCode]) -> ExitCode:
+    """Return the code of a verb that did several things: not proven, bad input, the model, this machine, rising."""
+    return max(codes, key=_SEVERITY.index, default=ExitCode.OK)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
+from autotune.commands import command
 from autotune.errors import InputError, nearest
 from autotune.paths import RunPaths
 from autotune.probe.folder import write_atomically
@@ -41,6 +42,25 @@ def find_run(name: str, parent: Path) -> RunPaths:
     known = [path.name for path in runs]
     hint = f"; {nearest(name, known)}" if known else f"; there are no runs in {parent}"
     raise InputError(f"there is no run {name!r}{hint}")
+
+
+def find_best(name: str, parent: Path) -> Path:
+    """Return a `best.yaml`: by its own path, or of a run as `find_run` finds it.
+
+    Raises InputError where there is none; whether a file can be read is for its reader to see.
+    """
+    path = Path(name).expanduser()
+    if path.is_file() or (path.suffix in {".yaml", ".yml"} and not path.is_dir()):
+        return path
+    if (path / "best.yaml").is_file():
+        return path / "best.yaml"
+    best = find_run(name, parent).best
+    if not best.is_file():
+        raise InputError(
+            f"{best.parent} has no best.yaml: it has no winner, or is not finished; see: "
+            f"{command('report', best.parent)}"
+        )
+    return best
 
 
 def load_spec(paths: RunPaths) -> RunSpec:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "autotune"
 
 LAYERS = [
-    ("words", ["exit_codes", "errors", "units"]),
+    ("words", ["exit_codes", "errors", "units", "commands"]),
     (
         "data",
         ["validation", "candidate", "lengths", "outcome", "trial", "specs", "accumulation", "constraints", "rules",
@@ -25,8 +25,8 @@ LAYERS = [
         ["memory", "timing", "strategies", "selection", "outlook", "failure", "estimate", "demand", "proof",
          "probe.classify", "probe.ranks", "zero", "exports"],
     ),
-    ("machine", ["environment", "support", "journal", "tracing", "trace_cache", "import_closure", "devices", "probe",
-                 "executors", "models", "emission", "train"]),
+    ("machine", ["environment", "support", "journal", "scratch", "tracing", "trace_cache", "import_closure",
+                 "devices", "probe", "executors", "models", "emission", "train"]),
     ("loop", ["admission", "runs", "watch", "foresight", "proving", "run", "estimation", "options", "verification",
               "diagnosis", "report", "api"]),
     ("command line", ["terminal", "cli", "__main__"]),
