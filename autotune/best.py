@@ -21,6 +21,7 @@ from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.lengths import Lengths
 from autotune.outcome import Bytes, Communication, Memory, StepTiming
+from autotune.record import Unknown
 from autotune.space import parse_yaml
 from autotune.specs import ModelFacts, ModelSpec
 from autotune.units import format_bytes
@@ -119,6 +120,9 @@ class Best(Frozen):
     """Seconds of each part in which ranks communicated; null on one rank, and where the backend does not tell."""
     proof: Proof | None = None
     """What the cold relaunch of this configuration showed; null before it."""
+    unknown: tuple[Unknown, ...] = ()
+    """What the search does not know: candidates of which a probe or proof was ended from outside each time.
+    One of them may be faster; `autotune resume --retry-lost` tries them again."""
     notes: tuple[str, ...] = ()
     """What a reader must know before relying on the numbers."""
     device: BestDevice

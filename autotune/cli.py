@@ -118,12 +118,19 @@ def run(
 
 
 @app.command()
-def resume(run: RunArgument = "last", runs: RunsOption = Path("runs"), json: JsonOption = False) -> None:
+def resume(
+    run: RunArgument = "last",
+    retry_lost: Annotated[
+        bool, typer.Option("--retry-lost", help="Try again what something outside ended each time.")
+    ] = False,
+    runs: RunsOption = Path("runs"),
+    json: JsonOption = False,
+) -> None:
     """Go on with a run that was interrupted, from its journal."""
     from autotune.runs import find_run, load_spec
 
     paths = find_run(run, runs)
-    _tune(load_spec(paths), paths, json)
+    _tune(load_spec(paths), paths, json, retry_lost)
 
 
 @app.command()
@@ -357,7 +364,7 @@ def draw(space: Annotated[str, typer.Argument(help="A shipped name or a YAML fil
     print(load_space(space).graph.mermaid(), end="")
 
 
-def _tune(spec: RunSpec, paths: RunPaths, json: bool) -> None:
+def _tune(spec: RunSpec, paths: RunPaths, json: bool, retry_lost: bool = False) -> None:
     """Run the loop under a live table, then show the result."""
     from autotune.commands import command
     from autotune.errors import JournalError, ProbeError
@@ -373,7 +380,7 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool) -> None:
     console.print(f"run {paths.root}", style="dim")
     try:
         with Terminal(console, spec, executor.facts.name) as watch:
-            best = tune(spec, paths, executor, watch, tracer)
+            best = tune(spec, paths, executor, watch, tracer, retry_lost)
     except KeyboardInterrupt:
         message = f"\ninterrupted; nothing is left running. Go on with: {command('resume', paths.root)}"
         console.print(message, markup=False, soft_wrap=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.errors import AutotuneError, InputError, ModelError, NothingFits, ProbeError
-from autotune.outcome import Crash, Ok, Oom, Outcome, Timeout, Unsupported
-from autotune.record import ProofFinished
+from autotune.outcome import Crash, Lost, Ok, Oom, Outcome, Timeout, Unsupported
+from autotune.record import TRIES, ProofFinished, Unknown
 from autotune.selection import missing
 from autotune.strategies.decision import Done, Scope
 from autotune.trial import History, Trial
@@ -43,8 +43,29 @@ def inspection_failed(outcome: Outcome, budget: int) -> AutotuneError:
             return NothingFits(f"the model cannot even be built within {format_bytes(budget)}{wanted}")
         case Unsupported(reason=reason):
             return InputError(reason)
+        case Lost(message=message):
+            return ProbeError(f"the model could not be looked at, {TRIES} times: {message}")
         case _:
             return ModelError(f"the model could not be looked at: {outcome.kind}")
+
+
+def lost_with_tuner(work: str) -> Lost:
+    """Return the verdict on a probe or a proof that was under way each time that its tuner was killed."""
+    return Lost(
+        cause="tuner", phase="start",
+        message=f"autotune itself was killed {TRIES} times while this {work} was under way",
+    )  # fmt: skip
+
+
+def holes(unknown: Sequence[Unknown]) -> str:
+    """Return in one sentence what a search does not know, and how to try it again; empty if there is nothing."""
+    if not unknown:
+        return ""
+    many = "candidates" if len(unknown) > 1 else "candidate"
+    return (
+        f"the search has a hole: {len(unknown)} {many} remain unknown, ended from outside each time "
+        f"({'; '.join(entry.title for entry in unknown)}); `autotune resume --retry-lost` tries again"
+    )
 
 
 def stop_at_crash(history: History) -> None:
@@ -56,7 +77,7 @@ def stop_at_crash(history: History) -> None:
     died at a larger size, which may have been refused memory.
     """
     for place, trial in enumerate(history):
-        if not isinstance(trial.outcome, Crash) or trial.outcome.reason == "lost":
+        if not isinstance(trial.outcome, Crash):
             continue
         if not any(isinstance(earlier.outcome, Ok) for earlier in history[:place]):
             raise ModelError(_crashed(trial), trial.outcome.traceback)
@@ -109,11 +130,12 @@ def _trained_below(trial: Trial, history: History) -> int | None:
     )  # fmt: skip
 
 
-def nothing_fits(history: History, scope: Scope, done: Done) -> NothingFits:
-    """Return the error that says what came nearest, and how much is missing."""
+def nothing_fits(history: History, scope: Scope, done: Done, unknown: Sequence[Unknown] = ()) -> NothingFits:
+    """Return the error that says what came nearest, how much is missing, and what is `unknown`."""
     nearest = missing(history, scope)
+    hole = f". But {holes(unknown)}" if unknown else ""
     if nearest is None:
-        return NothingFits(f"no configuration trained: {done.why}")
+        return NothingFits(f"no configuration trained: {done.why}{hole}")
     trial, lacking = nearest
     amount = f"at least {format_bytes(lacking)} more" if lacking else "more memory"
     spared = f", with {scope.goal.headroom:.0%} kept free as headroom" if scope.goal.headroom else ""
@@ -124,4 +146,4 @@ def nothing_fits(history: History, scope: Scope, done: Done) -> NothingFits:
     )
     if done.why.startswith("stopped"):
         why += f". The search was {done.why}: allow more probes to try the rungs below"
-    return NothingFits(why)
+    return NothingFits(why + hole)

@@ -17,6 +17,9 @@ from autotune.validation import Frozen
 DONE = "done"
 """The target that ends the search; the best of all trials is then chosen."""
 
+LOST = "lost"
+"""The result of a candidate that something outside ended each time. It has no edge: the walk goes on as it can."""
+
 SET_EDGES: tuple[str, ...] = (
     "ok", "oom", "oom_build", "oom_forward", "oom_backward", "oom_optimizer",
     "non_finite", "timeout", "unsupported",
@@ -73,7 +76,11 @@ class Node(Frozen):
         return self
 
     def target(self, edge: str) -> str:
-        """Return the node that an edge leads to: its own, else that of the result without phase, else `done`."""
+        """Return the node that an edge leads to: its own, else that of the result without phase, else `done`.
+
+        LOST goes on with the next rung, where there is one: nothing else is left to try.
+        """
+        edge = "oom" if edge == LOST else edge
         return self.next.get(edge) or self.next.get(edge.split("_")[0], DONE)
 
 

@@ -6,8 +6,12 @@ anywhere else is an error, because a run must never go on from a history that is
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +20,7 @@ from typing import Self
 from pydantic import ValidationError
 
 from autotune.errors import InputError, JournalError
-from autotune.record import ENTRY, Entry, Record
+from autotune.record import ENTRY, Entry, Interrupted, Record, Work
 
 
 class Journal:
@@ -27,7 +31,7 @@ class Journal:
         self._lock_path = lock
         self._lock: int | None = None
         self._file: int | None = None
-        self._entries: list[Entry] = []
+        self._record = Record(())
 
     def __enter__(self) -> Self:
         try:
@@ -35,7 +39,7 @@ class Journal:
             self._acquire(self._lock)
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             entries, whole = parse_journal(self._path.read_bytes(), self._path)
-            self._entries = list(entries)
+            self._record = Record.of(entries)
             os.ftruncate(self._file, whole)  # drop a torn last line, or the next one would be glued to it
             os.lseek(self._file, 0, os.SEEK_END)
         except OSError as error:
@@ -63,7 +67,7 @@ class Journal:
     @property
     def record(self) -> Record:
         """What the journal says so far."""
-        return Record.of(self._entries)
+        return self._record
 
     def append(self, entry: Entry) -> None:
         """Write one line durably. Raises JournalError when the disk refuses; what was recorded before stays."""
@@ -80,7 +84,24 @@ class Journal:
             raise JournalError(
                 f"{self._path} cannot be written: {error.strerror}. Everything up to this moment is recorded"
             ) from error
-        self._entries.append(entry)
+        self._record = Record((*self._record.entries, entry))
+
+    @contextmanager
+    def doing(self, work: Work, number: int | None = None) -> Iterator[None]:
+        """Journal that the body was interrupted, should it raise (an interruption, a fault of this machine).
+
+        The body must have ended its processes by then. A probe or proof is one that the body journals the start of.
+        """
+        try:
+            yield
+        except BaseException as error:
+            under_way = work == "inspection" or work == "trace" or self.record.is_under_way(work, number or 0)
+            if under_way:
+                with suppress(
+                    JournalError
+                ):  # where nothing can be written any more, the error itself says so
+                    self.append(Interrupted(work=work, number=number, why=reason(error), time=now()))
+            raise
 
     def _acquire(self, handle: int) -> None:
         try:
@@ -126,6 +147,18 @@ def parse_journal(content: bytes, path: Path) -> tuple[tuple[Entry, ...], int]:
             ) from None
         whole += len(line) + 1
     return tuple(entries), whole
+
+
+def reason(error: BaseException) -> str:
+    """Return in a few words why a tuner ends: the signal's name, or what this machine refused."""
+    if isinstance(error, KeyboardInterrupt):
+        return str(error) or signal.SIGINT.name
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            return "disk full"
+        cause = cause.__cause__ or cause.__context__
+    return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
 
 
 def now() -> str:

@@ -187,12 +187,25 @@ class Crash(Frozen):
     """The probe ended without a verdict about memory."""
 
     kind: Literal["crash"] = "crash"
-    reason: Literal["exception", "signal", "exit", "protocol", "lost"]
-    """Python exception (SystemExit is one); killed by a signal; ended without a verdict; broke the protocol; the tuner
-    itself was lost."""
+    reason: Literal["exception", "signal", "exit", "protocol"]
+    """Python exception (SystemExit is one); killed by a signal for a fault of its own; ended without a verdict; broke
+    the protocol."""
     phase: Phase
     message: str
     traceback: str = ""
+
+
+class Lost(Frozen):
+    """Something outside ended the probe, each time that it was tried: what it would have come to is unknown.
+
+    It speaks neither for a candidate nor against it, and no decision about memory or speed follows from it.
+    """
+
+    kind: Literal["lost"] = "lost"
+    cause: Literal["tuner", "guard", "worker"]
+    """What was ended from outside: the tuner with all below it, the guard, or the worker alone."""
+    phase: Phase
+    message: str
 
 
 class Unsupported(Frozen):
@@ -202,10 +215,10 @@ class Unsupported(Frozen):
     reason: str
 
 
-Outcome = Annotated[Ok | Oom | NonFinite | Timeout | Crash | Unsupported, Field(discriminator="kind")]
+Outcome = Annotated[Ok | Oom | NonFinite | Timeout | Crash | Lost | Unsupported, Field(discriminator="kind")]
 
 OUTCOMES: dict[str, type[Frozen]] = {
     "ok": Ok, "oom": Oom, "non_finite": NonFinite, "timeout": Timeout, "crash": Crash,
-    "unsupported": Unsupported,
+    "lost": Lost, "unsupported": Unsupported,
 }  # fmt: skip
 """Every verdict by the name that files and graphs use."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autotune.best import Best, Check, Proof
-from autotune.outcome import Crash, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
+from autotune.outcome import Crash, Lost, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
 from autotune.probe.protocol import ProbeRequest
 from autotune.record import ProofFinished
 from autotune.selection import throughput
@@ -47,6 +47,8 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
     `limits.speed_tolerance`, its losses must be finite and fall, and evaluation and checkpoint must fit too.
     Of a prediction it only must fit: its peak and speed are shown beside what was predicted, and not judged.
     """
+    if isinstance(outcome, Lost):
+        return Proof(passed=False, why=f"remains unknown: {outcome.message}", seconds=seconds)
     if not isinstance(outcome, Ok):
         return Proof(passed=False, why=f"did not hold: {_ended(outcome)}", seconds=seconds)
     memory, recorded = outcome.memory, best.memory
@@ -100,7 +102,8 @@ def after_proofs(history: History, proofs: Iterable[ProofFinished]) -> History:
     """Return the trials still in the running, as proofs that did not hold leave them.
 
     A relaunch that was merely slower is the longer measurement of the two: its timing replaces the probe's, and
-    the candidate competes with that, for one more proof. Anything else that failed, or a second failure, ends it.
+    the candidate competes with that, for one more proof. Anything else that failed, or a second failure, ends it. A
+    proof that was lost says nothing either way, but what it leaves unproven is no winner.
     """
     failed: dict[int, list[ProofFinished]] = {}
     for proof in proofs:

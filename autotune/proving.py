@@ -8,14 +8,14 @@ from pathlib import Path
 from autotune.best import Best
 from autotune.errors import JournalError, NothingProven
 from autotune.executors.executor import Executor, Finding
-from autotune.failure import nothing_fits, proofs_crashed
+from autotune.failure import holes, lost_with_tuner, nothing_fits, proofs_crashed
 from autotune.journal import Journal, now
-from autotune.outcome import Crash, Outcome
+from autotune.outcome import Lost
 from autotune.paths import RunPaths
 from autotune.probe.folder import write_atomically
 from autotune.probe.protocol import Inspection
 from autotune.proof import after_proofs, judge, proof_request
-from autotune.record import Decided, ProofFinished, ProofStarted
+from autotune.record import TRIES, Decided, ProofFinished, ProofStarted
 from autotune.selection import Score, rank
 from autotune.specs import RunSpec
 from autotune.strategies.decision import Done, Scope
@@ -45,38 +45,46 @@ class Proving:
     def prove(self, scope: Scope, done: Done) -> Best:
         """Relaunch the fastest from its emitted file; where that does not hold, what is then the fastest."""
         if not rank(self.journal.record.history, scope):
-            error = nothing_fits(self.journal.record.history, scope, done)
+            record = self.journal.record
+            error = nothing_fits(record.history, scope, done, record.unknown)
             self.journal.append(Decided(winner=None, why=str(error), time=now()))
             raise error
         if self.executor.facts.simulated:
             return self.emit_unproven(rank(self.journal.record.history, scope)[0])
         while remaining := rank(after_proofs(self.journal.record.history, self.journal.record.proofs), scope):
-            held = [proof for proof in self.journal.record.proofs if proof.passed]
-            proof = held[0] if held else self.prove_one(remaining[0])
+            fastest, proofs = remaining[0], self.journal.record.proofs
+            held = [proof for proof in proofs if proof.passed and proof.number == fastest.trial.number]
+            proof = held[0] if held else self.prove_one(fastest)
             if proof.passed:
-                score = next(score for score in remaining if score.trial.number == proof.number)
-                return self.emit(score, proof)
+                return self.emit(fastest, proof)
         failed = "; ".join(f"probe {proof.number}: {proof.why}" for proof in self.journal.record.proofs)
         self.journal.append(Decided(winner=None, why=failed, time=now()))
         if (crashed := proofs_crashed(self.journal.record.proofs)) is not None:
             raise crashed
+        hole = holes(self.journal.record.unknown)
         raise NothingProven(
             f"configurations fitted, but none held when relaunched. {failed}. If the machine was busy with other "
-            "work, repeat on a quiet one or allow more with --speed-tolerance"
+            f"work, repeat on a quiet one or allow more with --speed-tolerance{hole and f'. And {hole}'}"
         )
 
     def prove_one(self, score: Score) -> ProofFinished:
         """Write the contender's file, read it back, and run what it says."""
-        number = score.trial.number
-        starts = self.journal.record.unfinished_proofs(number)
+        number, before = score.trial.number, len(self.journal.record.proofs)
         self.write(self.paths.contender, self.contender(score))
         self.watch.proving(score)
-        if starts >= 2:
-            outcome: Outcome = Crash(
-                reason="lost", phase="start", message="the tuner was killed twice in this proof"
-            )
-            finding = Finding(outcome, None, 0.0)
-        else:
+        while len(self.journal.record.proofs) == before:  # a try that something outside ended proves nothing
+            if self.journal.record.tries("proof", number) < TRIES:
+                self.relaunch(score)
+            else:
+                self.journal.append(self.judged(score, Finding(lost_with_tuner("proof"), None, 0.0)))
+        proof = self.journal.record.proofs[-1]
+        self.watch.proved(proof)
+        return proof
+
+    def relaunch(self, score: Score) -> None:
+        """Journal, launch, journal."""
+        number = score.trial.number
+        with self.journal.doing("proof", number):
             self.journal.append(ProofStarted(number=number, time=now()))
             emitted = Best.read(self.paths.contender)
             finding = self.executor.run(
@@ -84,25 +92,31 @@ class Proving:
                 timeout=self.spec.limits.probe_timeout + 3 * self.spec.limits.proof_seconds,
                 on_progress=self.watch.progressing,
             )  # fmt: skip
+            self.journal.append(self.judged(score, finding))
+        if isinstance(finding.answer, Lost):
+            self.watch.lost("proof", number, finding.answer)
+
+    def judged(self, score: Score, finding: Finding) -> ProofFinished:
+        """Return the line for the journal that says what a relaunch showed."""
         assert not isinstance(finding.answer, Inspection)
         proof = judge(self.contender(score), finding.answer, finding.seconds, self.spec.limits)
-        entry = ProofFinished(
-            number=number,
+        return ProofFinished(
+            number=score.trial.number,
             outcome=finding.answer,
             passed=proof.passed,
             why=proof.why,
             failed=tuple(check.name for check in proof.checks if not check.passed),
             seconds=finding.seconds,
         )
-        self.journal.append(entry)
-        self.watch.proved(entry)
-        return entry
 
     def emit(self, score: Score, proved: ProofFinished) -> Best:
         """Write `best.yaml` with its proof, then journal the decision."""
         best = self.contender(score)
         best = best.model_copy(
-            update={"proof": judge(best, proved.outcome, proved.seconds, self.spec.limits)}
+            update={
+                "proof": judge(best, proved.outcome, proved.seconds, self.spec.limits),
+                "unknown": self.journal.record.unknown,
+            }
         )
         self.write(self.paths.best, best)
         self.paths.contender.unlink(missing_ok=True)
@@ -111,7 +125,7 @@ class Proving:
 
     def emit_unproven(self, score: Score) -> Best:
         """Write `best.yaml` without a proof, where there is no device to prove it on."""
-        best = self.contender(score)
+        best = self.contender(score).model_copy(update={"unknown": self.journal.record.unknown})
         self.write(self.paths.best, best)
         why = "predicted to be the fastest that fits; a simulated device proves nothing"
         self.journal.append(Decided(winner=score.trial.number, why=why, time=now()))

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
 from autotune.candidate import Candidate
-from autotune.outcome import Outcome
+from autotune.outcome import Lost, Outcome
 from autotune.prediction import Prediction
 from autotune.specs import ModelFacts
 from autotune.trial import History, Trial
 from autotune.validation import Frozen
+
+TRIES = 3
+"""Times that a probe or a proof is tried which something outside ends; then it is recorded as lost."""
+
+Work = Literal["inspection", "trace", "probe", "proof"]
+"""What a tuner has a worker do."""
 
 
 class Opened(Frozen):
@@ -70,7 +77,10 @@ class Skipped(Frozen):
 
 
 class Started(Frozen):
-    """A probe is about to be launched. Without a `finished` line after it, the tuner was lost on the way."""
+    """A probe is about to be launched.
+
+    Without a `finished` or an `interrupted` line after it, the tuner was lost on the way.
+    """
 
     type: Literal["started"] = "started"
     number: int
@@ -85,12 +95,41 @@ class Started(Frozen):
 
 
 class Finished(Frozen):
-    """A probe has its verdict, and nothing of it is left running."""
+    """A probe has its verdict, and nothing of it is left running.
+
+    A verdict of `lost` is the last word only of as many tries as there may be: before, the probe is started again.
+    """
 
     type: Literal["finished"] = "finished"
     number: int
     outcome: Outcome
     seconds: float
+
+
+class Interrupted(Frozen):
+    """The tuner was told to end, or could not go on, and has ended what was under way. Such a start never counts."""
+
+    type: Literal["interrupted"] = "interrupted"
+    work: Work
+    number: int | None = None
+    """Of the probe, or of the trial under proof; None for an inspection and a trace."""
+    why: str
+    """The signal's name (SIGINT, SIGTERM, SIGHUP), or what this machine refused, such as `disk full`."""
+    time: str
+
+
+class Retried(Frozen):
+    """The user asked for what was lost to be tried again (`resume --retry-lost`); its tries count anew.
+
+    What had been decided without it is open again.
+    """
+
+    type: Literal["retried"] = "retried"
+    probes: tuple[int, ...] = ()
+    """Numbers of the lost probes."""
+    proofs: tuple[int, ...] = ()
+    """Numbers of the trials whose proofs were lost."""
+    time: str
 
 
 class Searched(Frozen):
@@ -141,12 +180,55 @@ Entry = (
     | Skipped
     | Started
     | Finished
+    | Interrupted
+    | Retried
     | Searched
     | ProofStarted
     | ProofFinished
     | Decided
 )
 ENTRY: TypeAdapter[Entry] = TypeAdapter(Annotated[Entry, Field(discriminator="type")])
+
+
+class Unknown(Frozen):
+    """A hole in the search: something outside prevented that a candidate was measured, or proven."""
+
+    number: int
+    """Of its trial."""
+    candidate: Candidate
+    lost: Literal["probe", "proof"]
+
+    @property
+    def title(self) -> str:
+        """Say which it is: `probe 5 (bf16, micro-batch 8)`, or its proof."""
+        of = "the proof of " if self.lost == "proof" else ""
+        return f"{of}probe {self.number} ({self.candidate.title()}, micro-batch {self.candidate.micro_batch})"
+
+
+@dataclass
+class _Tried:
+    """What the lines about one probe add up to, or about the proofs of one trial."""
+
+    tries: int = 0
+    """Starts since the last verdict that counts, without those that the tuner saw interrupted."""
+    under_way: bool = False
+    """Whether a start is the last word."""
+
+    def start(self) -> None:
+        self.tries += 1
+        self.under_way = True
+
+    def interrupt(self) -> None:
+        self.tries -= 1
+        self.under_way = False
+
+    def settles(self, outcome: Outcome) -> bool:
+        """Take a try's verdict, and tell whether it is the last word."""
+        self.under_way = False
+        if isinstance(outcome, Lost) and self.tries < TRIES:
+            return False
+        self.tries = 0
+        return True
 
 
 @dataclass(frozen=True)
@@ -167,17 +249,26 @@ class Record:
 
     @property
     def history(self) -> History:
-        """All finished trials, in order."""
-        started = {entry.number: entry for entry in self.entries if isinstance(entry, Started)}
+        """All trials that have their verdict, in the order of their numbers."""
         return tuple(
             Trial(
-                number=entry.number, candidate=started[entry.number].candidate, node=started[entry.number].node,
-                why=started[entry.number].why, outcome=entry.outcome, seconds=entry.seconds,
-                prediction=started[entry.number].prediction,
+                number=number, candidate=started.candidate, node=started.node, why=started.why,
+                outcome=finished.outcome, seconds=finished.seconds, prediction=started.prediction,
             )
-            for entry in self.entries
-            if isinstance(entry, Finished)
+            for number, (started, finished) in sorted(self._probes[0].items())
+            if finished is not None
         )  # fmt: skip
+
+    def trial(self, number: int) -> Trial | None:
+        """Return a trial by its number; None while it has no verdict."""
+        return next((trial for trial in self.history if trial.number == number), None)
+
+    @property
+    def pending(self) -> tuple[Started, ...]:
+        """The probes that were started and have no verdict, in the order of their numbers."""
+        return tuple(
+            started for _, (started, finished) in sorted(self._probes[0].items()) if finished is None
+        )
 
     @property
     def path(self) -> tuple[Step, ...]:
@@ -199,24 +290,77 @@ class Record:
 
     @property
     def proofs(self) -> tuple[ProofFinished, ...]:
-        """All finished proofs, in order."""
-        return tuple(entry for entry in self.entries if isinstance(entry, ProofFinished))
+        """All proofs that have their verdict, in order; a lost one is none that failed."""
+        return self._proofs[0]
+
+    @property
+    def unknown(self) -> tuple[Unknown, ...]:
+        """The holes in the search, in the order of their numbers."""
+        trials = {trial.number: trial for trial in self.history}
+        unproven = {proof.number for proof in self.proofs if isinstance(proof.outcome, Lost)}
+        return tuple(
+            Unknown(number=number, candidate=trial.candidate, lost="proof" if number in unproven else "probe")
+            for number, trial in trials.items()
+            if number in unproven or isinstance(trial.outcome, Lost)
+        )
 
     @property
     def decided(self) -> Decided | None:
-        """The end of the run, once reached."""
-        return next((entry for entry in reversed(self.entries) if isinstance(entry, Decided)), None)
+        """The end of the run, once reached, unless what was lost is tried again since."""
+        for entry in reversed(self.entries):
+            if isinstance(entry, Decided):
+                return entry
+            if isinstance(entry, Retried):
+                return None
+        return None
 
-    def unfinished(self) -> tuple[Started, int] | None:
-        """Return the probe that was under way when the tuner was lost, and how often it was started."""
-        finished = {entry.number for entry in self.entries if isinstance(entry, Finished)}
-        starts = [e for e in self.entries if isinstance(e, Started) and e.number not in finished]
-        return (starts[-1], len(starts)) if starts else None
+    def tries(self, work: Literal["probe", "proof"], number: int) -> int:
+        """Return how often a probe or a proof without a verdict was tried; interruptions do not count."""
+        return self._tried(work, number).tries
 
-    def unfinished_proofs(self, number: int) -> int:
-        """Return how many proofs of a trial were started and never finished."""
-        begun = sum(isinstance(e, ProofStarted) and e.number == number for e in self.entries)
-        return begun - sum(proof.number == number for proof in self.proofs)
+    def is_under_way(self, work: Literal["probe", "proof"], number: int) -> bool:
+        """Tell whether a probe or a proof was started, and neither finished nor interrupted."""
+        return self._tried(work, number).under_way
+
+    def _tried(self, work: Literal["probe", "proof"], number: int) -> _Tried:
+        return (self._probes if work == "probe" else self._proofs)[1].get(number, _Tried())
+
+    @cached_property
+    def _probes(self) -> tuple[dict[int, tuple[Started, Finished | None]], dict[int, _Tried]]:
+        """Each probe's newest start and its verdict, and how often it was tried, by number."""
+        found: dict[int, tuple[Started, Finished | None]] = {}
+        tried: dict[int, _Tried] = {}
+        for entry in self.entries:
+            match entry:
+                case Started(number=number):
+                    tried.setdefault(number, _Tried()).start()
+                    found[number] = entry, None
+                case Interrupted(work="probe", number=int(number)):
+                    tried[number].interrupt()
+                case Finished(number=number, outcome=outcome):
+                    if tried[number].settles(outcome):
+                        found[number] = found[number][0], entry
+                case Retried(probes=numbers):
+                    found |= {number: (found[number][0], None) for number in numbers}
+        return found, tried
+
+    @cached_property
+    def _proofs(self) -> tuple[tuple[ProofFinished, ...], dict[int, _Tried]]:
+        """The proofs with a verdict in order, and how often those without one were tried, by the trial's number."""
+        found: list[ProofFinished] = []
+        tried: dict[int, _Tried] = {}
+        for entry in self.entries:
+            match entry:
+                case ProofStarted(number=number):
+                    tried.setdefault(number, _Tried()).start()
+                case Interrupted(work="proof", number=int(number)):
+                    tried[number].interrupt()
+                case ProofFinished(number=number, outcome=outcome):
+                    if tried[number].settles(outcome):
+                        found.append(entry)
+                case Retried(proofs=numbers):
+                    found = [p for p in found if not (p.number in numbers and isinstance(p.outcome, Lost))]
+        return tuple(found), tried
 
     @property
     def next_number(self) -> int:
@@ -225,5 +369,5 @@ class Record:
 
     @property
     def seconds(self) -> float:
-        """Seconds that finished probes took."""
-        return sum(entry.seconds for entry in self.entries if isinstance(entry, Finished))
+        """Seconds that the probes took whose verdicts stand."""
+        return sum(trial.seconds for trial in self.history)

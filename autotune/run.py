@@ -13,11 +13,11 @@ from autotune.candidate import Candidate
 from autotune.emission import contender
 from autotune.errors import InputError
 from autotune.executors.executor import Executor, Finding
-from autotune.failure import inspection_failed, stop_at_crash
+from autotune.failure import inspection_failed, lost_with_tuner, stop_at_crash
 from autotune.foresight import Foresight
 from autotune.journal import Journal, now
 from autotune.memory.predictor import Predictor
-from autotune.outcome import Crash, Unsupported
+from autotune.outcome import Lost, Unsupported
 from autotune.outlook import probes_ahead
 from autotune.paths import RunPaths
 from autotune.placement import unpaddable
@@ -25,9 +25,11 @@ from autotune.probe.folder import ProbeFolder
 from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.proving import Proving
 from autotune.record import (
+    TRIES,
     Finished,
     Inspected,
     Opened,
+    Retried,
     Searched,
     Skipped,
     Started,
@@ -48,15 +50,19 @@ def tune(
     executor: Executor,
     watch: Watch | None = None,
     tracer: Tracer | None = None,
+    retry_lost: bool = False,
 ) -> Best:
     """Take a run from where its journal stands to its proven winner, and return what `best.yaml` says.
 
-    With a `tracer` (and unless the spec says otherwise) the memory model spares probes; it never replaces one.
+    With a `tracer` (and unless the spec says otherwise) the memory model spares probes; it never replaces one. With
+    `retry_lost` candidates that something outside ended each time are tried again, in a decided run too.
     Raises NothingFits, NothingProven, ModelError, JournalError, or InputError when another tuner has the run.
     """
     with Journal(paths.journal, paths.lock) as journal:
         knowing = spec.predict or executor.facts.simulated
-        return _Run(spec, paths, executor, watch or Silent(), journal, tracer if knowing else None).go()
+        return _Run(spec, paths, executor, watch or Silent(), journal, tracer if knowing else None).go(
+            retry_lost
+        )
 
 
 class _Run:
@@ -81,8 +87,10 @@ class _Run:
         self.space = Space.load(spec.space, f"{paths.spec}: space")
         self.admission = Admission(spec, self.space, executor, paths.probes)
 
-    def go(self) -> Best:
+    def go(self, retry_lost: bool) -> Best:
         """Inspect, search, prove; or return at once what was decided before."""
+        if retry_lost:
+            self.reopen()
         if (decided := self.journal.record.decided) and decided.winner is not None:
             return Best.read(self.paths.best)
         self.clear_scratch()
@@ -95,6 +103,15 @@ class _Run:
         proving = Proving(self.spec, self.paths, self.executor, self.watch, self.journal, self.contender)
         return proving.prove(scope, done)
 
+    def reopen(self) -> None:
+        """Have everything that was lost tried again, if anything was."""
+        if unknown := self.journal.record.unknown:
+            numbers = {
+                work: tuple(entry.number for entry in unknown if entry.lost == work)
+                for work in ("probe", "proof")
+            }
+            self.journal.append(Retried(probes=numbers["probe"], proofs=numbers["proof"], time=now()))
+
     def clear_scratch(self) -> None:
         """Remove what probes of a tuner that was killed left on the disk: mapped files can be many GiB."""
         for folder in (*self.paths.probes.glob("*"), *self.paths.probes.glob("*/rank*")):
@@ -106,10 +123,14 @@ class _Run:
             return known
         self.watch.inspecting()
         request = self.request(Candidate(optimizer=self.spec.optimizer), "inspect")
-        finding = self.executor.run(
-            request, self.paths.inspection, timeout=self.spec.limits.probe_timeout,
-            on_progress=self.watch.progressing,
-        )  # fmt: skip
+        for _ in range(TRIES):
+            with self.journal.doing("inspection"):
+                finding = self.executor.run(
+                    request, self.paths.inspection, timeout=self.spec.limits.probe_timeout,
+                    on_progress=self.watch.progressing,
+                )  # fmt: skip
+            if not isinstance(finding.answer, Lost):
+                break
         if not isinstance(finding.answer, Inspection):
             raise inspection_failed(finding.answer, self.executor.facts.budget)
         if self.spec.goal.lengths is not None and (reason := unpaddable(finding.answer.facts.task)):
@@ -124,7 +145,7 @@ class _Run:
         """Probe what the strategy proposes until it is done or the limits are spent."""
         scope.check()
         self.foresee(scope)
-        self.finish_lost_probe()
+        self.settle_pending()
         while True:
             record = self.journal.record
             stop_at_crash(record.history)
@@ -152,16 +173,18 @@ class _Run:
         folder = self.paths.tracing
         self.foresight = Foresight(self.tracer, self.executor.facts, record.inspection, scope, folder)
         timeout = self.spec.limits.probe_timeout
-        self.foresight.recall(record.traced, lambda candidate: self.request(candidate, "trace"), timeout)
+        with self.journal.doing("trace"):
+            self.foresight.recall(record.traced, lambda candidate: self.request(candidate, "trace"), timeout)
 
     def learn(self, candidate: Candidate) -> bool:
         """Trace a candidate's rung, unless that is done or useless; tell whether something was learnt."""
         if self.foresight is None or self.foresight.knows(candidate) or self.refusal(candidate):
             return False
         self.watch.tracing(candidate)
-        traced = self.foresight.learn(
-            self.request(candidate, "trace"), self.spec.limits.probe_timeout, self.watch.progressing
-        )
+        with self.journal.doing("trace"):
+            traced = self.foresight.learn(
+                self.request(candidate, "trace"), self.spec.limits.probe_timeout, self.watch.progressing
+            )
         self.journal.append(traced)
         self.watch.traced(traced)
         return True
@@ -181,20 +204,36 @@ class _Run:
         return probes_ahead(self.journal.record.history, self.space, scope, self.predictor)
 
     def attempt(self, number: int, decision: Try, ahead: int) -> None:
+        """Probe a candidate to its verdict.
+
+        A try that something outside ends says nothing: it is repeated, up to TRIES times, those of earlier starts of
+        the tuner included.
+        """
+        self.watch.trying(number, decision, ahead)
+        while (trial := self.journal.record.trial(number)) is None:
+            if self.journal.record.tries("probe", number) < TRIES:
+                self.try_once(number, decision)
+            else:
+                gone = Finished(number=number, outcome=lost_with_tuner("probe"), seconds=0.0)
+                self.journal.append(gone)
+        self.watch.tried(trial)
+
+    def try_once(self, number: int, decision: Try) -> None:
         """Journal, launch, journal."""
         candidate = decision.candidate
         expected = self.foresight.predict(candidate, self.journal.record.history) if self.foresight else None
-        self.journal.append(
-            Started(
-                number=number, candidate=candidate, node=decision.node, why=decision.why, time=now(),
-                prediction=expected, path=decision.path,
-            )
-        )  # fmt: skip
-        self.watch.trying(number, decision, ahead)
-        finding = self.probe(number, candidate)
-        assert not isinstance(finding.answer, Inspection)
-        self.journal.append(Finished(number=number, outcome=finding.answer, seconds=finding.seconds))
-        self.watch.tried(self.journal.record.history[-1])
+        with self.journal.doing("probe", number):
+            self.journal.append(
+                Started(
+                    number=number, candidate=candidate, node=decision.node, why=decision.why, time=now(),
+                    prediction=expected, path=decision.path,
+                )
+            )  # fmt: skip
+            finding = self.probe(number, candidate)
+            assert not isinstance(finding.answer, Inspection)
+            self.journal.append(Finished(number=number, outcome=finding.answer, seconds=finding.seconds))
+        if isinstance(finding.answer, Lost):
+            self.watch.lost("probe", number, finding.answer)
 
     def probe(self, number: int, candidate: Candidate) -> Finding:
         """Run one candidate, unless it can be refused without running it."""
@@ -232,21 +271,11 @@ class _Run:
             }
         )  # fmt: skip
 
-    def finish_lost_probe(self) -> None:
-        """Retry once the probe that was under way when the tuner was lost; the second loss is its verdict."""
-        if (unfinished := self.journal.record.unfinished()) is None:
-            return
-        started, starts = unfinished
-        if starts == 1:
-            self.attempt(
-                started.number, Try(started.candidate, started.node, started.why, started.path), ahead=1
-            )
-            return
-        lost = Crash(
-            reason="lost", phase="start", message="the tuner was killed twice while this probe was running"
-        )
-        self.journal.append(Finished(number=started.number, outcome=lost, seconds=0.0))
-        self.watch.tried(self.journal.record.history[-1])
+    def settle_pending(self) -> None:
+        """Try again what was under way when an earlier start of the tuner ended, and what is to be retried."""
+        for started in self.journal.record.pending:
+            decision = Try(started.candidate, started.node, started.why, started.path)
+            self.attempt(started.number, decision, ahead=1)
 
     def spent(self) -> str | None:
         """Return which limit ended the search, or None."""
@@ -278,4 +307,5 @@ class _Run:
             self.tracer, self.executor.facts, inspected, Scope.of(self.spec, inspected), self.paths.tracing
         )
         request, history = self.request(candidate, "trace"), self.journal.record.history
-        return foresight.evaluation(request, history, self.spec.limits.probe_timeout)
+        with self.journal.doing("trace"):
+            return foresight.evaluation(request, history, self.spec.limits.probe_timeout)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from autotune.candidate import Candidate
+from autotune.outcome import Lost
 from autotune.probe.protocol import Progress
 from autotune.record import ProofFinished, Traced
 from autotune.selection import Score
@@ -40,6 +41,9 @@ class Watch(Protocol):
     def tried(self, trial: Trial) -> None:
         """Say what a probe came to."""
 
+    def lost(self, work: Literal["probe", "proof"], number: int, outcome: Lost) -> None:
+        """Say that something outside ended a try of a probe or a proof, which says nothing of it."""
+
     def searched(self, done: Done) -> None:
         """Say that the search is over."""
 
@@ -68,6 +72,8 @@ class Silent:
     def progressing(self, progress: Progress) -> None: ...
 
     def tried(self, trial: Trial) -> None: ...
+
+    def lost(self, work: Literal["probe", "proof"], number: int, outcome: Lost) -> None: ...
 
     def searched(self, done: Done) -> None: ...
 

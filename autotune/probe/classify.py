@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Literal
 
-from autotune.outcome import Crash, Ok, Oom, Outcome, Phase, Timeout
+from autotune.outcome import Crash, Lost, Ok, Oom, Outcome, Phase, Timeout
 from autotune.probe.ending import Ending, Report
 from autotune.probe.protocol import Inspection, ProbeRequest, Result, Traced
 from autotune.units import format_bytes
@@ -17,6 +17,9 @@ NEAR_LIMIT = 0.95
 
 _REFUSAL_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGTRAP, signal.SIGILL})
 """What kills native code that did not check its malloc, or that aborts when memory is refused."""
+
+_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""What no fault of a program sends: somebody else (a person, a memory daemon, a batch system) ended the worker."""
 
 
 def classify(
@@ -53,14 +56,21 @@ def classify(
 
     ending = report.ending
     if ending is None:
-        return _crash(report, "lost", "the guard of this probe was killed, so nothing is known of its end")
+        return _lost(report, "guard", "the guard of this probe was killed, so nothing is known of its end")
     if ending.timed_out:
         return Timeout(phase=_phase(report), seconds=ending.seconds)
+    if ending.stopped:
+        return _lost(
+            report, "guard", "the guard of this probe was told to end it, by something else than its tuner"
+        )
     if ending.signal is not None:
         refused = _killed_for_memory(report, ending, kind) or _died_of_refusal(
             report, ending, kind, data_limit
         )
-        return refused or _crash(report, "signal", f"killed by {ending.describe()}{_hint(ending)}")
+        if refused is None and ending.signal in _FROM_OUTSIDE:
+            what = f"the worker was ended by {ending.describe()}, by something other than autotune{_uncounted(ending)}"
+            return _lost(report, "worker", what)
+        return refused or _crash(report, "signal", f"killed by {ending.describe()}")
     if report.violations:
         return _crash(report, "protocol", f"sent what is no message ({report.violations[0]})")
     return _crash(report, "exit", f"ended with {ending.describe()} and without a result")
@@ -68,7 +78,7 @@ def classify(
 
 def _killed_for_memory(report: Report, ending: Ending, kind: Kind) -> Oom | None:
     """SIGKILL while the kernel counted an out-of-memory kill in the probe's cgroup."""
-    if ending.signal != signal.SIGKILL or not ending.oom_kills or ending.stopped:
+    if ending.signal != signal.SIGKILL or not ending.oom_kills:
         return None
     return Oom(
         # On the cpu device the machine's memory is the device's; under CUDA it is the host's.
@@ -128,19 +138,18 @@ def _with_device_peak(outcome: Outcome, device_peak: int | None) -> Outcome:
     return outcome.model_copy(update={"memory": memory})
 
 
-def _crash(report: Report, reason: Literal["signal", "exit", "protocol", "lost"], what: str) -> Crash:
+def _crash(report: Report, reason: Literal["signal", "exit", "protocol"], what: str) -> Crash:
     return Crash(
-        reason=reason, phase=_phase(report), message=f"the worker {what}" if reason != "lost" else what,
-        traceback=report.stderr_tail,
-    )  # fmt: skip
+        reason=reason, phase=_phase(report), message=f"the worker {what}", traceback=report.stderr_tail
+    )
 
 
-def _hint(ending: Ending) -> str:
-    if ending.stopped:
-        return ": it was told to stop"
-    if ending.signal == signal.SIGKILL:
-        return ", by something other than autotune (the kernel counted no out-of-memory kill)"
-    return ""
+def _lost(report: Report, cause: Literal["guard", "worker"], what: str) -> Lost:
+    return Lost(cause=cause, phase=_phase(report), message=what)
+
+
+def _uncounted(ending: Ending) -> str:
+    return " (the kernel counted no out-of-memory kill)" if ending.signal == signal.SIGKILL else ""
 
 
 def _phase(report: Report) -> Phase:

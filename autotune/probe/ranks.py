@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.outcome import Crash, Ok, Oom, Outcome, Timeout
+from autotune.outcome import Crash, Lost, Ok, Oom, Outcome, Timeout
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,11 @@ def join(ended: Sequence[RankOutcome], accumulation_steps: int) -> Outcome:
 
 
 def _order(entry: RankOutcome) -> tuple[bool, float, bool, int]:
-    died = isinstance(entry.outcome, Crash) and entry.outcome.reason != "exception"
+    died = (
+        entry.outcome.reason != "exception"
+        if isinstance(entry.outcome, Crash)
+        else isinstance(entry.outcome, Lost)
+    )
     return not isinstance(entry.outcome, Oom), entry.since, not died, entry.rank
 
 
@@ -52,8 +56,8 @@ def _named(entry: RankOutcome) -> Outcome:
     match entry.outcome:
         case Oom(message=message) as oom:
             return oom.model_copy(update={"rank": entry.rank, "message": f"rank {entry.rank}: {message}"})
-        case Crash(message=message) as crash:
-            return crash.model_copy(update={"message": f"rank {entry.rank}: {message}"})
+        case Crash(message=message) | Lost(message=message) as ended:
+            return ended.model_copy(update={"message": f"rank {entry.rank}: {message}"})
         case other:
             return other
 

@@ -46,6 +46,7 @@ def document(paths: RunPaths) -> dict[str, Any]:
         "traced": [entry.model_dump(mode="json", exclude={"type"}) for entry in record.traced],
         "path": [[step.node, step.edge, "predicted" if simulated else step.evidence] for step in record.path],
         "proofs": [proof.model_dump(mode="json", exclude={"outcome"}) for proof in record.proofs],
+        "unknown": [entry.model_dump(mode="json") for entry in record.unknown],
         "decided": record.decided.model_dump(mode="json") if record.decided else None,
         "best": best.model_dump(mode="json") if best else None,
     }
@@ -95,7 +96,11 @@ def _print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
         console.print(section("Rejected", lines))
     if passed_over := [skipped(entry.candidate, entry.prediction, scope) for entry in record.skipped]:
         console.print(section("Passed over by prediction", passed_over))
-    if failed := [f"probe {proof.number}: {proof.why}" for proof in record.proofs if not proof.passed]:
+    if best.unknown:
+        console.print(section("Unknown", [Text(entry.title) for entry in best.unknown]))
+    lost = {entry.number for entry in record.unknown if entry.lost == "proof"}
+    fallen = [proof for proof in record.proofs if not proof.passed and proof.number not in lost]
+    if failed := [f"probe {proof.number}: {proof.why}" for proof in fallen]:
         console.print(section("Proofs that did not hold", failed))
     console.print(
         section(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.candidate import Candidate
+from autotune.outcome import Lost
 from autotune.probe.protocol import Progress
 from autotune.record import ProofFinished, Traced
 from autotune.report.tables import not_measured, trial_row, trial_table
@@ -109,6 +111,11 @@ class Terminal:
         self._ahead = max(0, self._ahead - 1)
         self._now = ""
         self._plain(trial)
+
+    def lost(self, work: Literal["probe", "proof"], number: int, outcome: Lost) -> None:
+        self._console.print(
+            Text(f"{work} {number} was ended from outside: {outcome.message}", style="yellow")
+        )
 
     def searched(self, done: Done) -> None:
         self._say(f"search over: {done.why}")

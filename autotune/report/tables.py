@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.best import Best
+from autotune.failure import holes
 from autotune.outcome import Ok
 from autotune.record import Step
 from autotune.report.wording import detail, rejected, verdict
@@ -171,6 +172,8 @@ def winner_rows(best: Best) -> list[tuple[str, str]]:
         rows.append(
             ("evaluation", f"micro-batch {format_count(best.evaluation_micro_batch)} should fit (predicted)")
         )
+    if best.unknown:
+        rows.append(("unknown", holes(best.unknown)))
     rows += [("note", note) for note in best.notes]
     return rows
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.candidate import Candidate
-from autotune.outcome import Crash, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
+from autotune.outcome import Crash, Lost, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
 from autotune.prediction import Prediction
 from autotune.selection import Score, rank
 from autotune.strategies.decision import Scope
@@ -29,7 +29,9 @@ def verdict(outcome: Outcome, scope: Scope) -> str:
         case Timeout(seconds=seconds):
             return f"no end after {format_duration(seconds)}"
         case Crash(reason=reason):
-            return "lost" if reason == "lost" else f"crashed ({reason})"
+            return f"crashed ({reason})"
+        case Lost():
+            return "unknown (lost)"
         case Unsupported():
             return "not supported"
 
@@ -54,7 +56,7 @@ def detail(outcome: Outcome) -> str:
             return f"{format_bytes(requested)} were refused"
         case Oom(requested=int(requested), free=int(free)):
             return f"{format_bytes(requested)} were asked for with {format_bytes(free)} free"
-        case Oom(message=message) | Crash(message=message):
+        case Oom(message=message) | Crash(message=message) | Lost(message=message):
             return message
         case Unsupported(reason=reason):
             return reason

@@ -11,7 +11,7 @@ that teaches the model better makes the walk come back to what it passed over.
 from __future__ import annotations
 
 from autotune.candidate import Candidate
-from autotune.graph import DONE, Growth, Node
+from autotune.graph import DONE, LOST, Growth, Node
 from autotune.memory.predictor import Predictor
 from autotune.outcome import Ok, Oom
 from autotune.record import Step
@@ -83,6 +83,11 @@ class _Walk:
         scope = self._scope.of_rung(rung)
         start = min(self._beyond, scope.limit) if node.micro_batch == "beyond" else scope.above(0) or 1
         candidate = rung.at(start)
+        if (
+            self._is_lost(candidate)
+            and (other := scope.above(start) or scope.up_to(0, start - 1)) is not None
+        ):
+            candidate = rung.at(other)  # the one says nothing of the rung, which is tried at another
         if (trial := self._known.get(candidate)) is not None:
             return Step(node=name, edge=edge_of(trial, self._scope), candidate=candidate)
         match self._foreseen(candidate):
@@ -110,6 +115,10 @@ class _Walk:
                 evidence="predicted" if foreseen else "measured",
             )
         return self._try(candidate.at(grown.micro_batch), name, grown.why)
+
+    def _is_lost(self, candidate: Candidate) -> bool:
+        trial = self._known.get(candidate)
+        return trial is not None and edge_of(trial, self._scope) == LOST
 
     def _edges(self, candidate: Candidate) -> dict[int, str]:
         """Return what the trials of a rung came to, by micro-batch."""
@@ -193,4 +202,5 @@ _RESULTS = {
     "timeout": "ran out of time",
     "unsupported": "is not supported",
     "limit": "is as large as the goal allows",
+    LOST: "remains unknown",
 }

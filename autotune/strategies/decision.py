@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, replace
 
 from autotune.accumulation import Accumulation, accumulate, is_balanced, largest_micro_batch
@@ -12,6 +13,8 @@ from autotune.placement import lacks_groups, lacks_nodes
 from autotune.prediction import Prediction
 from autotune.record import Inspected, Step
 from autotune.specs import Goal, RunSpec
+
+NONE: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -119,15 +122,21 @@ class Scope:
         """Tell whether a measured peak leaves the headroom free."""
         return memory.peak() <= self.usable
 
-    def between(self, low: int, wanted: int, high: int) -> int | None:
-        """Return a useful micro-batch strictly between `low` and `high`, near `wanted`; None if there is none."""
+    def between(self, low: int, wanted: int, high: int, without: Set[int] = NONE) -> int | None:
+        """Return a useful micro-batch strictly between `low` and `high`, near `wanted`; None if there is none.
+
+        It is none of `without`.
+        """
         downwards = range(min(wanted, high - 1), low, -1)
         upwards = range(max(wanted, low) + 1, high)
-        return next((size for size in (*downwards, *upwards) if self.is_useful(size)), None)
+        sizes = (size for size in (*downwards, *upwards) if size not in without)
+        return next((size for size in sizes if self.is_useful(size)), None)
 
-    def up_to(self, low: int, high: int) -> int | None:
-        """Return the largest useful micro-batch above `low` and at most `high`; None if there is none."""
-        return next((size for size in range(min(high, self.limit), low, -1) if self.is_useful(size)), None)
+    def up_to(self, low: int, high: int, without: Set[int] = NONE) -> int | None:
+        """Return the largest useful micro-batch above `low` and at most `high`, none of `without`; None if there is
+        none."""
+        sizes = (size for size in range(min(high, self.limit), low, -1) if size not in without)
+        return next((size for size in sizes if self.is_useful(size)), None)
 
     def above(self, low: int) -> int | None:
         """Return the smallest useful micro-batch above `low`; None where the global batch has use for none."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.candidate import Candidate
-from autotune.graph import Growth
+from autotune.graph import LOST, Growth
 from autotune.memory.predictor import Predictor
 from autotune.strategies.decision import Scope
 from autotune.units import format_bytes
@@ -49,13 +49,15 @@ class Grower:
         self._low = candidate.micro_batch
         self._high = min(self._scope.limit, growth.largest or self._scope.limit) + 1
         self._failing: int | None = None
+        self._lost = frozenset(size for size, edge in edges.items() if edge == LOST)
 
     def go(self) -> Next | Grown:
         """Return what to probe next, or how far growth came.
 
         A larger micro-batch that ends in anything but `ok` or `oom` (a crash, a timeout) ends growth like the
         goal's own limit does: it says nothing about memory, and the sizes next to it would cost as much. Where
-        prediction had jumped to it, smaller ones are still found by doubling.
+        prediction had jumped to it, smaller ones are still found by doubling. One that was lost says nothing at all:
+        growth passes over it, to the useful ones beside it.
         """
         while True:
             following = self._by_prediction() or self._blindly()
@@ -79,12 +81,12 @@ class Grower:
         """Double until it does not fit, then bisect between the largest that fits and the smallest that does not."""
         low, failing = self._low, self._failing
         if failing is None:
-            size = self._scope.between(low, low * self._growth.factor, self._high)
+            size = self._scope.between(low, low * self._growth.factor, self._high, self._lost)
             why = f"micro-batch {low} fits: try {size}"
         elif self._is_close(low, failing):
             return Grown(low, failing)
         else:
-            size = self._scope.between(low, (low + failing) // 2, failing)
+            size = self._scope.between(low, (low + failing) // 2, failing, self._lost)
             why = f"{low} fits and {failing} does not: bisect"
         return Grown(low, failing) if size is None else Next(size, why)
 
@@ -101,10 +103,10 @@ class Grower:
             return None
         over = scope.above(max(possible, low))  # the smallest that is predicted not to fit
         failing = self._failing if over is None or over >= self._high else over
-        top = scope.up_to(low, possible)
+        top = scope.up_to(low, possible, self._lost)
         if top is None or (failing is not None and low in self._edges and self._is_close(low, failing)):
             return Grown(low, failing)
-        size = scope.up_to(low, sure) or scope.up_to(low, expected) or top
+        size = scope.up_to(low, sure, self._lost) or scope.up_to(low, expected, self._lost) or top
         bounds = self._predictor.bounds(self._rung.at(size))
         assert bounds is not None, "what is largest was predicted"
         return Next(size, f"the largest predicted to fit, with {format_bytes(round(bounds.mean))}")

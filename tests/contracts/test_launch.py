@@ -19,7 +19,7 @@ import pytest
 
 from autotune.candidate import Candidate
 from autotune.errors import ProbeError
-from autotune.outcome import Crash, Oom, Timeout, Unsupported
+from autotune.outcome import Crash, Lost, Oom, Timeout, Unsupported
 from autotune.probe import launch as launching
 from autotune.probe.classify import classify
 from autotune.probe.ending import Report
@@ -128,8 +128,8 @@ def test_a_segfault_is_a_crash_by_that_signal(run: Run) -> None:
 
 def test_a_kill_from_outside_is_not_taken_for_memory(run: Run) -> None:
     outcome = verdict(run("killed"))
-    assert isinstance(outcome, Crash)
-    assert outcome.reason == "signal"
+    assert isinstance(outcome, Lost)
+    assert outcome.cause == "worker"
     assert "SIGKILL" in outcome.message
 
 
@@ -237,8 +237,8 @@ def test_a_guard_that_is_killed_takes_its_tree_along(run: Run) -> None:
     report = run("hang_after_daemons", on_progress=kill_guard)
     assert report.ending is None
     outcome = verdict(report)
-    assert isinstance(outcome, Crash)
-    assert outcome.reason == "lost"
+    assert isinstance(outcome, Lost)
+    assert outcome.cause == "guard"
 
 
 def test_a_guard_that_stands_still_does_not_hold_the_tuner(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +258,7 @@ def test_a_guard_told_to_end_ends_its_tree(run: Run) -> None:
     assert report.ending is not None
     assert report.ending.stopped
     assert report.ending.leftovers == 1
+    assert isinstance(verdict(report), Lost)
 
 
 @pytest.mark.usefixtures("run")

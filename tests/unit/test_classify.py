@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.outcome import Breakdown, Crash, Memory, Ok, Oom, Outcome, Sample, StepTiming, Timeout
+from autotune.outcome import Breakdown, Crash, Lost, Memory, Ok, Oom, Outcome, Sample, StepTiming, Timeout
 from autotune.probe.classify import classify
 from autotune.probe.ending import Ending, Report
 from autotune.probe.inbox import LINE_CAP, VIOLATIONS_KEPT, Inbox
@@ -85,15 +85,7 @@ def test_a_kill_that_the_kernel_counted_is_out_of_memory(kind: str, where: str) 
 @pytest.mark.parametrize(
     "ending",
     [
-        {"signal": signal.SIGKILL, "oom_kills": 0},
-        {"signal": signal.SIGKILL, "oom_kills": None},
-        {
-            "signal": signal.SIGKILL,
-            "oom_kills": 0,
-            "data_recent": LIMIT,
-        },  # the limit refuses, it does not kill
         {"signal": signal.SIGSEGV, "oom_kills": 1},  # somebody else's kill
-        {"signal": signal.SIGTERM, "data_recent": LIMIT},
         {"signal": 63},
     ],
 )
@@ -101,6 +93,28 @@ def test_a_signal_without_evidence_is_a_crash(ending: dict[str, object]) -> None
     outcome = verdict(ended(**ending))
     assert isinstance(outcome, Crash)
     assert (outcome.reason, outcome.phase, outcome.traceback) == ("signal", "backward", "last words")
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        {"signal": signal.SIGKILL, "oom_kills": 0},
+        {"signal": signal.SIGKILL, "oom_kills": None},
+        {
+            "signal": signal.SIGKILL,
+            "oom_kills": 0,
+            "data_recent": LIMIT,
+        },  # the limit refuses, it does not kill
+        {"signal": signal.SIGTERM, "data_recent": LIMIT},
+        {"signal": signal.SIGINT},
+        {"signal": signal.SIGHUP},
+    ],
+)
+def test_a_worker_that_is_ended_from_outside_says_nothing_of_its_candidate(ending: dict[str, object]) -> None:
+    outcome = verdict(ended(**ending))
+    assert isinstance(outcome, Lost)
+    assert (outcome.cause, outcome.phase) == ("worker", "backward")
+    assert signal.Signals(ending["signal"]).name in outcome.message
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS])
@@ -143,9 +157,10 @@ def test_garbage_without_an_answer_breaks_the_protocol() -> None:
 
 
 def test_a_lost_guard_is_a_lost_probe() -> None:
-    outcome = verdict(Report(progress=BACKWARD, seconds=1))
-    assert isinstance(outcome, Crash)
-    assert (outcome.reason, outcome.phase) == ("lost", "backward")
+    for report in (Report(progress=BACKWARD, seconds=1), ended(signal=signal.SIGKILL, stopped=True)):
+        outcome = verdict(report)
+        assert isinstance(outcome, Lost)
+        assert (outcome.cause, outcome.phase) == ("guard", "backward")
 
 
 def test_an_answer_to_another_question_breaks_the_protocol() -> None:

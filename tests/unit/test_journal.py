@@ -8,7 +8,6 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.errors import InputError, JournalError
 from autotune.journal import Journal, read_record
-from autotune.outcome import Crash
 from autotune.record import Finished, Opened, ProofStarted, Started
 from tests.unit.simulation import ok
 
@@ -45,13 +44,13 @@ def test_what_is_appended_is_read_back(opened, tmp_path):
 def test_a_started_probe_without_an_end_is_found(opened):
     with opened() as journal:
         journal.append(started(1))
-        assert journal.record.unfinished() == (started(1), 1)
+        assert (journal.record.pending, journal.record.tries("probe", 1)) == ((started(1),), 1)
         journal.append(started(1))
-        assert journal.record.unfinished() == (started(1), 2)
-        journal.append(Finished(number=1, outcome=Crash(reason="lost", phase="start", message=""), seconds=0))
-        assert journal.record.unfinished() is None
+        assert (journal.record.pending, journal.record.tries("probe", 1)) == ((started(1),), 2)
+        journal.append(finished(1))
+        assert journal.record.pending == ()
         journal.append(ProofStarted(number=1, time="now"))
-        assert journal.record.unfinished_proofs(1) == 1
+        assert journal.record.tries("proof", 1) == 1
 
 
 @pytest.mark.parametrize("cut", [1, 10, 60])

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -32,8 +28,6 @@ from autotune.units import MIB
 from tests.unit.executor import FACTS, ArithmeticExecutor, crash, slower
 from tests.unit.simulation import Arithmetic, ok, timeline
 from tests.unit.test_space import DEFAULT
-
-ROOT = Path(__file__).parents[2]
 
 
 def make_spec(space_text: str = DEFAULT, **limits) -> RunSpec:
@@ -338,72 +332,6 @@ def test_a_run_under_way_is_refused_to_a_second_tuner(tmp_path):
     paths = create_run(spec, tmp_path)
     with Journal(paths.journal, paths.lock), pytest.raises(InputError, match="another autotune"):
         tune(spec, paths, ArithmeticExecutor(Arithmetic(budget=1000)))
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from autotune.journal import Journal
-from autotune.paths import RunPaths
-from autotune.run import tune
-from autotune.runs import load_spec
-from tests.unit.executor import ArithmeticExecutor
-from tests.unit.simulation import Arithmetic
-
-paths, lines = RunPaths(Path(sys.argv[1])), int(sys.argv[2])
-append = Journal.append
-def counted(self, entry):
-    global lines
-    append(self, entry)
-    lines -= 1
-    if lines == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-Journal.append = counted
-executor = ArithmeticExecutor(Arithmetic(budget=1000))
-best = tune(load_spec(paths), paths, executor)
-print(len([kind for kind, _ in executor.launched if kind == "train"]))
-print(best.candidate.key())
-"""
-
-
-def tuner(paths: RunPaths, lines: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run the tuner in a process of its own that is killed after so many journal lines; 0 means never."""
-    return subprocess.run(
-        [sys.executable, "-c", KILLED, str(paths.root), str(lines)], cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-    )  # fmt: skip
-
-
-def test_a_tuner_killed_after_any_journal_line_resumes_to_the_same_winner(tmp_path):
-    spec = make_spec()
-    whole = create_run(spec, tmp_path / "whole")
-    expected = tuner(whole)
-    assert expected.returncode == 0, expected.stderr
-    probes, winner = expected.stdout.split()
-    lines = len(whole.journal.read_text().splitlines())
-    for line in range(1, lines):
-        paths = create_run(spec, tmp_path / str(line))
-        assert tuner(paths, line).returncode == -signal.SIGKILL
-        done = {trial.number for trial in read_record(paths.journal).history}
-        resumed = tuner(paths)
-        assert resumed.returncode == 0, resumed.stderr
-        launched, again = resumed.stdout.split()
-        assert again == winner
-        assert int(launched) == int(probes) - len(done)
-        assert Best.read(paths.best).candidate.key() == winner
-
-
-def test_a_probe_that_twice_takes_the_tuner_with_it_is_given_up(tmp_path):
-    spec = make_spec()
-    paths = create_run(spec, tmp_path)
-    lines = 2 + 2 * 4 + 1  # opened, inspected, four whole probes, and the start of the fifth
-    assert tuner(paths, lines).returncode == -signal.SIGKILL
-    assert tuner(paths, 2).returncode == -signal.SIGKILL  # opened, and the second start of the fifth
-    resumed = tuner(paths)
-    assert resumed.returncode == 0, resumed.stderr
-    lost = read_record(paths.journal).history[4]
-    assert (lost.outcome.kind, lost.outcome.reason) == ("crash", "lost")
-    assert resumed.stdout.split()[1] == Candidate(micro_batch=8).key()
 
 
 def test_a_device_without_bf16_is_tuned_in_fp16(tmp_path):
