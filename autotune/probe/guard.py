@@ -8,6 +8,11 @@ found too: as long as the guard has a child, something of the probe is alive; wh
 It ends the whole tree when the worker ends, at the deadline, at SIGTERM, and when the other end of its
 lifeline is closed, which is what happens when the tuner dies, however it dies. Then it writes one JSON line
 on its report pipe (`ending.Ending`). Linux only.
+
+It is two processes: a keeper, which the tuner starts, and the guard itself below it. The keeper only waits, and adopts
+orphans too. Each ends the whole tree when the other is killed, so that a daemon which the worker left survives neither
+of them, nor one of them and the tuner killed at once. Only who kills all three leaves such a daemon (the worker dies
+with its guard): then nobody is left who could know of it.
 """
 
 from __future__ import annotations
@@ -21,7 +26,9 @@ import select
 import signal
 import sys
 import time
+import traceback
 from collections import deque
+from collections.abc import Callable
 from typing import TypedDict
 
 TICK = 0.02
@@ -42,7 +49,7 @@ _LOGS = (1, 2)  # the guard's own stdout and stderr are the worker's log files, 
 
 
 class Orders(TypedDict):
-    """What the tuner tells the guard."""
+    """What the tuner tells keeper and guard."""
 
     argv: list[str]
     """The worker's command line."""
@@ -92,10 +99,39 @@ class Worker:
         return max((data for _, data in self._samples), default=0)
 
 
-def main(orders: Orders) -> None:
-    """Start the worker, watch it to its end, end everything below, report."""
-    for kept in (orders["lifeline"], orders["report"]):
-        os.set_inheritable(kept, False)
+def keep(orders: Orders) -> int:
+    """Start the guard and wait for its end; if that was violent, end all that it leaves. Return the exit code."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    kept, held = os.pipe()  # the guard sees this process die by the end of file
+    guard = os.fork()
+    if not guard:
+        try:
+            os.close(held)
+            os.setsid()  # who kills one of the two by its group must not hit both
+            watch(orders, kept)
+        except BaseException:  # noqa: BLE001 - a fork must never return into the keeper's code
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: os.kill(guard, number))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for descriptor in (kept, orders["lifeline"], orders["report"], orders["result"]):
+        os.close(descriptor)  # or the tuner would wait for these copies to close
+    _, status = os.waitpid(guard, 0)
+    if status == 0:
+        return 0
+    began = time.monotonic()
+    while _reap() and time.monotonic() - began < KILL_PATIENCE:
+        _kill(_descendants())
+        time.sleep(0.002)
+    return 1
+
+
+def watch(orders: Orders, kept: int) -> None:
+    """Start the worker, watch it to its end, end everything below, report; without a report if the keeper is gone."""
+    for own in (orders["lifeline"], orders["report"], kept):
+        os.set_inheritable(own, False)
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     wake = _wake_on_signals()
     stop_signals: list[int] = []
@@ -110,19 +146,23 @@ def main(orders: Orders) -> None:
     poll = select.poll()
     poll.register(wake, select.POLLIN)
     poll.register(orders["lifeline"], select.POLLIN | select.POLLHUP)
-    timed_out = stopped = False
+    poll.register(kept, select.POLLIN | select.POLLHUP)
+    timed_out = stopped = alone = False
     while _collect(worker) and worker.status is None:
         worker.sample()
         left = deadline - time.monotonic()
         timed_out = left <= 0
         events = dict(poll.poll(1000 * max(0.0, min(TICK, left))))
         stopped = orders["lifeline"] in events or bool(stop_signals)
-        if timed_out or stopped:
+        alone = kept in events
+        if timed_out or stopped or alone:
             break
         if wake in events:
             os.read(wake, 4096)
 
     leftovers, survivors = _end_tree(worker)
+    if alone:
+        os._exit(1)  # whoever killed the keeper may have killed anything else of this probe
     seconds = time.monotonic() - worker.started
     kills_after = _oom_kills()
     status = worker.status
@@ -173,6 +213,17 @@ def _start(orders: Orders) -> int:
 
 
 def _collect(worker: Worker) -> bool:
+    """Reap as `_reap`, and note how the worker ended."""
+
+    def note(pid: int, status: int, usage: resource.struct_rusage) -> None:
+        if pid == worker.pid:
+            worker.status = status
+            worker.max_rss = usage.ru_maxrss * 1024
+
+    return _reap(note)
+
+
+def _reap(note: Callable[[int, int, resource.struct_rusage], None] = lambda *_: None) -> bool:
     """Reap every process that has ended; return whether any child, alive or not, is left."""
     while True:
         try:
@@ -181,9 +232,13 @@ def _collect(worker: Worker) -> bool:
             return False
         if pid == 0:
             return True
-        if pid == worker.pid:
-            worker.status = status
-            worker.max_rss = usage.ru_maxrss * 1024
+        note(pid, status, usage)
+
+
+def _kill(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _end_tree(worker: Worker) -> tuple[int, list[int]]:
@@ -199,11 +254,9 @@ def _end_tree(worker: Worker) -> tuple[int, list[int]]:
         if waited > KILL_PATIENCE:
             return len(leftovers), _descendants()
         if worker.status is None or waited > SELF_ENDING:
-            for pid in _descendants():
-                if pid != worker.pid:
-                    leftovers.add(pid)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            found = _descendants()
+            leftovers |= {pid for pid in found if pid != worker.pid}
+            _kill(found)
         time.sleep(0.002)
     return len(leftovers), []
 
@@ -298,4 +351,4 @@ def _wake_on_signals() -> int:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    sys.exit(keep(json.loads(sys.argv[1])))

@@ -230,9 +230,16 @@ def test_an_interrupt_ends_the_tree_and_goes_on(run: Run) -> None:
         run("hang_deaf", on_progress=interrupt)
 
 
-def test_a_guard_that_is_killed_takes_its_tree_along(run: Run) -> None:
+def keeper_and_guard(tuner: int | None = None) -> tuple[psutil.Process, psutil.Process]:
+    """Return the two processes between a tuner (this one) and the worker of its probe."""
+    keeper = psutil.Process(tuner).children()[0]
+    return keeper, keeper.children()[0]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_guard_or_keeper_that_is_killed_takes_its_tree_along(run: Run, which: int) -> None:
     def kill_guard(_: Progress) -> None:
-        os.kill(psutil.Process().children()[0].pid, signal.SIGKILL)
+        keeper_and_guard()[which].kill()
 
     report = run("hang_after_daemons", on_progress=kill_guard)
     assert report.ending is None
@@ -243,16 +250,15 @@ def test_a_guard_that_is_killed_takes_its_tree_along(run: Run) -> None:
 
 def test_a_guard_that_stands_still_does_not_hold_the_tuner(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "GRACE", 0.3)
-    report = run(
-        "hang_after_daemons", timeout=0.3, on_progress=lambda _: psutil.Process().children()[0].suspend()
-    )
+    report = run("hang_after_daemons", timeout=0.3, on_progress=lambda _: keeper_and_guard()[1].suspend())
     assert report.ending is None
     assert report.progress is not None
 
 
-def test_a_guard_told_to_end_ends_its_tree(run: Run) -> None:
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_guard_told_to_end_ends_its_tree(run: Run, which: int) -> None:
     def end_guard(_: Progress) -> None:
-        psutil.Process().children()[0].terminate()
+        keeper_and_guard()[which].terminate()
 
     report = run("hang_after_daemons", on_progress=end_guard)
     assert report.ending is not None
@@ -365,7 +371,7 @@ def tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproces
     with tuner_process(tmp_path, "hang_after_daemons") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
-        assert len(marked()) == 3  # guard, worker, daemon
+        assert len(marked()) == 4  # keeper, guard, worker, daemon
         yield process
     for pid in marked():
         os.kill(pid, signal.SIGKILL)
@@ -387,10 +393,25 @@ def test_no_process_outlives_a_tuner_that_is_killed(
     assert remaining(0) == []
 
 
-def test_a_worker_does_not_outlive_tuner_and_guard_killed_together(tuner: subprocess.Popen[bytes]) -> None:
-    guard = psutil.Process(tuner.pid).children()[0]
-    worker = guard.children()[0].pid
+@pytest.mark.parametrize("which", [0, 1])
+def test_not_even_a_daemon_outlives_tuner_and_guard_killed_together(
+    tuner: subprocess.Popen[bytes], which: int
+) -> None:
+    killed = keeper_and_guard(tuner.pid)[which]
     tuner.send_signal(signal.SIGSTOP)  # it gets no chance to clean up
+    killed.kill()
+    tuner.kill()
+    assert remaining(0) == []
+
+
+def test_a_worker_does_not_outlive_tuner_keeper_and_guard_killed_together(
+    tuner: subprocess.Popen[bytes],
+) -> None:
+    keeper, guard = keeper_and_guard(tuner.pid)
+    worker = guard.children()[0].pid
+    tuner.send_signal(signal.SIGSTOP)
+    keeper.suspend()
     guard.kill()
+    keeper.kill()
     tuner.kill()
     assert worker not in remaining(1)  # the daemon is out of reach: nobody is left who could know of it
