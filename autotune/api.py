@@ -10,7 +10,7 @@ from autotune.best import Best
 from autotune.journal import read_record
 from autotune.paths import RunPaths
 from autotune.record import Record
-from autotune.runs import create_run, find_run, load_spec
+from autotune.runs import find_run, load_spec, new_run
 from autotune.specs import RunSpec
 from autotune.watch import Watch
 
@@ -46,7 +46,8 @@ def tune(*, runs: Path = Path("runs"), watch: Watch | None = None, **options: An
     spec = to_spec(RunOptions.load(options, "options"), check_device, Path.cwd())
     tracer = LocalTracer()
     executor = find_executor(spec.device, tracer, spec.goal.gpus, spec.goal.nodes)
-    return loop(spec, create_run(spec, runs), executor, watch, tracer)
+    with new_run(spec, runs) as paths:
+        return loop(spec, paths, executor, watch, tracer)
 
 
 def load_run(name: str | Path, runs: Path = Path("runs")) -> Run:

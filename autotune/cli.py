@@ -108,13 +108,14 @@ def run(
         given.pop(name, None)
     from autotune.devices.find import check_device
     from autotune.options import RunOptions, to_spec
-    from autotune.runs import create_run
+    from autotune.runs import new_run
 
     def resolve(options: RunOptions) -> RunSpec:
         return to_spec(options, check_device, Path.cwd())
 
     resolved = resolve(RunOptions.gather(given, spec, resolve))
-    _tune(resolved, create_run(resolved, runs), json)
+    with new_run(resolved, runs) as paths:
+        _tune(resolved, paths, json)
 
 
 @app.command()

@@ -116,6 +116,23 @@ class Journal:
         os.pwrite(handle, str(os.getpid()).encode(), 0)
 
 
+def holder(lock: Path) -> str | None:
+    """Return the process that works on a run now, by what it wrote into the run's lock; None where nobody does."""
+    try:
+        handle = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # a run that nobody ever began, or another user's
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+    return None
+
+
 def read_record(path: Path) -> Record:
     """Read a journal without locking it. Raises InputError when there is none, JournalError when damaged."""
     try:

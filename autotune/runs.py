@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from io import StringIO
 from pathlib import Path
@@ -11,8 +15,10 @@ from ruamel.yaml import YAML
 
 from autotune.commands import command
 from autotune.errors import InputError, nearest
+from autotune.journal import read_record
 from autotune.paths import RunPaths
 from autotune.probe.folder import write_atomically
+from autotune.record import Started
 from autotune.space import parse_yaml
 from autotune.specs import RunSpec
 
@@ -27,6 +33,31 @@ def create_run(spec: RunSpec, parent: Path) -> RunPaths:
     except OSError as error:
         raise InputError(f"no run folder can be made in {parent}: {error.strerror or error}") from error
     return paths
+
+
+@contextmanager
+def new_run(spec: RunSpec, parent: Path) -> Iterator[RunPaths]:
+    """Make a run folder as `create_run`; what is refused before anything was probed leaves none behind.
+
+    So `last` stays the newest run that came to something, and one that failed or was interrupted can be looked at.
+    """
+    first = not parent.exists()
+    paths = create_run(spec, parent)
+    try:
+        yield paths
+    except InputError:
+        if not _was_probed(paths):
+            shutil.rmtree(paths.root, ignore_errors=True)
+            if first:
+                with contextlib.suppress(OSError):  # another run was made there meanwhile
+                    parent.rmdir()
+        raise
+
+
+def _was_probed(paths: RunPaths) -> bool:
+    if not paths.journal.exists():
+        return False
+    return any(isinstance(entry, Started) for entry in read_record(paths.journal).entries)
 
 
 def find_run(name: str, parent: Path) -> RunPaths:

@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.text import Text
 
 from autotune.best import Best
+from autotune.commands import command
 from autotune.exports import possible
-from autotune.journal import read_record
+from autotune.journal import holder, read_record
 from autotune.paths import RunPaths
 from autotune.proof import after_proofs
 from autotune.record import Record
@@ -22,7 +23,7 @@ from autotune.report.tables import (
     trial_table,
     winner_panel,
 )
-from autotune.report.wording import skipped, verdict
+from autotune.report.wording import skipped, under_way, verdict
 from autotune.runs import load_spec
 from autotune.selection import score
 from autotune.space import Space
@@ -47,6 +48,7 @@ def document(paths: RunPaths) -> dict[str, Any]:
         "path": [[step.node, step.edge, "predicted" if simulated else step.evidence] for step in record.path],
         "proofs": [proof.model_dump(mode="json", exclude={"outcome"}) for proof in record.proofs],
         "unknown": [entry.model_dump(mode="json") for entry in record.unknown],
+        **_state(paths, record),
         "decided": record.decided.model_dump(mode="json") if record.decided else None,
         "best": best.model_dump(mode="json") if best else None,
     }
@@ -87,9 +89,8 @@ def _print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
     if scope is None or best is None:
         _print_without_winner(paths, record, console)
         return
-    console.print(section("Path through the graph", path_lines(record.path, space)))
+    console.print(section("Path through the graph", path_lines(record.path, space, record.history)))
     console.print(section("Winner", [winner_panel(best)]))
-    proves = "  on a machine with such a GPU, which proves it" if best.evidence == "predicted" else ""
     trials = after_proofs(record.history, record.proofs)
     winner = next(trial for trial in trials if trial.candidate == best.candidate)
     if lines := rejected_lines(trials, scope, winner):
@@ -102,17 +103,27 @@ def _print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
     fallen = [proof for proof in record.proofs if not proof.passed and proof.number not in lost]
     if failed := [f"probe {proof.number}: {proof.why}" for proof in fallen]:
         console.print(section("Proofs that did not hold", failed))
-    console.print(
-        section(
-            "Next",
-            [
-                Text(f"{paths.best}  is what training starts from"),
-                Text(f"autotune export {paths.root} --to {'|'.join(possible(best))}"),
-                Text(f"autotune verify {paths.best}" + proves),
-                Text(f"autotune report {paths.root}"),
-            ],
-        )
-    )
+    _print_next(_next(paths, best), console)
+
+
+def _next(paths: RunPaths, best: Best) -> list[str]:
+    """Return what to do with a winner: commands that can be pasted, each in a line of its own."""
+    verifying = command("verify", paths.best)
+    if best.evidence == "predicted":
+        verifying = f"and on a machine with such a GPU, which proves it:\n{verifying}"
+    return [
+        f"{paths.best} is what training starts from",
+        *(command("export", paths.root, "--to", target) for target in possible(best)),
+        *verifying.splitlines(),
+        command("report", paths.root),
+    ]
+
+
+def _print_next(lines: list[str], console: Console, title: str = "Next") -> None:
+    """Print lines that a terminal may fold, and nobody else: a command that is broken in two cannot be pasted."""
+    console.print(Text(f"\n{title}", style="bold"))
+    for line in lines:
+        console.print(Text(f"  {line}"), soft_wrap=True)
 
 
 def _trial(trial: Trial, scope: Scope) -> dict[str, Any]:
@@ -130,8 +141,25 @@ def _print_without_winner(paths: RunPaths, record: Record, console: Console) -> 
         console.print(section("What was refused", [Text(line) for line in said]))
     if record.decided is not None:
         console.print(section("No winner", [Text(record.decided.why)]))
+    elif (process := holder(paths.lock)) is not None:
+        lines = [f"process {process} works on this run: {under_way(record)}"]
+        _print_next(
+            [*lines, f"it is followed where it was started; stop it with: kill -INT {process}"],
+            console,
+            "Running",
+        )
     else:
-        console.print(section("Not finished", [Text(f"go on with: autotune resume {paths.root}")]))
+        _print_next(["go on with:", command("resume", paths.root)], console, "Not finished")
+
+
+def _state(paths: RunPaths, record: Record) -> dict[str, Any]:
+    """Return whether a run is decided, running now (and what it does, in which process) or was interrupted."""
+    if record.decided is not None:
+        return {"state": "decided"}
+    process = holder(paths.lock)
+    if process is None:
+        return {"state": "interrupted"}
+    return {"state": "running", "process": process, "under_way": under_way(record)}
 
 
 def _scope(spec: RunSpec, record: Record) -> Scope | None:

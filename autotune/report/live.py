@@ -22,7 +22,7 @@ from autotune.space import Space
 from autotune.specs import ModelFacts, RunSpec
 from autotune.strategies.decision import Done, Scope, Skip, Try
 from autotune.trial import History, Trial
-from autotune.units import format_bytes, format_count, format_duration
+from autotune.units import format_bytes, format_count, format_counted, format_duration
 
 
 class Terminal:
@@ -159,10 +159,12 @@ class Terminal:
     def _left(self) -> str:
         """Return the time left, about: probes still ahead at the mean of those so far, and the proof."""
         launched = [trial.seconds for trial in self._trials if trial.seconds]
-        if self._scope is None or not launched:
+        simulated = self._spec.device.kind == "sim"  # which is not proven
+        if self._scope is None or not launched or (simulated and not self._ahead):
             return ""
-        ahead = self._ahead
-        seconds = ahead * sum(launched) / len(launched) + self._spec.limits.proof_seconds
+        seconds = self._ahead * sum(launched) / len(launched)
         if (budget := self._spec.limits.time_budget) is not None:
-            seconds = min(seconds, max(0.0, budget - sum(launched)) + self._spec.limits.proof_seconds)
-        return f"(about {ahead} more probe{'s' * (ahead != 1)}, {format_duration(seconds)} left)"
+            seconds = min(seconds, max(0.0, budget - sum(launched)))
+        seconds += 0.0 if simulated else self._spec.limits.proof_seconds
+        what = f"about {format_counted(self._ahead, 'more probe')}" if self._ahead else "the proof"
+        return f"({what}, {format_duration(seconds)} left)"

@@ -91,20 +91,48 @@ def communication_cell(trial: Trial, scope: Scope) -> str:
     return f"{outcome.communication.global_step(steps) / outcome.timing.global_step(steps):.0%}"
 
 
-def path_lines(path: Iterable[Step], space: Space) -> list[str]:
-    """Return the path through the graph, one node a line."""
+def path_lines(path: Iterable[Step], space: Space, history: History = ()) -> list[str]:
+    """Return the path through the graph, one node a line; `history` tells what stands behind an edge."""
     lines = []
+    trials = {trial.candidate: trial for trial in history}
     for step in path:
         node = space.graph.nodes[step.node]
-        how = (
-            step.edge.replace("_", " in ", 1) if step.edge.startswith("oom_") else step.edge.replace("_", " ")
-        )
         target = node.target(step.edge)
         after = space.graph.nodes[target].title if target in space.graph.nodes else "choose"
-        at = f"micro-batch {step.candidate.micro_batch}"
-        said = "predicted " if step.evidence == "predicted" else ""
-        lines.append(f"{node.title} ({at}): {said}{how} -> {after}")
+        grown = "up to " if node.grow is not None else ""
+        at = f"{grown}micro-batch {step.candidate.micro_batch}"
+        how = _way(step, trials.get(step.candidate)) if node.grow is None else _grown(step, history)
+        lines.append(f"{node.title} ({at}): {how} -> {after}")
     return lines
+
+
+def _grown(step: Step, history: History) -> str:
+    """Return in words why growth ended."""
+    largest = step.candidate
+    beyond = [
+        t
+        for t in history
+        if t.candidate.rung() == largest.rung() and t.candidate.micro_batch > largest.micro_batch
+    ]
+    if step.edge != "limit":
+        why = "no larger one fits" if step.edge == "oom" else step.edge
+    else:
+        why = "larger ones did not train" if beyond else "the global batch has no use for more"
+    return why + (" (predicted)" if step.evidence == "predicted" else "")
+
+
+def _way(step: Step, trial: Trial | None) -> str:
+    """Return in words how a node was left. The edge of memory is taken too where only the headroom lacked."""
+    said = "predicted " if step.evidence == "predicted" else ""
+    if step.edge == "ok":
+        return "predicted to fit" if said else "fits"
+    if step.edge != "oom" and not step.edge.startswith("oom_"):
+        return said + step.edge.replace("_", " ")
+    phase = f" in {step.edge.removeprefix('oom_')}" if step.edge != "oom" else ""
+    if said:
+        return f"predicted not to fit{phase}"
+    without_headroom = trial is not None and isinstance(trial.outcome, Ok)
+    return "fits without headroom" if without_headroom else f"OOM{phase}"
 
 
 def not_measured(device: DeviceSpec) -> RenderableType:

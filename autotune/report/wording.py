@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from autotune.candidate import Candidate
 from autotune.outcome import Crash, Lost, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
 from autotune.prediction import Prediction
+from autotune.record import Opened, ProofStarted, Record, Started
 from autotune.selection import Score, rank
 from autotune.strategies.decision import Scope
 from autotune.trial import History, Trial
@@ -47,6 +50,28 @@ def skipped(candidate: Candidate, prediction: Prediction, scope: Scope) -> str:
 def expected(prediction: Prediction) -> str:
     """Return a predicted peak with the half-width of its interval."""
     return f"{format_bytes(prediction.peak)} ± {format_bytes((prediction.high - prediction.low) // 2)}"
+
+
+def under_way(record: Record, now: datetime | None = None) -> str:
+    """Return what a tuner does, by the last line of its journal: `probe 7, bf16, micro-batch 4, for 12.3 s`."""
+    now = now or datetime.now(UTC)
+
+    def since(time: str) -> str:
+        began = datetime.fromisoformat(time)
+        return format_duration(max(0.0, (now - began).total_seconds()))
+
+    match record.entries[-1:]:
+        case [Started(number=number, candidate=candidate, time=time)]:
+            size = candidate.micro_batch
+            return f"probe {number}, {candidate.title()}, micro-batch {size}, for {since(time)}"
+        case [ProofStarted(number=number, time=time)]:
+            return f"proof of probe {number}, for {since(time)}"
+        case [Opened(time=time)] if record.inspection is None:
+            return f"looking at the model, for {since(time)}"
+        case []:
+            return "beginning"
+        case _:
+            return f"between probes, {len(record.history)} finished"
 
 
 def detail(outcome: Outcome) -> str:
