@@ -115,6 +115,7 @@ def _next(paths: RunPaths, best: Best) -> list[str]:
         f"{paths.best} is what training starts from",
         *(command("export", paths.root, "--to", target) for target in possible(best)),
         *verifying.splitlines(),
+        *([command("resume", paths.root, "--retry-lost")] if best.unknown else []),
         command("report", paths.root),
     ]
 
