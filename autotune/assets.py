@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import autotune
 from autotune.errors import InputError, nearest
+from autotune.printable import quoted
+from autotune.user_files import read_text, user_path
 
 
 def find_text(name: str) -> str:
@@ -16,18 +19,15 @@ def find_text(name: str) -> str:
     `name` is a path (`mine/space.yaml`), or the name of a shipped file with or without `.yaml`. Raises
     InputError that names the valid ones, or says why the file cannot be read.
     """
-    path = Path(name).expanduser()
-    if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} cannot be read: {error}") from None
+    path = user_path(name, "--space")
     stem = name.removesuffix(".yaml")
     shipped = shipped_names()
+    if os.path.exists(path) and not (stem in shipped and os.path.isdir(path)):
+        return read_text(path)
     if stem in shipped:
         return (_shelf() / f"{stem}.yaml").read_text(encoding="utf-8")
     raise InputError(
-        f"there is no file {name!r}, and autotune ships none of that name; {nearest(stem, shipped)}"
+        f"there is no file {quoted(name)}, and autotune ships none of that name; {nearest(stem, shipped)}"
     )
 
 

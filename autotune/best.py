@@ -6,6 +6,7 @@ Production training, `autotune export` and `autotune verify` start from this fil
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -22,10 +23,11 @@ from autotune.errors import InputError
 from autotune.lengths import Lengths
 from autotune.outcome import Bytes, Communication, Memory, StepTiming
 from autotune.record import Unknown
-from autotune.space import parse_yaml
 from autotune.specs import ModelFacts, ModelSpec
 from autotune.units import format_bytes
+from autotune.user_files import parse_yaml, read_text, require_kind, user_path
 from autotune.validation import Frozen
+from autotune.variables import Variable, VariableValue
 
 VERSION = 1
 """Raised with every change that an older autotune would misread."""
@@ -127,8 +129,11 @@ class Best(Frozen):
     """What a reader must know before relying on the numbers."""
     device: BestDevice
     """The device that the numbers are of."""
-    variables: dict[str, str] = Field(default_factory=dict)
-    """Environment variables that the numbers were recorded under, and that training should have too."""
+    variables: dict[Variable, VariableValue] = Field(default_factory=dict)
+    """Environment variables that the numbers were recorded under, and that training should have too.
+
+    Those that autotune itself sets, and no others: they end in a script that a shell runs.
+    """
     environment: dict[str, str]
     """Versions and machine that the numbers depend on."""
     facts: ModelFacts
@@ -174,16 +179,15 @@ class Best(Frozen):
     @classmethod
     def read(cls, file: Path) -> Self:
         """Read a `best.yaml`, or the one in a run's folder. Raises InputError."""
-        file = file / "best.yaml" if file.is_dir() else file
-        try:
-            return cls.from_yaml(file.read_text("utf-8"), str(file))
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{file} cannot be read: {error}") from None
+        file = user_path(file, "best.yaml")
+        file = file / "best.yaml" if os.path.isdir(file) else file
+        return cls.from_yaml(read_text(file), str(file))
 
     @classmethod
     def from_yaml(cls, text: str, source: str) -> Self:
         """Read the text of a `best.yaml`. Raises InputError with every problem, each naming `source`."""
         data = parse_yaml(text, source)
+        require_kind(data, "a best.yaml", source)
         if isinstance(data.get("version"), int) and data["version"] > VERSION:
             raise InputError(
                 f"{source}: its format is version {data['version']}, this autotune reads {VERSION}; install "

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from autotune.exit_codes import ExitCode, summary
-from autotune.terminal import console_for, fail, print_error, print_json, say
+from autotune.terminal import (
+    console_for,
+    fail,
+    fail_on_this_machine,
+    finish,
+    print_error,
+    print_json,
+    print_line,
+    say,
+)
 
 if TYPE_CHECKING:
     from autotune.paths import RunPaths
@@ -54,10 +63,12 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         code = app(
             arguments, standalone_mode=False
         )  # typer returns the code of an Exit instead of raising it
-        sys.exit(code if isinstance(code, int) else 0)
+        finish(code if isinstance(code, int) else ExitCode.OK)
     except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("interrupted\n")
         sys.exit(ExitCode.INTERRUPTED)
+    except OSError as error:
+        fail_on_this_machine(error)
     except Exception as error:  # noqa: BLE001  the last line of defence: classify, print, exit
         fail(error)
 
@@ -195,7 +206,7 @@ def report(
     if json:
         print_json(document(paths))
     elif mermaid:
-        print(drawing(paths), end="")
+        print_line(drawing(paths).rstrip())
     else:
         print_report(paths, console_for(stderr=False))
 
@@ -225,7 +236,7 @@ def export(
         print_json({"target": to, "files": [str(path) for path in written]})
     else:
         for path in written:
-            print(path)
+            print_line(str(path))
 
 
 @app.command()
@@ -308,12 +319,13 @@ def doctor(json: JsonOption = False) -> None:
     if json:
         print_json([finding.model_dump() for finding in findings])
         return
+    from rich.text import Text
+
     marks = {"ok": ("ok", "green"), "warning": ("!!", "yellow"), "missing": ("--", "red")}
     console = console_for(stderr=False)
     for finding in findings:
-        mark, style = marks[finding.state]
-        console.print(f"[{style}]{mark}[/] [bold]{finding.subject}[/]: ", end="")
-        console.print(finding.text, markup=False)
+        said = (marks[finding.state], " ", (finding.subject, "bold"), f": {finding.text}")
+        console.print(Text.assemble(*said))
 
 
 @app.command()
@@ -352,9 +364,9 @@ def spaces(context: typer.Context, json: JsonOption = False) -> None:
         print_json([space.model_dump(mode="json") for space in found])
         return
     for space in found:
-        print(f"{space.name}: {space.description}")
+        print_line(f"{space.name}: {space.description}")
         for axis, values in space.axes.items():
-            print(f"    {axis}: {', '.join(str(value) for value in values)}")
+            print_line(f"    {axis}: {', '.join(str(value) for value in values)}")
 
 
 @spaces_app.command("draw")
@@ -362,7 +374,7 @@ def draw(space: Annotated[str, typer.Argument(help="A shipped name or a YAML fil
     """Print the decision graph of a search space as Mermaid."""
     from autotune.options import load_space
 
-    print(load_space(space).graph.mermaid(), end="")
+    print_line(load_space(space).graph.mermaid().rstrip())
 
 
 def _tune(spec: RunSpec, paths: RunPaths, json: bool, retry_lost: bool = False) -> None:

@@ -10,6 +10,11 @@ from collections.abc import Iterable
 
 from autotune.exit_codes import ExitCode
 
+SHOWN = 20
+"""Problems that an error tells one by one."""
+LONGEST_NAME = 80
+"""Characters of a name that is compared with others: longer ones are no misspelling."""
+
 
 class AutotuneError(Exception):
     """Root of all errors that autotune raises on purpose."""
@@ -24,7 +29,9 @@ class InputError(AutotuneError, ValueError):
 
     def __init__(self, problems: str | Iterable[str]) -> None:
         self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
-        super().__init__("\n".join(self.problems))
+        more = len(self.problems) - SHOWN
+        told = [*self.problems[:SHOWN], *([f"and {more:,} more problems"] if more > 0 else [])]
+        super().__init__("\n".join(told))
 
 
 class NothingFits(AutotuneError):
@@ -69,7 +76,7 @@ def nearest(name: str, valid: Iterable[str], count: int = 3) -> str:
     Falls back to the whole list when nothing is close and the list is short.
     """
     names = sorted(set(valid))
-    close = difflib.get_close_matches(name, names, n=count, cutoff=0.6)
+    close = difflib.get_close_matches(name, names, n=count, cutoff=0.6) if len(name) <= LONGEST_NAME else []
     if close:
         return f"did you mean {', '.join(close)}?"
     if len(names) <= 12:

@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from autotune import assets
 from autotune.errors import InputError, nearest
-from autotune.space import parse_yaml
 from autotune.units import GIB, MIB
+from autotune.user_files import parse_yaml, require_kind
 from autotune.validation import Frozen
 
 Positive = Annotated[float, Field(gt=0)]
@@ -91,7 +91,9 @@ class HardwareTable(Frozen):
 
 def parse_table(text: str, source: str) -> HardwareTable:
     """Validate the YAML text of a hardware table. Raises InputError with every problem."""
-    return HardwareTable.load(parse_yaml(text, source), source)
+    data = parse_yaml(text, source)
+    require_kind(data, "a table of hardware", source)
+    return HardwareTable.load(data, source)
 
 
 @cache

@@ -21,6 +21,11 @@ from pydantic import ValidationError
 
 from autotune.errors import InputError, JournalError
 from autotune.record import ENTRY, Entry, Interrupted, Record, Work
+from autotune.units import MIB
+from autotune.user_files import read_bytes
+
+LARGEST = 256 * MIB
+"""Bytes of a journal: a run of a thousand probes writes 5 MiB."""
 
 
 class Journal:
@@ -38,7 +43,7 @@ class Journal:
             self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self._acquire(self._lock)
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            entries, whole = parse_journal(self._path.read_bytes(), self._path)
+            entries, whole = parse_journal(read_bytes(self._path, most=LARGEST), self._path)
             self._record = Record.of(entries)
             os.ftruncate(self._file, whole)  # drop a torn last line, or the next one would be glued to it
             os.lseek(self._file, 0, os.SEEK_END)
@@ -135,12 +140,7 @@ def holder(lock: Path) -> str | None:
 
 def read_record(path: Path) -> Record:
     """Read a journal without locking it. Raises InputError when there is none, JournalError when damaged."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"{path.parent} is not a run of autotune: {path.name} cannot be read ({error.strerror})"
-        ) from error
+    content = read_bytes(path, f"{path.parent} is not a run of autotune: {path.name}", LARGEST)
     return Record.of(parse_journal(content, path)[0])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from functools import lru_cache
 from pathlib import Path
@@ -13,12 +12,16 @@ from pydantic import Field
 
 from autotune.candidate import Sequences
 from autotune.errors import InputError
+from autotune.units import MIB
+from autotune.user_files import decoded, parse_json_value, read_bytes
 from autotune.validation import Frozen
 
 Count = Annotated[int, Field(ge=1)]
 Row = tuple[int, ...]
 """The documents of one row, each by its tokens."""
 
+LARGEST = 64 * MIB
+"""Bytes of a file of lengths: ten million lines."""
 DISTINCT = 256
 """Distinct lengths that are kept: of more, neighbours are grouped and stand as their mean, but for the longest."""
 DOCUMENTS = 1024
@@ -85,12 +88,8 @@ class Lengths(Frozen):
     @classmethod
     def read(cls, file: Path) -> Lengths:
         """Read a CSV or JSON file. Raises InputError with every mistake."""
-        try:
-            data = file.read_bytes()
-            text = data.decode("utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"--lengths {file} cannot be read: {error}") from None
-        counts = _grouped(_counted(text, str(file)))
+        data = read_bytes(file, f"--lengths {file}", LARGEST)
+        counts = _grouped(_counted(decoded(data, f"--lengths {file}"), str(file)))
         return cls(file=str(file), digest=hashlib.sha256(data).hexdigest(), counts=counts)
 
 
@@ -137,10 +136,7 @@ def _lines(text: str) -> tuple[list[Pair], list[str]]:
 
 
 def _json_pairs(text: str, file: str) -> tuple[list[Pair], list[str]]:
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise InputError(f"--lengths {file} is not valid JSON: {error}") from None
+    data = parse_json_value(text, f"--lengths {file}")
     if isinstance(data, dict):
         return [(f"key {key!r}", key, value) for key, value in data.items()], []
     pairs: list[Pair] = []

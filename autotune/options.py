@@ -14,8 +14,9 @@ from autotune.errors import InputError
 from autotune.lengths import Lengths
 from autotune.models.resolve import resolve
 from autotune.placement import unlaunched
-from autotune.space import Space, parse_yaml
+from autotune.space import Space
 from autotune.specs import DeviceSpec, GlobalBatch, Goal, Limits, ModelSpec, RunSpec
+from autotune.user_files import OPTIONS, parse_yaml, read_text, require_kind, user_path
 from autotune.validation import Frozen
 
 LONGEST_DEFAULT = 1024
@@ -91,11 +92,10 @@ class RunOptions(Frozen):
         data: dict[str, Any] = {}
         source = "options"
         if file is not None:
+            file = user_path(file, "--spec")
             source = str(file)
-            try:
-                data = parse_yaml(file.read_text(), source)
-            except (OSError, UnicodeDecodeError) as error:
-                raise InputError(f"{file} cannot be read: {error}") from None
+            data = parse_yaml(read_text(file), source)
+            require_kind(data, OPTIONS, source)
             data = {key.replace("-", "_"): value for key, value in data.items()}
         return cls.load_with({**data, **given}, source, check)
 
@@ -122,7 +122,9 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
     space = attempt(
         "--space",
         lambda: load_space(
-            options.space or default_space(options.gpus * options.nodes, options.lengths is not None)
+            default_space(options.gpus * options.nodes, options.lengths is not None)
+            if options.space is None
+            else options.space
         ),
     )
     limits = attempt("limits", lambda: _limits(options))
@@ -162,7 +164,7 @@ def default_space(gpus: int, with_lengths: bool = False) -> str:
 
 def read_lengths(file: str | None, base: Path) -> Lengths | None:
     """Return a dataset's length histogram, where one is given. Raises InputError with every mistake in it."""
-    return None if file is None else Lengths.read(base / Path(file).expanduser())
+    return None if file is None else Lengths.read(base / user_path(file, "--lengths"))
 
 
 def load_space(name: str) -> Space:

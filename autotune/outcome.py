@@ -142,7 +142,7 @@ class Ok(Frozen):
     """Host memory of the loader's worker processes and of batches in advance; None without a dataset of the user's."""
     skipped_steps: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps that loss scaling (fp16) left out, because a gradient was infinite or NaN."""
-    evaluation_loss: float | None = None
+    evaluation_loss: Annotated[float, Field(allow_inf_nan=True)] | None = None
     """Loss of the evaluation pass; only a proof has one."""
     evaluation_micro_batch: int | None = None
     """A micro-batch at which evaluation was run and fits, at least the training's; only a proof has one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -17,14 +18,19 @@ from autotune.commands import command
 from autotune.errors import InputError, nearest
 from autotune.journal import read_record
 from autotune.paths import RunPaths
+from autotune.printable import quoted
 from autotune.probe.folder import write_atomically
 from autotune.record import Started
-from autotune.space import parse_yaml
 from autotune.specs import RunSpec
+from autotune.user_files import parse_yaml, read_text, require_kind, user_path
+
+SLUG = 60
+"""Characters of a model's name, and of a device's, in the name of a run's folder."""
 
 
 def create_run(spec: RunSpec, parent: Path) -> RunPaths:
     """Make a new run folder and write its spec. Raises InputError when the folder cannot be made."""
+    parent = user_path(parent, "--runs")
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{_slug(spec.model.name)}-{_slug(str(spec.device))}"
     try:
         paths = _fresh(parent, stem)
@@ -41,7 +47,8 @@ def new_run(spec: RunSpec, parent: Path) -> Iterator[RunPaths]:
 
     So `last` stays the newest run that came to something, and one that failed or was interrupted can be looked at.
     """
-    first = not parent.exists()
+    parent = user_path(parent, "--runs")
+    first = not os.path.exists(parent)
     paths = create_run(spec, parent)
     try:
         yield paths
@@ -62,17 +69,18 @@ def _was_probed(paths: RunPaths) -> bool:
 
 def find_run(name: str, parent: Path) -> RunPaths:
     """Return a run by path, or by name under `parent`; `last` is the newest there. Raises InputError."""
-    runs = sorted(path.parent for path in parent.glob("*/spec.yaml"))
+    parent, path = user_path(parent, "--runs"), user_path(name, "the run")
+    runs = sorted(spec.parent for spec in parent.glob("*/spec.yaml"))
     if name == "last" and runs:
         return RunPaths(runs[-1])
-    for root in (Path(name).expanduser(), parent / name):
-        if (root / "spec.yaml").is_file():
+    for root in (path, parent / name):
+        if os.path.lexists(root / "spec.yaml"):
             return RunPaths(root)
-    if Path(name).expanduser().is_dir():
+    if os.path.isdir(path):
         raise InputError(f"{name} is not a run of autotune: it has no spec.yaml")
-    known = [path.name for path in runs]
+    known = [run.name for run in runs]
     hint = f"; {nearest(name, known)}" if known else f"; there are no runs in {parent}"
-    raise InputError(f"there is no run {name!r}{hint}")
+    raise InputError(f"there is no run {quoted(name)}{hint}")
 
 
 def find_best(name: str, parent: Path) -> Path:
@@ -80,13 +88,13 @@ def find_best(name: str, parent: Path) -> Path:
 
     Raises InputError where there is none; whether a file can be read is for its reader to see.
     """
-    path = Path(name).expanduser()
-    if path.is_file() or (path.suffix in {".yaml", ".yml"} and not path.is_dir()):
+    path = user_path(name, "the best.yaml")
+    if os.path.isfile(path) or (path.suffix in {".yaml", ".yml"} and not os.path.isdir(path)):
         return path
-    if (path / "best.yaml").is_file():
+    if os.path.isfile(path / "best.yaml"):
         return path / "best.yaml"
     best = find_run(name, parent).best
-    if not best.is_file():
+    if not os.path.isfile(best):
         raise InputError(
             f"{best.parent} has no best.yaml: it has no winner, or is not finished; see: "
             f"{command('report', best.parent)}"
@@ -96,11 +104,10 @@ def find_best(name: str, parent: Path) -> Path:
 
 def load_spec(paths: RunPaths) -> RunSpec:
     """Read what a run was asked for. Raises InputError when the file is unreadable or not a spec."""
-    try:
-        text = paths.spec.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{paths.spec} cannot be read: {error}") from None
-    return RunSpec.load(parse_yaml(text, str(paths.spec)), str(paths.spec))
+    source = str(paths.spec)
+    data = parse_yaml(read_text(paths.spec), source)
+    require_kind(data, "the spec.yaml of a run", source)
+    return RunSpec.load(data, source)
 
 
 def dump_spec(spec: RunSpec) -> str:
@@ -127,4 +134,4 @@ def _fresh(parent: Path, stem: str) -> RunPaths:
 
 
 def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "-", name.split("/")[-1]).strip("-") or "model"
+    return re.sub(r"[^A-Za-z0-9.]+", "-", name.split("/")[-1]).strip("-")[:SLUG] or "model"

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import field_validator, model_validator
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from autotune.candidate import Candidate
 from autotune.constraints import Constraint, axis_problems
-from autotune.errors import InputError
 from autotune.graph import DONE, Graph
+from autotune.user_files import parse_yaml, require_kind
 from autotune.validation import Frozen
 
 
@@ -78,17 +76,6 @@ class Space(Frozen):
     @classmethod
     def parse(cls, text: str, source: str) -> Space:
         """Read a space from YAML text. Raises InputError with every mistake found, each naming `source`."""
-        return cls.load(parse_yaml(text, source), source)
-
-
-def parse_yaml(text: str, source: str) -> dict[str, Any]:
-    """Read a YAML mapping. Raises InputError with line and column when it is malformed."""
-    try:
-        data = YAML(typ="safe", pure=True).load(text)
-    except YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
-        raise InputError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
-    if not isinstance(data, dict):
-        raise InputError(f"{source}: expected keys and values, found {type(data).__name__}")
-    return data
+        data = parse_yaml(text, source)
+        require_kind(data, "a search space", source)
+        return cls.load(data, source)

@@ -5,8 +5,14 @@ With `cli` the only place that prints, and the only one that exits.
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from autotune.exit_codes import ExitCode
+from autotune.printable import printable, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,6 +21,8 @@ if TYPE_CHECKING:
 
 LOG_WIDTH = 160
 """Columns where the output goes to a file: no path or command is broken over two lines there."""
+LINES = 30
+"""Lines of an error that are printed, and lines of the traceback of a user's model, the last ones."""
 
 
 def fail(error: Exception) -> NoReturn:
@@ -22,9 +30,15 @@ def fail(error: Exception) -> NoReturn:
     from autotune.errors import AutotuneError
 
     # A wrong option. Told by what it can do: some versions of typer carry their own copy of click.
-    if not isinstance(error, AutotuneError) and hasattr(error, "show") and hasattr(error, "exit_code"):
-        error.show()
-        sys.exit(error.exit_code)
+    if (
+        not isinstance(error, AutotuneError)
+        and hasattr(error, "format_message")
+        and hasattr(error, "exit_code")
+    ):
+        context = getattr(error, "ctx", None)
+        see = f"\nsee {context.command_path} --help" if context else ""
+        _print_lines(error.format_message() + see, "red", "error: ")
+        sys.exit(ExitCode.INPUT)
     if not isinstance(error, AutotuneError):
         raise error
     print_error(error)
@@ -32,26 +46,54 @@ def fail(error: Exception) -> NoReturn:
 
 
 def print_error(error: AutotuneError) -> None:
-    """Print an error for people, a line for each problem; the model's own with its traceback."""
+    """Print an error for people, a line for each problem; the model's own with the end of its traceback."""
     from autotune.errors import ModelError
 
-    console = console_for()
-    if isinstance(error, ModelError) and error.traceback:
-        console.print(error.traceback.rstrip(), style="dim", markup=False, highlight=False)
-    for line in str(error).splitlines():
-        console.print(f"error: {line}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if isinstance(error, ModelError):
+        _print_lines(error.traceback.rstrip(), "dim", last=True)
+    _print_lines(str(error), "red", "error: ")
+
+
+def _print_lines(text: str, style: str, before: str = "", last: bool = False) -> None:
+    """Print as many lines on standard error as a person reads; nobody can be told where it is full or closed."""
+    lines = text.split("\n") if text else []
+    with suppress(OSError):
+        console = console_for()
+        for line in lines[-LINES:] if last else lines[:LINES]:
+            say(console, f"{before}{shortened(line)}", style)
 
 
 def say(console: Console, text: str, style: str = "") -> None:
     """Print a line as it is: nothing in it is markup, and a path or command in it is not broken over two lines."""
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    console.print(text, style=style, soft_wrap=True)
+
+
+def finish(code: int) -> NoReturn:
+    """Exit once standard output has taken everything; with a line and another code where it could not."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        fail_on_this_machine(error)
+    sys.exit(code)
+
+
+def fail_on_this_machine(error: OSError) -> NoReturn:
+    """Exit because the system refused something, most likely output; quietly where its reader has gone away."""
+    with suppress(OSError):
+        if error.errno != errno.EPIPE:
+            what = f"{error.filename}: " if error.filename else "the output cannot be written: "
+            sys.stderr.write(f"error: {printable(what + (error.strerror or str(error)))}\n")
+        # What is still in the buffer would be tried once more when Python ends, and end in a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(ExitCode.MACHINE)
 
 
 def console_for(stderr: bool = True) -> Console:
     """Return the console of standard error, or of standard output."""
-    from rich.console import Console
+    from autotune.console import PlainConsole
 
-    console = Console(stderr=stderr, highlight=False)
+    console = PlainConsole(stderr=stderr)
     if not console.is_terminal:
         console.width = LOG_WIDTH
     return console
@@ -62,3 +104,8 @@ def print_json(value: Any) -> None:
     import json
 
     print(json.dumps(value, indent=2))
+
+
+def print_line(text: str) -> None:
+    """Print a line on standard output that is neither broken nor styled, whatever its width."""
+    print(printable(text))

@@ -8,12 +8,18 @@ from typing import Any, Self, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from autotune.errors import InputError, nearest
+from autotune.printable import QUOTED, quoted, shortened
+
+TOLD = 10
+"""Problems of one document that are told one by one."""
 
 
 class Frozen(BaseModel):
     """An immutable record. Unknown keys are refused, with the nearest valid name."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=False, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     @classmethod
     def load(cls, data: object, source: str) -> Self:
@@ -52,13 +58,18 @@ def _without_problems(data: dict[str, Any], model: type[BaseModel]) -> dict[str,
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """Turn pydantic's report into one line a problem: where it is, what is wrong, what would be right."""
-    return [_explain_one(detail, model) for detail in error.errors(include_url=False)]
+    """Turn pydantic's report into one line a problem: where it is, what is wrong, what would be right.
+
+    The first `TOLD` are told one by one, and how many more there are.
+    """
+    told = [_explain_one(detail, model) for detail in error.errors(include_url=False)[:TOLD]]
+    more = error.error_count() - TOLD
+    return [*told, *([f"{more:,} more problems like these"] if more > 0 else [])]
 
 
 def _explain_one(detail: Any, model: type[BaseModel]) -> str:
     location = [str(part) for part in detail["loc"]]
-    where = ".".join(location) or "the document"
+    where = ".".join(shortened(part, QUOTED) for part in location) or "the document"
     match detail["type"]:
         case "extra_forbidden":
             owner = _model_at(model, location[:-1])
@@ -68,11 +79,11 @@ def _explain_one(detail: Any, model: type[BaseModel]) -> str:
             return f"{where}: this key is required and missing"
         case "literal_error":
             expected = detail["ctx"]["expected"]
-            return f"{where}: {detail['input']!r} is not one of {expected}"
+            return f"{where}: {quoted(detail['input'])} is not one of {expected}"
         case "value_error":
             return f"{where}: {detail['ctx']['error']}"
         case _:
-            return f"{where}: {detail['msg']} (found {detail['input']!r})"
+            return f"{where}: {detail['msg']} (found {quoted(detail['input'])})"
 
 
 def _model_at(model: type[BaseModel], location: list[str]) -> type[BaseModel] | None:

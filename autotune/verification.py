@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -66,7 +67,7 @@ def verify(
     to and has room. Beside the file comes first because a system's temporary folder may be memory itself.
     Raises InputError for an unreadable file or a missing device, NoRoom where no place takes what is written.
     """
-    file = file / "best.yaml" if file.is_dir() else file
+    file = file / "best.yaml" if os.path.isdir(file) else file
     best = Best.read(file)
     chosen = device or recorded_device(best)
     if resolve_device(chosen).kind == "sim":

@@ -5,13 +5,15 @@ Whether the installed transformers knows the `model_type` and builds the model i
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import InputError
+from autotune.units import MIB
+from autotune.user_files import parse_json_value, read_text
 
-LARGEST = 16 * 2**20
+LARGEST = 4 * MIB
 """Bytes. Configurations take kilobytes; a larger file is something else (weights, most likely)."""
 
 SIZES = (
@@ -39,19 +41,12 @@ def read_config(path: Path, trust_remote_code: bool) -> dict[str, Any]:
 
     Raises InputError when it cannot be read, is no model's configuration, or cannot be trained as it is.
     """
-    if path.is_dir():
+    if os.path.isdir(path):
         file = path / "config.json"
-        if not file.is_file():
+        if not os.path.exists(file):
             raise InputError(f"model folder {path} holds no config.json{_found_instead(path)}")
         path = file
-    try:
-        if path.stat().st_size > LARGEST:
-            raise InputError(f"{path} is too large for a configuration; give the model's config.json")
-        text = path.read_text("utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read the model's configuration {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not a text file; give the model's config.json") from None
+    text = read_text(path, f"the model's configuration {path}", LARGEST)
     return parse_config(text, str(path), trust_remote_code, code_at=str(path.parent.resolve()))
 
 
@@ -62,12 +57,7 @@ def parse_config(text: str, source: str, trust_remote_code: bool, code_at: str) 
     name or folder) written into its references, so that a worker finds the code without the file.
     Raises InputError with every problem found.
     """
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{source} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
-        ) from None
+    config = parse_json_value(text, source)
     if not isinstance(config, dict):
         raise InputError(
             f"{source} holds a {type(config).__name__}, not the key-value pairs of a configuration"

@@ -8,13 +8,21 @@ from __future__ import annotations
 import ast
 import importlib.machinery
 import importlib.util
+import os
 import sys
+import warnings
 from pathlib import Path
 
 from autotune.errors import InputError, nearest
+from autotune.units import MIB
+from autotune.user_files import read_bytes, user_path
 
 RESERVED = sys.stdlib_module_names | {"autotune", "torch", "transformers", "numpy"}
 """Modules that a worker has imported already: a user's file of the same name would not be seen."""
+
+
+LARGEST = 8 * MIB
+"""Bytes of a file of Python."""
 
 
 def locate(name: str, base: Path) -> tuple[str, str | None]:
@@ -33,10 +41,10 @@ def locate(name: str, base: Path) -> tuple[str, str | None]:
 
 
 def _locate_file(written: str, function: str, base: Path) -> tuple[str, str]:
-    file = (base / Path(written).expanduser()).resolve()
-    if file.suffix != ".py" and not file.exists():
-        file = file.with_name(file.name + ".py")
-    if not file.is_file():
+    file = _real(base / user_path(written, "--model"))
+    if file.suffix != ".py" and not os.path.exists(file):
+        file = Path(f"{file}.py")
+    if not os.path.isfile(file):
         raise InputError(f"the model's file {file} does not exist")
     module = file.stem
     if not module.isidentifier():
@@ -47,6 +55,13 @@ def _locate_file(written: str, function: str, base: Path) -> tuple[str, str]:
         raise InputError(f"the model's file {file} has the name of a library ({module}); rename it")
     _check_defines(file, function)
     return f"{module}:{function}", str(file.parent)
+
+
+def _real(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # links in a circle
+        return path
 
 
 def _locate_module(module: str, function: str, base: Path) -> tuple[str, str | None]:
@@ -81,12 +96,14 @@ def _find_spec(module: str, folder: str | None) -> importlib.machinery.ModuleSpe
 
 
 def _check_defines(file: Path, function: str) -> None:
+    content = read_bytes(file, f"the model's file {file}", LARGEST)
     try:
-        tree = ast.parse(file.read_bytes(), str(file))
+        with warnings.catch_warnings(action="ignore"):  # of the user's own code: an escape that is none
+            tree = ast.parse(content, str(file))
     except SyntaxError as error:
         raise InputError(f"{file}, line {error.lineno}: {error.msg}") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read the model's file {file}: {error}") from None
+    except (ValueError, RecursionError, MemoryError) as error:  # the parser's stack has an end, too
+        raise InputError(f"the model's file {file} is not Python: {error or 'it nests too deeply'}") from None
     callables, others, complete = _top_level(tree)
     if complete and function not in callables | others:
         hint = nearest(function, callables) if callables else "it defines no function"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from pathlib import Path
 
 from autotune.errors import InputError
 from autotune.models import catalog, function, hub
-from autotune.models.config import parse_config, read_config
+from autotune.models.config import LARGEST, parse_config, read_config
 from autotune.specs import ModelSpec
+from autotune.user_files import read_text, user_path
 
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
 _WAYS = (
@@ -38,10 +40,10 @@ def resolve(
             name=preset.name, source="preset", config=dict(preset.config), block_class=block_class,
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
-    path = base / Path(name).expanduser()
+    path = base / user_path(name, "--model")
     if path.suffix == ".py":
         raise InputError(f"model {name!r}: name the function too, like {name}:build")
-    if _exists(path):
+    if os.path.exists(path):
         return ModelSpec(
             name=name, source="config", config=read_config(path, trust_remote_code),
             block_class=block_class, trust_remote_code=trust_remote_code,
@@ -61,11 +63,10 @@ def resolve(
 
 def _from_hub(name: str, block_class: str | None, trust_remote_code: bool) -> ModelSpec:
     try:
-        text = hub.fetch_config(name).read_text("utf-8")
+        file = hub.fetch_config(name)
     except InputError as error:
         raise InputError(f"{error}{_near(name)} Presets (`autotune models`) need no network") from None
-    except UnicodeDecodeError:
-        raise InputError(f"the config.json of {name} on the hub is not a text file") from None
+    text = read_text(file, f"the config.json of {name} on the hub", LARGEST)
     config = parse_config(text, f"config.json of {name}", trust_remote_code, code_at=name)
     return ModelSpec(
         name=name, source="hub", config=config, block_class=block_class, trust_remote_code=trust_remote_code
@@ -77,10 +78,3 @@ def _near(name: str) -> str:
     shown = {spelling.lower(): spelling for preset in catalog.list_presets() for spelling in preset.names()}
     close = difflib.get_close_matches(name.lower(), shown, n=3, cutoff=0.6)
     return f": did you mean {', '.join(shown[spelling] for spelling in close)}?" if close else "."
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # a name too long for the file system is no path
-        return False

@@ -67,6 +67,6 @@ if AcceleratorState._shared_state:
         "mixed_precision": state.mixed_precision,
         "device": str(state.device),
     }
-seen["variable"] = os.environ.get("FROM_THE_MEASUREMENT")
+seen["variable"] = os.environ.get("MALLOC_TOP_PAD_")
 seen["threads"] = torch.get_num_threads()
 (result.parent / f"{result.name}.{os.environ.get('RANK', '0')}.json").write_text(json.dumps(seen))

@@ -58,11 +58,11 @@ def check_training(seen, best):
     assert seen["optimizer"] == {"adamw": "AdamW", "sgd": "SGD"}[candidate.optimizer]
     assert seen["fused"] or candidate.optimizer == "sgd"
     assert (seen["states"] > 0) == (candidate.optimizer == "adamw")
-    assert seen["variable"] == best.variables["FROM_THE_MEASUREMENT"]
+    assert seen["variable"] == best.variables["MALLOC_TOP_PAD_"]
 
 
 def configuration(**options):
-    return make_best(variables={"FROM_THE_MEASUREMENT": "it's $HERE"}, **options)
+    return make_best(variables={"MALLOC_TOP_PAD_": "it's $HERE"}, **options)
 
 
 def losses(output):
@@ -172,7 +172,7 @@ def test_native_trains_on_two_ranks_as_they_were_measured(tmp_path):
         assert rank["blocks"] == [[best.candidate.micro_batch, best.seq_len]] * (
             STEPS * best.accumulation.steps * LAYERS
         )
-        assert rank["variable"] == best.variables["FROM_THE_MEASUREMENT"]
+        assert rank["variable"] == best.variables["MALLOC_TOP_PAD_"]
 
 
 @pytest.mark.slow

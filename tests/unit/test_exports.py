@@ -197,11 +197,13 @@ def test_each_of_several_machines_starts_its_own_ranks():
     launch = export(best, "native")["launch.sh"]
     assert "--nnodes=2 --nproc_per_node=8 " in launch
     assert "${NODE_RANK:?" in launch
-    on_cpu = make_best(gpus=4, sharding="ddp", variables={"GLOO_SOCKET_IFNAME": "lo", "TOLD": "1"})
+    on_cpu = make_best(
+        gpus=4, sharding="ddp", variables={"GLOO_SOCKET_IFNAME": "lo", "OMP_WAIT_POLICY": "active"}
+    )
     assert "export GLOO_SOCKET_IFNAME=lo" in export(on_cpu, "native")["launch.sh"]
     apart = export(on_cpu.model_copy(update={"nodes": 2}), "native")["launch.sh"]
     assert "GLOO_SOCKET_IFNAME" not in apart  # loopback leads to no other machine
-    assert "export TOLD=1" in apart
+    assert "export OMP_WAIT_POLICY=active" in apart
     with pytest.raises(CannotExport, match="nodes: accelerate wants"):
         export(
             make_best(device="cuda", gpus=16, sharding="ddp").model_copy(update={"nodes": 2}), "accelerate"

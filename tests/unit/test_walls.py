@@ -13,12 +13,13 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "autotune"
 
 LAYERS = [
-    ("words", ["exit_codes", "errors", "units", "commands"]),
+    ("words", ["exit_codes", "errors", "units", "printable", "commands"]),
     (
         "data",
-        ["validation", "candidate", "lengths", "outcome", "trial", "specs", "accumulation", "constraints", "rules",
-         "placement", "graph", "space", "record", "paths", "best", "prediction", "probe.protocol", "probe.ending",
-         "assets", "hardware", "devices.device"],
+        ["user_files", "validation", "candidate", "lengths", "outcome", "trial", "specs",
+         "accumulation", "constraints", "rules", "placement", "graph", "space", "record", "paths",
+         "best", "prediction", "variables", "probe.protocol", "probe.ending", "assets", "hardware",
+         "devices.device"],
     ),
     (
         "logic",
@@ -29,7 +30,7 @@ LAYERS = [
                  "devices", "probe", "executors", "models", "emission", "train"]),
     ("loop", ["admission", "runs", "watch", "foresight", "proving", "run", "estimation", "options", "verification",
               "diagnosis", "report", "api"]),
-    ("command line", ["terminal", "cli", "__main__"]),
+    ("command line", ["console", "terminal", "cli", "__main__"]),
 ]  # fmt: skip
 """From the bottom up. A module imports its own layer and those below; the longest name that matches counts."""
 
