@@ -21,7 +21,7 @@ from autotune.accumulation import Accumulation
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.lengths import Lengths
-from autotune.outcome import Bytes, Communication, Memory, StepTiming
+from autotune.outcome import Bytes, Communication, Memory, StepTiming, Stress
 from autotune.record import Unknown
 from autotune.specs import ModelFacts, ModelSpec
 from autotune.units import format_bytes
@@ -67,8 +67,14 @@ class Proof(Frozen):
     why: str
     """One sentence: what held, or which check failed."""
     checks: tuple[Check, ...] = ()
+    optimizer_steps: int | None = None
+    """Optimizer steps of training as it was recorded."""
+    micro_steps: int | None = None
+    """Micro-steps of each of these; fewer than `accumulation.steps` where three whole global steps took too long."""
+    stresses: tuple[Stress, ...] = ()
+    """Steps that load memory more than those, each with its peak; none may be beyond the budget."""
     losses: tuple[float, ...] = ()
-    """Training loss of every optimizer step, in order."""
+    """Training loss of every optimizer step, in order; an even choice of at most 100."""
     evaluation_loss: float | None = None
     evaluation_micro_batch: Annotated[int, Field(ge=1)] | None = None
     """Sequences (samples) that one device evaluates at a time: run, and found to fit."""
@@ -262,5 +268,6 @@ _BYTE_FIELDS = {
     "Memory": ("allocated", "reserved", "device_peak", "budget", "baseline"),
     "Breakdown": ("parameters", "gradients", "optimizer_state", "activations", "other"),
     "Proof": ("checkpoint_bytes",),
+    "Stress": ("peak",),
 }
 """Fields that hold bytes and are shown in GiB too."""

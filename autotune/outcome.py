@@ -122,6 +122,23 @@ class PhaseReport(Frozen):
     """Tensor bytes alive when the phase ended."""
 
 
+StressName = Literal["shuffled lengths", "loaded experts"]
+
+
+class Stress(Frozen):
+    """Steps of a proof that load memory as training does later, and as the steps of a probe do not."""
+
+    name: StressName
+    """`shuffled lengths`: rows of every length, the longest between them. `loaded experts`: all tokens of a mixture of
+    experts on the same ones, where random weights do not send them."""
+    steps: Annotated[int, Field(ge=0)] = 0
+    """Optimizer steps that were trained so; 0 where it was left out."""
+    peak: Bytes | None = None
+    """Most that the process took of the device meanwhile (see `Memory.peak`); null where it was left out."""
+    skipped: str = ""
+    """Why it was left out; empty where it was not."""
+
+
 class Ok(Frozen):
     """The probe trained: at least two optimizer steps, all losses finite, memory within the budget."""
 
@@ -133,9 +150,14 @@ class Ok(Frozen):
     tell."""
     phases: tuple[PhaseReport, ...]
     losses: tuple[float, ...]
-    """Training loss of every optimizer step, in order (mean over its micro-steps)."""
+    """Training loss of every optimizer step, in order (mean over its micro-steps); of a long proof an even choice, the
+    first and the last among them."""
+    optimizer_steps: int | None = None
+    """Optimizer steps of a proof before its stresses; None where every one has its loss above."""
     accumulation_steps: int
-    """Micro-steps that the probe ran for each optimizer step (whole global steps in a proof)."""
+    """Micro-steps that the probe ran for each optimizer step: in a proof all of a global step, or as many as fit."""
+    stresses: tuple[Stress, ...] = ()
+    """What a proof trained beyond that; `memory` has their peaks in `reserved` and `device_peak`."""
     attention: str | None = None
     """The attention implementation that ran, as the model reports it."""
     loader_bytes: Bytes | None = None
@@ -163,6 +185,8 @@ class Oom(Frozen):
     message: str = ""
     rank: int | None = None
     """Which of several ranks it was."""
+    stress: StressName | None = None
+    """What a proof loaded memory with when it was refused; None for steps as a probe has them."""
 
 
 class NonFinite(Frozen):

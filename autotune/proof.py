@@ -25,7 +25,7 @@ tiny models alone."""
 def proof_request(
     best: Best, seconds: float, device: str | None = None, budget: int | None = None
 ) -> ProbeRequest:
-    """Return the request that trains whole global steps from what the file says, for about `seconds`."""
+    """Return the request that trains from what the file says, for `seconds`: as recorded, then under stress."""
     return ProbeRequest(
         kind="prove", model=best.model, candidate=best.candidate, seq_len=best.seq_len,
         lengths=best.lengths,
@@ -44,7 +44,8 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
     It must train without any refused allocation and without an allocator retry, its peak must be within
     `limits.memory_tolerance` of the recorded one in either direction (a lower one means that something else
     ran; on the cpu device CPU_NOISE is allowed in any case), its speed must not fall short by more than
-    `limits.speed_tolerance`, its losses must be finite and fall, and evaluation and checkpoint must fit too.
+    `limits.speed_tolerance`, and its losses must be finite and fall. What loads memory more (shuffled lengths, loaded
+    experts, evaluation, checkpoint) is no part of that peak, and must fit the budget.
     Of a prediction it only must fit: its peak and speed are shown beside what was predicted, and not judged.
     """
     if isinstance(outcome, Lost):
@@ -75,6 +76,14 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
             tolerance=None,
             passed=memory.peak() <= memory.budget,
         ),
+        *(
+            Check(
+                name=f"peak with {stress.name}", recorded=memory.budget, proven=stress.peak, tolerance=None,
+                passed=stress.peak <= memory.budget,
+            )
+            for stress in outcome.stresses
+            if stress.peak is not None
+        ),
         Check(
             name="allocator retries", recorded=0, proven=memory.allocator_retries, tolerance=None,
             passed=memory.allocator_retries == 0,
@@ -92,7 +101,8 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
     passed = all(check.passed for check in checks)
     return Proof(
         passed=passed, why=_held(best, outcome, speed) if passed else _failed(checks), checks=checks,
-        losses=outcome.losses, evaluation_loss=outcome.evaluation_loss,
+        optimizer_steps=outcome.optimizer_steps or len(outcome.losses), micro_steps=outcome.accumulation_steps,
+        stresses=outcome.stresses, losses=outcome.losses, evaluation_loss=outcome.evaluation_loss,
         evaluation_micro_batch=outcome.evaluation_micro_batch,
         checkpoint_bytes=outcome.checkpoint_bytes, seconds=seconds,
     )  # fmt: skip
@@ -129,12 +139,30 @@ def _held(best: Best, outcome: Ok, speed: float) -> str:
     most = outcome.evaluation_micro_batch
     larger = "" if most is None or most == best.candidate.micro_batch else f" (micro-batch {most} fits there)"
     return (
-        f"held when relaunched: {len(outcome.losses)} optimizer steps of "
-        f"{format_counted(outcome.accumulation_steps, 'micro-step')}, "
-        f"an evaluation{larger} and a checkpoint; "
-        f"peak {format_bytes(outcome.memory.peak())}, {format_count(speed)} tokens/s, "
+        f"held when relaunched: {trained(best, outcome)}, an evaluation{larger} and a checkpoint; "
+        f"peak {format_bytes(outcome.memory.peak())}{_peaks(outcome)}, {format_count(speed)} tokens/s, "
         f"loss {outcome.losses[0]:.2f} -> {outcome.losses[-1]:.2f}{expected}"
     )
+
+
+def trained(best: Best, outcome: Ok) -> str:
+    """Return what a proof trained as it was recorded: `40 optimizer steps of 2 of 64 micro-steps`."""
+    steps = outcome.optimizer_steps or len(outcome.losses)
+    return (
+        f"{format_counted(steps, 'optimizer step')} of {format_count(outcome.accumulation_steps)} of "
+        f"{format_counted(best.accumulation.steps, 'micro-step')}"
+    )
+
+
+def _peaks(outcome: Ok) -> str:
+    """Return what each stress came to, in brackets; empty where there was none."""
+    said = [
+        f"without {stress.name}: {stress.skipped}"
+        if stress.peak is None
+        else f"{format_bytes(stress.peak)} with {stress.name}"
+        for stress in outcome.stresses
+    ]
+    return f" ({'; '.join(said)})" if said else ""
 
 
 def _failed(checks: tuple[Check, ...]) -> str:
@@ -145,7 +173,7 @@ def _failed(checks: tuple[Check, ...]) -> str:
         show = format_bytes if "peak" in check.name else (lambda value: f"{value:,.4g}")
         recorded, proven = show(check.recorded or 0), show(check.proven or 0)
         match check.name:
-            case "peak with evaluation and checkpoint":
+            case name if name.startswith("peak with "):
                 said.append(f"{check.name} {proven} is more than the budget of {recorded}")
             case "loss falls":
                 said.append(f"loss did not fall ({recorded} -> {proven})")
@@ -162,8 +190,8 @@ def _failed(checks: tuple[Check, ...]) -> str:
 
 def _ended(outcome: Outcome) -> str:
     match outcome:
-        case Oom(phase=phase):
-            return f"out of memory in {phase}"
+        case Oom(phase=phase, stress=stress):
+            return f"out of memory in {phase}" + (f" with {stress}" if stress else "")
         case NonFinite(what=what, step=step):
             return f"{what} not finite at step {step}"
         case Timeout(seconds=seconds):

@@ -174,7 +174,7 @@ class Limits(Frozen):
     sample_steps: Annotated[int, Field(ge=2)] = 20
     """Measured global steps in a probe, at most."""
     proof_seconds: Annotated[float, Field(gt=0)] = 60.0
-    """Seconds of training steps in the proof; longer global steps are cut to fewer micro-steps."""
+    """Seconds of the training steps in the proof, all of them; longer global steps are cut to fewer micro-steps."""
     memory_tolerance: Annotated[float, Field(gt=0)] = 0.05
     """Relative difference between proven and recorded peak."""
     speed_tolerance: Annotated[float, Field(gt=0)] = 0.10

@@ -87,5 +87,10 @@ def _together(fine: Sequence[Ok], accumulation_steps: int) -> Ok:
             ),
             "evaluation_loss": statistics.fmean(evaluations) if evaluations else None,
             "checkpoint_bytes": max(checkpoints, default=None),
+            # All ranks are loaded alike, and leave out the same.
+            "stresses": tuple(
+                max(same, key=lambda stress: stress.peak or 0)
+                for same in zip(*(ok.stresses for ok in fine), strict=True)
+            ),
         }
     )

@@ -227,6 +227,7 @@ class Probe:
             free=witness.free if witness is not None and witness.free is not None else free,
             short=short,
             requested=witness.requested if witness is not None else None,
+            stress=self._phases.stress,
         )
 
     def _free(self) -> int | None:

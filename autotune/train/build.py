@@ -35,7 +35,7 @@ from autotune.train.refusal import CannotRun
 from autotune.train.resting import resting_place
 from autotune.train.scaling import ScaledOptimizer
 from autotune.train.sequences import check_packing
-from autotune.train.stream import feed, is_traced, target_counter, text_symbols
+from autotune.train.stream import feed, is_traced, rows_shorter, target_counter, text_symbols
 from autotune.train.training import Batch, StepOptimizer, Training
 from autotune.train.updating import IN_SHARDS, REPLICATED, maker_of, optimizer_of
 
@@ -71,6 +71,8 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
     if loader is not None:
         draft.closing.callback(loader.close)
 
+    shorter = rows_shorter(draft.built, request, ranks, device)
+
     gradients = None if draft.gradients is None else draft.gradients.all
     if draft.engine is not None:
         gradients = draft.engine.gradients
@@ -88,6 +90,8 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
         reduction=draft.reduction,
         gradients=gradients,
         loader=loader,
+        shorter=shorter if callable(shorter) else None,
+        of_one_length=shorter if isinstance(shorter, str) else "",
         targets=target_counter(draft.built),
         shards=draft.engine.shards if draft.engine else None,
         scaling=scaling,

@@ -94,14 +94,21 @@ def active_parameters(model: nn.Module, config: Any) -> int:
     keeps under the name `experts`; `k` and `n` are the configuration's.
     """
     total = parameter_count(model)
-    chosen = _first(config, "num_experts_per_tok", "num_experts_per_token", "moe_topk")
-    available = _first(config, "num_local_experts", "num_experts", "n_routed_experts")
-    if not chosen or not available:
+    chosen, available = experts_of(config)
+    if not chosen:
         return total
     shared = shared_rows(model)
     named = [(name, p) for name, p in model.named_parameters() if p not in shared]
     experts = _count(p for name, p in named if _EXPERTS.search(name))
     return total - experts + experts * chosen // available
+
+
+def experts_of(config: Any) -> tuple[int, int]:
+    """Return how many experts a token takes, and of how many: (chosen, available); zeros where there are none."""
+    config = _text_config(config)
+    chosen = _first(config, "num_experts_per_tok", "num_experts_per_token", "moe_topk")
+    available = _first(config, "num_local_experts", "num_experts", "n_routed_experts")
+    return (chosen, available) if chosen and available else (0, 0)
 
 
 def check_batches(built: BuiltModel, seq_len: int) -> None:

@@ -12,12 +12,9 @@ from autotune.train.communication import listen
 from autotune.train.holdings import Observer, breakdown, gradient_bytes, parameter_bytes, state_bytes
 from autotune.train.phases import Phases
 from autotune.train.sampling import narrow, timing
-from autotune.train.steps import Parts, Stepper
+from autotune.train.steps import MICRO_STEPS, Parts, Stepper
 from autotune.train.training import Training
 
-MICRO_STEPS = 2
-"""Micro-steps of a measured step, at most: with the second, activations stand beside accumulated gradients.
-"""
 MINIMUM = 3
 """Measured steps, at least: the interval of two is three times as wide (Student's t 12.7 against 4.3)."""
 

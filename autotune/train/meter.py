@@ -67,6 +67,10 @@ class Meter(Protocol):
         """Return the peaks of the process's whole life so far."""
         ...
 
+    def section(self) -> int:
+        """Return the most that counted against the limit since the last call, and begin anew; ends a lap."""
+        ...
+
     def free(self) -> int | None:
         """Return what could be allocated when memory was fullest of late; None where there is no limit."""
         ...
@@ -94,7 +98,7 @@ class CpuMeter:
         self.baseline = now.anonymous
         self.taken = now.data + PACKING * torch.get_num_threads()
         self._anonymous_peak = self._data_peak = 0
-        self._disowned = 0
+        self._disowned = self._section = 0
 
     def synchronize(self) -> None:
         """Do nothing: CPU operations are done when they return."""
@@ -103,6 +107,7 @@ class CpuMeter:
         now, peak = self._memory.now(), self._memory.peak()
         self._anonymous_peak = max(self._anonymous_peak, peak.anonymous)
         self._data_peak = max(self._data_peak, peak.data)
+        self._section = max(self._section, peak.anonymous, peak.data)
         self._memory.begin()
         return Lap(end=self._beyond(now.anonymous), peak=self._beyond(peak.anonymous))
 
@@ -120,6 +125,11 @@ class CpuMeter:
             device=max(self._anonymous_peak, peak.anonymous),
             allocator_retries=0,
         )
+
+    def section(self) -> int:
+        self.lap()
+        most, self._section = self._section, 0
+        return most
 
     def free(self) -> int | None:
         """Return what the limit left at the peak of this lap: what failed has let go of its own memory since."""
@@ -151,7 +161,7 @@ class CudaMeter:
         torch.cuda.synchronize(device)
         after = self._nvml_used()
         self._others = before if before is not None and after is not None else None
-        self._reserved_peak = self._device_peak = 0
+        self._reserved_peak = self._device_peak = self._section = 0
         self.baseline = 0
         if self._others is not None and after is not None:
             self.baseline = max(0, after - self._others - torch.cuda.memory_reserved(device))
@@ -163,8 +173,10 @@ class CudaMeter:
 
     def lap(self) -> Lap:
         stats = torch.cuda.memory_stats(self._device)
-        self._reserved_peak = max(self._reserved_peak, stats["reserved_bytes.all.peak"])
-        self._device_peak = max(self._device_peak, self._device_used())
+        used, reserved = self._device_used(), stats["reserved_bytes.all.peak"]
+        self._reserved_peak = max(self._reserved_peak, reserved)
+        self._device_peak = max(self._device_peak, used)
+        self._section = max(self._section, used, self.baseline + reserved)
         torch.cuda.reset_peak_memory_stats(self._device)
         return Lap(end=stats["allocated_bytes.all.current"], peak=stats["allocated_bytes.all.peak"])
 
@@ -183,6 +195,11 @@ class CudaMeter:
             device=max(self._device_peak, self._device_used(), self.baseline + reserved),
             allocator_retries=stats["num_alloc_retries"],
         )
+
+    def section(self) -> int:
+        self.lap()
+        most, self._section = self._section, 0
+        return most
 
     def free(self) -> int | None:
         return int(torch.cuda.mem_get_info(self._device)[0])

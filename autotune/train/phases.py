@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from autotune.outcome import Phase, PhaseReport
+from autotune.outcome import Phase, PhaseReport, StressName
 
 if TYPE_CHECKING:  # the meter imports torch, which a probe enters its first phase without
     from autotune.train.meter import Meter
@@ -31,6 +31,8 @@ class Phases:
         """
         self.training_peak = 0
         """Most tensor bytes alive at a time during training steps."""
+        self.stress: StressName | None = None
+        """What a proof loads memory with meanwhile."""
         self.on_end: Callable[[Phase], None] | None = None
         """Called with each phase that ends, before what it leaves is cleared."""
         self._tell = tell

@@ -1,37 +1,43 @@
-"""A `prove` probe: whole global steps, then an evaluation pass and a checkpoint, as production training has
-them.
+"""A `prove` probe: training for as long as it is asked for, with what loads memory most, then an evaluation and a
+checkpoint, as production training has them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-from autotune.outcome import Ok
+from autotune.outcome import Ok, Stress
 from autotune.probe.protocol import ProbeRequest
 from autotune.train.evaluation import forward_only, largest_evaluation
 from autotune.train.holdings import Observer, local
-from autotune.train.measure import MICRO_STEPS, forget_compiler, report, sample, warm_up
+from autotune.train.measure import forget_compiler, report, warm_up
 from autotune.train.phases import Phases
-from autotune.train.steps import Parts, Stepper
+from autotune.train.steps import MICRO_STEPS, Parts, Stepper
+from autotune.train.stress import TIME_SHARE, run, stresses
 from autotune.train.training import Training
 
 WHOLE_STEPS = 3
 """Global steps after warm-up, at least, so that the loss can be seen to fall."""
 CHECKPOINT = "checkpoint.pt"
+LOSSES_KEPT = 100
+"""Losses that are kept of a proof, at most."""
 
 
 def prove(request: ProbeRequest, training: Training, phases: Phases, warmed_up: Callable[[], None]) -> Ok:
-    """Run whole global steps within `sample_seconds`, evaluate one micro-batch, save and delete a checkpoint.
+    """Train for `sample_seconds`, evaluate one micro-batch, save and delete a checkpoint.
 
-    The first step has two micro-steps, to learn how long one takes. Where three whole global steps do not
-    fit, all are cut to as many micro-steps as do, but at least two; `Ok.accumulation_steps` says how many.
-    Memory is as in `measure.report`, evaluation and checkpoint included in `reserved` and `device_peak` (not
-    in `allocated`), and each with a peak of its own in `phases`. `evaluation_loss` is of a batch that was not
-    trained on. Then a larger micro-batch for evaluation is looked for, which no number of memory includes.
+    First come steps as a probe has them, of all micro-steps of a global step; the very first has two, to learn how long
+    one takes. Where three whole global steps do not fit, all are cut to as many micro-steps as do, but at least two;
+    `Ok.accumulation_steps` says how many. Then come those of `stress`, each for its share of the time.
+
+    Memory is as in `measure.report`: `allocated` and the breakdown are of the first steps alone, as a probe's are;
+    `reserved` and `device_peak` include all, evaluation and checkpoint too, which also have peaks of their own in
+    `phases`. `evaluation_loss` is of a batch that was not trained on. Then a larger micro-batch for evaluation is
+    looked for, which no number of memory includes.
     """
     began = time.perf_counter()
     stepper = Stepper(training, request.candidate.micro_batch, phases)
@@ -41,13 +47,24 @@ def prove(request: ProbeRequest, training: Training, phases: Phases, warmed_up: 
     if request.candidate.compile != "none":
         forget_compiler(stepper)
     warmed_up()
-    spent = time.perf_counter() - began
-    fitting = steps_that_fit(request.accumulation_steps, request.sample_seconds - spent, parts)
+    planned = stresses(request, training)
+    share = TIME_SHARE * request.sample_seconds
+    plain = request.sample_seconds - share * sum(not skipped for _, skipped in planned)
+    fitting = steps_that_fit(request.accumulation_steps, plain - (time.perf_counter() - began), parts)
     micro_steps = -int(training.ranks.largest(-fitting))  # as many as all ranks have time for
-    samples = sample(
-        stepper, request, micro_steps, minimum=WHOLE_STEPS,
-        deadline=began + request.sample_seconds, observer=observer,
-    )  # fmt: skip
+    samples = _train(stepper, micro_steps, began + plain, observer)
+    losses, training_peak = tuple(stepper.losses), phases.training_peak
+
+    phases.close_look = False
+    deadline = began + plain
+    stressed = []
+    for name, skipped in planned:
+        deadline += 0 if skipped else share
+        stressed.append(
+            Stress(name=name, skipped=skipped) if skipped else run(name, request, stepper, deadline)
+        )
+    phases.training_peak = training_peak
+
     phases.close_look = True
     evaluation_loss = evaluate(stepper)
     checkpoint_bytes = save(training, Path(request.folder), phases)
@@ -55,12 +72,34 @@ def prove(request: ProbeRequest, training: Training, phases: Phases, warmed_up: 
     evaluated = next(entry for entry in outcome.phases if entry.phase == "evaluation")
     return outcome.model_copy(
         update={
+            "losses": thinned(losses),
+            "optimizer_steps": len(losses),
+            "stresses": tuple(stressed),
             "evaluation_loss": evaluation_loss,
             "checkpoint_bytes": checkpoint_bytes,
             # Last: what it takes is none of the training's, and a refusal is no failure.
             "evaluation_micro_batch": largest_evaluation(request, stepper, evaluated),
         }
     )
+
+
+def _train(stepper: Stepper, micro_steps: int, deadline: float, observer: Observer) -> list[Parts]:
+    """Run global steps until the deadline (of `time.perf_counter`), three at least, looking closely at the first."""
+    phases = stepper.phases
+    samples: list[Parts] = []
+    while len(samples) < WHOLE_STEPS or not stepper.training.ranks.largest(time.perf_counter() >= deadline):
+        if not samples and phases.close_look:
+            phases.on_end = observer.look
+        samples.append(stepper.step(micro_steps))
+        phases.on_end = None
+    return samples
+
+
+def thinned(losses: Sequence[float]) -> tuple[float, ...]:
+    """Return the losses, or an even choice of LOSSES_KEPT of them, the first and the last among them."""
+    if len(losses) <= LOSSES_KEPT:
+        return tuple(losses)
+    return tuple(losses[round(place * (len(losses) - 1) / (LOSSES_KEPT - 1))] for place in range(LOSSES_KEPT))
 
 
 def steps_that_fit(accumulation_steps: int, seconds: float, parts: Parts) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor
 from autotune.train.holdings import local
 from autotune.train.phases import Phases
 from autotune.train.training import Batch, Training
+
+MICRO_STEPS = 2
+"""Micro-steps of a measured step, at most: with the second, activations stand beside accumulated gradients."""
 
 
 class NotFinite(ArithmeticError):
@@ -48,6 +52,8 @@ class Stepper:
         self.batches_taken = 0
         self.heaviest = False
         """Take the largest batch that a user's dataset has, which is the one to prove memory with."""
+        self.draw: Callable[[], Batch] | None = None
+        """Where batches come from instead of the training's own stream."""
         self._waited = 0.0
 
     def step(self, micro_steps: int) -> Parts:
@@ -127,6 +133,8 @@ class Stepper:
         loader = self.training.loader
         if self.heaviest and loader is not None:
             return loader.heaviest(self.micro_batch)
+        if self.draw is not None:
+            return self.draw()
         return self.training.batch(self.next_batch(), self.micro_batch)
 
     def _clock(self) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autotune.candidate import Sequences
+from autotune.errors import ModelError
 from autotune.lengths import Lengths
 from autotune.placement import unpaddable
 from autotune.probe.protocol import ProbeRequest
@@ -94,6 +95,52 @@ def feed(
     ), loader
 
 
+def rows_shorter(
+    built: BuiltModel, request: ProbeRequest, ranks: Ranks, device: torch.device
+) -> Callable[[int, int, int], Batch] | str | None:
+    """Return `batch(index, micro_batch, tokens)`: this rank's batches, of rows of that length; or why there are none.
+
+    None for a dataset, whose rows are as long as they are. A user's own batch maker whose rows do not follow raises
+    ModelError when it is asked.
+    """
+    candidate = request.candidate
+    if built.task == "image-classification":
+        return "images are all of one size"
+    if built.dataset is not None:
+        return None
+    if candidate.compile != "none":
+        return "compiled blocks are compiled anew for rows of another length"
+    if candidate.sequences == "packed":
+        return "packed rows are all as long"
+    make_batch, seed = built.make_batch, request.seed
+    if make_batch is None:
+        width = request.seq_len
+
+        def batch(index: int, micro_batch: int, tokens: int) -> Batch:
+            number = index * ranks.data_size + ranks.data_rank
+            if request.lengths is None:
+                return stream(built, tokens, seed, device)(number, micro_batch)
+            whole = stream(built, width, seed, device, candidate.sequences, request.lengths)(
+                number, micro_batch
+            )
+            return {name: value[:, :tokens].contiguous() for name, value in whole.items()}
+
+        return batch
+
+    own = _repeated(make_batch, request.seq_len, seed + ranks.data_rank, device)
+
+    def made(index: int, micro_batch: int, tokens: int) -> Batch:
+        batch = _repeated(make_batch, tokens, seed + ranks.data_rank, device)(index, micro_batch)
+        longest = own(index, micro_batch)
+        if tokens < request.seq_len and _elements(batch) >= _elements(longest):
+            raise ModelError(
+                f"make_batch({micro_batch}, {tokens}) makes rows no shorter than those of {request.seq_len} tokens"
+            )
+        return batch
+
+    return made
+
+
 def is_traced(built: BuiltModel) -> bool:
     """Tell whether a model has no data, because a trace runs it."""
     return isinstance(next(built.model.parameters()), FakeTensor)
@@ -175,6 +222,10 @@ def _images(config: Any, seed: int) -> Callable[[Tensor], dict[str, Tensor]]:
         return {"pixel_values": patterns[labels][:, :, rows][:, :, :, columns], "labels": labels}
 
     return images
+
+
+def _elements(batch: Batch) -> int:
+    return sum(tensor.numel() for tensor in batch.values())
 
 
 def _repeated(

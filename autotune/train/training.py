@@ -103,6 +103,11 @@ class Training:
     """How gradients are scaled between backward and the optimizer step; None where they are what they are."""
     loader: Loader | None = None
     """Where batches come from when they are of a dataset of the user's own."""
+    shorter: Callable[[int, int, int], Batch] | None = None
+    """`shorter(index, micro_batch, tokens)`: this rank's batch of rows of that length. None with a loader, whose are
+    as long as they are; and where `of_one_length` says why there are none."""
+    of_one_length: str = ""
+    """Why rows cannot differ in length; empty where they can."""
     targets: Callable[[Batch], int] | None = None
     """How many targets the loss of a batch is the mean over; None where only a user's own model knows."""
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autotune.errors import AutotuneError, InputError
-from autotune.outcome import Crash, NonFinite, Oom, Outcome, Phase, Unsupported
+from autotune.outcome import Crash, NonFinite, Oom, Outcome, Phase, StressName, Unsupported
 
 Where = Literal["device", "host", "disk"]
 
@@ -69,6 +69,8 @@ class Circumstances:
     """Whether that is so little that an error which can mean lack of memory is taken to mean it."""
     requested: int | None = None
     """Bytes of the refused request, where the allocator told them apart from its message."""
+    stress: StressName | None = None
+    """What a proof loaded memory with, where it came that far."""
 
 
 def verdict(error: BaseException, at: Circumstances) -> Outcome:
@@ -115,7 +117,12 @@ def _memory(error: BaseException, at: Circumstances) -> Oom | None:
     refusal = sys.modules.get("autotune.train.refusal")
     if refusal is not None and isinstance(error, refusal.OutOfSpace):
         return Oom(
-            where=error.where, phase=at.phase, requested=error.requested, free=error.free, message=str(error)
+            where=error.where,
+            phase=at.phase,
+            requested=error.requested,
+            free=error.free,
+            message=str(error),
+            stress=at.stress,
         )
     where = _where(error, at)
     if where is None:
@@ -134,6 +141,7 @@ def _memory(error: BaseException, at: Circumstances) -> Oom | None:
         requested=requested,
         free=free,
         message=_first_line(text) or type(error).__name__,
+        stress=at.stress,
     )
 
 

@@ -119,3 +119,44 @@ def build_for_single_samples() -> tuple[nn.Module, object, object]:
         return pad([sample])
 
     return Network(), Texts(), collate
+
+
+def build_for_one_length() -> tuple[nn.Module, object]:
+    """A model that knows rows of 16 tokens alone."""
+
+    class Fixed(Network):
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions = nn.Parameter(torch.zeros(16, 32))
+
+        def forward(self, tokens: Tensor, targets: Tensor) -> dict[str, Tensor]:
+            logits = self.head(self.second(self.first(self.embed(tokens) + self.positions)))
+            return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())}
+
+    return Fixed(), make_batch
+
+
+def build_hungry_for_short_rows() -> tuple[nn.Module, object]:
+    """A model that asks for 4 PiB as soon as rows are shorter than 16 tokens."""
+
+    class Hungry(Network):
+        def forward(self, tokens: Tensor, targets: Tensor) -> dict[str, Tensor]:
+            if tokens.shape[1] < 16:
+                torch.empty(2**50)
+            return super().forward(tokens, targets)
+
+    return Hungry(), make_batch
+
+
+def build_with_sounds() -> tuple[nn.Module, object]:
+    """Batches without tokens, which know no length."""
+
+    class Sounds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 1)
+
+        def forward(self, sound: Tensor) -> Tensor:
+            return self.linear(sound).square().mean()
+
+    return Sounds(), lambda micro_batch, seq_len: {"sound": torch.ones(micro_batch, 40, 8)}

@@ -228,7 +228,7 @@ def test_a_bug_that_shows_at_a_larger_micro_batch_stops_the_run_and_every_resume
     executor.trains[Candidate(micro_batch=2)] = crash()
     spec = make_spec()
     paths = create_run(spec, tmp_path)
-    said = r"probe 2 \(bf16, micro-batch 2\) failed in forward: ValueError: no. Micro-batch 1 trained.*`grow: {largest: 1}`"
+    said = r"probe 2 \(bf16, micro-batch 2\) failed in forward: ValueError: no. Micro-batch 1 trained.*{largest: 1}"
     for expected in (["inspect", "train", "train"], []):  # what is known is not tried again
         executor.launched.clear()
         with pytest.raises(ModelError, match=said) as caught:

@@ -99,7 +99,7 @@ def trained(run):
 
 @pytest.fixture(scope="module")
 def proven(run):
-    return run(kind="prove", accumulation_steps=3, precision="bf16", sample_seconds=60, sample_steps=4)
+    return run(kind="prove", accumulation_steps=3, precision="bf16", sample_seconds=10)
 
 
 def test_a_probe_ends_with_one_verdict_and_nothing_left_behind(trained):
