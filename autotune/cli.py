@@ -380,7 +380,7 @@ def draw(space: Annotated[str, typer.Argument(help="A shipped name or a YAML fil
 def _tune(spec: RunSpec, paths: RunPaths, json: bool, retry_lost: bool = False) -> None:
     """Run the loop under a live table, then show the result."""
     from autotune.commands import command
-    from autotune.errors import JournalError, ProbeError
+    from autotune.errors import JournalError, NothingFits, NothingProven, NothingTrained, ProbeError
     from autotune.executors.find import find_executor
     from autotune.report.document import document, print_result
     from autotune.report.live import Terminal
@@ -398,6 +398,10 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool, retry_lost: bool = False) 
         message = f"\ninterrupted; nothing is left running. Go on with: {command('resume', paths.root)}"
         console.print(message, markup=False, soft_wrap=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None
+    except (NothingFits, NothingTrained, NothingProven):
+        if json:
+            print_json(document(paths))
+        raise
     except (JournalError, ProbeError) as error:
         hint = f"When that is mended, go on with: {command('resume', paths.root)}"
         raise type(error)(f"{error}. {hint}") from error

@@ -6,7 +6,7 @@ Only the command line turns them into exit codes (`exit_code`); everything else 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from autotune.exit_codes import ExitCode
 
@@ -14,6 +14,8 @@ SHOWN = 20
 """Problems that an error tells one by one."""
 LONGEST_NAME = 80
 """Characters of a name that is compared with others: longer ones are no misspelling."""
+CAUSES_SHOWN = 12
+"""Causes that a message names, at most; the journal and `report --json` hold all."""
 
 
 class AutotuneError(Exception):
@@ -34,10 +36,23 @@ class InputError(AutotuneError, ValueError):
         super().__init__("\n".join(told))
 
 
-class NothingFits(AutotuneError):
-    """No candidate of the search space fits the device."""
+class _NoWinner(AutotuneError):
+    """A search ended without anything to prove. `headline` says why, `causes` how each rung ended, one line a rung."""
 
     exit_code = ExitCode.NOTHING_PROVEN
+
+    def __init__(self, headline: str, causes: Sequence[str] = ()) -> None:
+        self.headline = headline
+        self.causes = tuple(causes)
+        super().__init__("\n".join((headline, *_first(self.causes, CAUSES_SHOWN))))
+
+
+class NothingFits(_NoWinner):
+    """No candidate of the search space fits the device: all that was launched lacked memory."""
+
+
+class NothingTrained(_NoWinner):
+    """No candidate of the search space trained, and memory alone is not why: a loss that is not finite, a deadline."""
 
 
 class NothingProven(AutotuneError):
@@ -68,6 +83,11 @@ class JournalError(AutotuneError):
 
 class ProbeError(AutotuneError):
     """A probe could not even be launched (this machine's fault, not the candidate's)."""
+
+
+def _first(lines: Sequence[str], most: int) -> list[str]:
+    more = len(lines) - most
+    return [*lines[:most], *([f"and {more} more rung{'s' * (more > 1)}"] if more > 0 else [])]
 
 
 def nearest(name: str, valid: Iterable[str], count: int = 3) -> str:

@@ -25,7 +25,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "done: a winner that is proven (predicted on a simulated device), a proof that held",
     ExitCode.MACHINE: "this machine failed (a full disk, a damaged record)",
     ExitCode.INPUT: "bad input",
-    ExitCode.NOTHING_PROVEN: "nothing fits, or nothing was proven",
+    ExitCode.NOTHING_PROVEN: "nothing fits, nothing trained, or nothing was proven",
     ExitCode.MODEL: "the model itself fails",
     ExitCode.REGRESSION: "slower or larger than before (kept for sweeps)",
     ExitCode.NOT_PRICED: "estimate could not price what was asked",

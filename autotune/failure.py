@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.errors import AutotuneError, InputError, ModelError, NothingFits, ProbeError
+from autotune.errors import AutotuneError, InputError, ModelError, NothingFits, NothingTrained, ProbeError
 from autotune.outcome import Crash, Lost, Ok, Oom, Outcome, Timeout, Unsupported
-from autotune.record import TRIES, ProofFinished, Unknown
+from autotune.record import TRIES, Cause, ProofFinished, Unknown
+from autotune.report.wording import detail, expected, verdict
 from autotune.selection import missing
 from autotune.strategies.decision import Done, Scope
 from autotune.trial import History, Trial
@@ -130,12 +131,23 @@ def _trained_below(trial: Trial, history: History) -> int | None:
     )  # fmt: skip
 
 
-def nothing_fits(history: History, scope: Scope, done: Done, unknown: Sequence[Unknown] = ()) -> NothingFits:
-    """Return the error that says what came nearest, how much is missing, and what is `unknown`."""
-    nearest = missing(history, scope)
+def no_winner(
+    history: History, scope: Scope, done: Done, unknown: Sequence[Unknown] = ()
+) -> tuple[NothingFits | NothingTrained, tuple[Cause, ...]]:
+    """Return the error for a search that found nothing to prove, and how each rung ended.
+
+    Nothing fits where only memory was lacking: then it says what came nearest, and how much is missing. Where a rung
+    ended in anything else (a loss that is not finite, a deadline), more memory may not help. What is `unknown` is told.
+    """
+    causes = last_verdicts(history, scope, done)
+    lines = tuple(
+        f"{cause.candidate.title()}, micro-batch {cause.candidate.micro_batch}: {cause.why}"
+        for cause in causes
+    )
     hole = f". But {holes(unknown)}" if unknown else ""
-    if nearest is None:
-        return NothingFits(f"no configuration trained: {done.why}{hole}")
+    nearest = missing(history, scope)
+    if nearest is None or any(cause.verdict in _NOT_MEMORY for cause in causes):
+        return NothingTrained(f"no configuration trained: {_over(done)}{hole}", lines), causes
     trial, lacking = nearest
     amount = f"at least {format_bytes(lacking)} more" if lacking else "more memory"
     spared = f", with {scope.goal.headroom:.0%} kept free as headroom" if scope.goal.headroom else ""
@@ -144,6 +156,47 @@ def nothing_fits(history: History, scope: Scope, done: Done, unknown: Sequence[U
         f"micro-batch {trial.candidate.micro_batch}, which needs {amount}. Give the device more memory, "
         "or choose a smaller model, a shorter --seq-len or --optimizer sgd"
     )
-    if done.why.startswith("stopped"):
+    if done.reason in _LIMITS:
         why += f". The search was {done.why}: allow more probes to try the rungs below"
-    return NothingFits(why + hole)
+    return NothingFits(why + hole, lines), causes
+
+
+def last_verdicts(history: History, scope: Scope, done: Done) -> tuple[Cause, ...]:
+    """Return how each rung ended, in the order in which they were come to: its last trial, or a prediction."""
+    causes = {
+        skip.candidate.rung(): Cause(
+            candidate=skip.candidate,
+            verdict="passed over",
+            why=f"predicted to take {expected(skip.prediction)}",
+        )
+        for skip in done.skipped
+    }
+    trials = {trial.candidate.rung(): trial for trial in history}
+    for rung, trial in trials.items():
+        behind = _short(detail(trial.outcome))
+        said = verdict(trial.outcome, scope) + (f": {behind}" if behind else "")
+        causes[rung] = Cause(candidate=trial.candidate, verdict=trial.outcome.kind, why=said)
+    rungs = dict.fromkeys((*trials, *causes))
+    return tuple(causes[rung] for rung in rungs)
+
+
+_NOT_MEMORY = frozenset({"non_finite", "timeout", "crash", "lost"})
+_LIMITS = frozenset({"max_probes", "time_budget"})
+_LONGEST = 300
+"""Characters of what stands behind a verdict: exceptions of other people's code have no end."""
+
+
+def _over(done: Done) -> str:
+    """Return in words what ended the search."""
+    match done.reason:
+        case "walked":
+            return "every rung of the search space ended without"
+        case "max_probes" | "time_budget":
+            return f"the search was {done.why}; allow more to try the rungs below"
+        case "crashed":
+            return done.why
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"

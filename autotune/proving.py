@@ -8,7 +8,7 @@ from pathlib import Path
 from autotune.best import Best
 from autotune.errors import JournalError, NothingProven
 from autotune.executors.executor import Executor, Finding
-from autotune.failure import holes, lost_with_tuner, nothing_fits, proofs_crashed
+from autotune.failure import holes, lost_with_tuner, no_winner, proofs_crashed
 from autotune.journal import Journal, now
 from autotune.outcome import Lost
 from autotune.paths import RunPaths
@@ -46,8 +46,8 @@ class Proving:
         """Relaunch the fastest from its emitted file; where that does not hold, what is then the fastest."""
         if not rank(self.journal.record.history, scope):
             record = self.journal.record
-            error = nothing_fits(record.history, scope, done, record.unknown)
-            self.journal.append(Decided(winner=None, why=str(error), time=now()))
+            error, causes = no_winner(record.history, scope, done, record.unknown)
+            self.journal.append(Decided(winner=None, why=error.headline, causes=causes, time=now()))
             raise error
         if self.executor.facts.simulated:
             return self.emit_unproven(rank(self.journal.record.history, scope)[0])

@@ -132,11 +132,16 @@ class Retried(Frozen):
     time: str
 
 
+SearchEnd = Literal["walked", "crashed", "max_probes", "time_budget"]
+"""Why a search ended: the graph's end was reached, a bug in the way, or the limit of that name was spent."""
+
+
 class Searched(Frozen):
     """The search is over: nothing more to try, or the limits are spent."""
 
     type: Literal["searched"] = "searched"
     why: str
+    reason: SearchEnd
     path: tuple[Step, ...]
     """How the graph was walked."""
 
@@ -164,12 +169,25 @@ class ProofFinished(Frozen):
     seconds: float
 
 
+class Cause(Frozen):
+    """How a rung ended in a search that found nothing to prove."""
+
+    candidate: Candidate
+    """What was tried of the rung last, or passed over by prediction."""
+    verdict: Literal["ok", "oom", "non_finite", "timeout", "crash", "lost", "unsupported", "passed over"]
+    """Kind of its outcome; `ok` where it trained without the headroom, `passed over` where nothing was launched."""
+    why: str
+    """The same for people, with what stands behind it."""
+
+
 class Decided(Frozen):
     """The end of the run: the number of the proven winner, or None with the reason."""
 
     type: Literal["decided"] = "decided"
     winner: int | None
     why: str
+    causes: tuple[Cause, ...] = ()
+    """How each rung ended, where nothing could be proven."""
     time: str
 
 

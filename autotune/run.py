@@ -31,6 +31,7 @@ from autotune.record import (
     Opened,
     Retried,
     Searched,
+    SearchEnd,
     Skipped,
     Started,
 )  # fmt: skip
@@ -56,7 +57,8 @@ def tune(
 
     With a `tracer` (and unless the spec says otherwise) the memory model spares probes; it never replaces one. With
     `retry_lost` candidates that something outside ended each time are tried again, in a decided run too.
-    Raises NothingFits, NothingProven, ModelError, JournalError, or InputError when another tuner has the run.
+    Raises NothingFits, NothingTrained, NothingProven, ModelError, JournalError, or InputError when another tuner has
+    the run.
     """
     with Journal(paths.journal, paths.lock) as journal:
         knowing = spec.predict or executor.facts.simulated
@@ -151,12 +153,12 @@ class _Run:
             stop_at_crash(record.history)
             decision = propose(record.history, self.space, scope, self.predictor)
             if isinstance(decision, Try) and (spent := self.spent()):
-                decision = Done(spent, decision.path, decision.skipped)
+                decision = Done(*spent, decision.path, decision.skipped)
             elif isinstance(decision, Try) and self.learn(decision.candidate):
                 continue  # what was learnt may change the decision
             self.skip(decision)
             if isinstance(decision, Done):
-                self.journal.append(Searched(why=decision.why, path=decision.path))
+                self.journal.append(Searched(why=decision.why, reason=decision.reason, path=decision.path))
                 return decision
             self.attempt(record.next_number, decision, self.ahead(scope))
 
@@ -277,13 +279,13 @@ class _Run:
             decision = Try(started.candidate, started.node, started.why, started.path)
             self.attempt(started.number, decision, ahead=1)
 
-    def spent(self) -> str | None:
-        """Return which limit ended the search, or None."""
+    def spent(self) -> tuple[str, SearchEnd] | None:
+        """Return which limit ended the search, in words and typed, or None."""
         limits, record = self.spec.limits, self.journal.record
         if len(record.history) >= limits.max_probes:
-            return f"stopped after {limits.max_probes} probes (--max-probes)"
+            return f"stopped after {limits.max_probes} probes (--max-probes)", "max_probes"
         if limits.time_budget is not None and record.seconds >= limits.time_budget:
-            return f"stopped after {format_duration(record.seconds)} of probes (--time-budget)"
+            return f"stopped after {format_duration(record.seconds)} of probes (--time-budget)", "time_budget"
         return None
 
     def contender(self, score: Score) -> Best:

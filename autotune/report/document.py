@@ -138,7 +138,13 @@ def _trial(trial: Trial, scope: Scope) -> dict[str, Any]:
 
 
 def _print_without_winner(paths: RunPaths, record: Record, console: Console) -> None:
-    if said := failures(record.history):
+    if record.decided is not None and (causes := record.decided.causes):
+        lines = [
+            f"{cause.candidate.title()}, micro-batch {cause.candidate.micro_batch}: {cause.why}"
+            for cause in causes
+        ]
+        console.print(section("How each rung ended", [Text(line) for line in lines]))
+    elif said := failures(record.history):
         console.print(section("What was refused", [Text(line) for line in said]))
     if record.decided is not None:
         console.print(section("No winner", [Text(record.decided.why)]))

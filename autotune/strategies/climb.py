@@ -14,7 +14,7 @@ from autotune.candidate import Candidate
 from autotune.graph import DONE, LOST, Growth, Node
 from autotune.memory.predictor import Predictor
 from autotune.outcome import Ok, Oom
-from autotune.record import Step
+from autotune.record import SearchEnd, Step
 from autotune.space import Space
 from autotune.strategies.decision import Decision, Done, Scope, Skip, Try
 from autotune.strategies.growth import Grower, Grown
@@ -75,9 +75,9 @@ class _Walk:
                 return step
             self._path.append(step)
             if step.edge == "crash":
-                return self._done(f"{step.candidate.title()} crashed")
+                return self._done(f"{step.candidate.title()} crashed", "crashed")
             name, candidate = node.target(step.edge), step.candidate
-        return self._last_resort() or self._done("the graph is walked to its end")
+        return self._last_resort() or self._done("the graph is walked to its end", "walked")
 
     def _set(self, name: str, node: Node, rung: Candidate) -> Step | Try:
         scope = self._scope.of_rung(rung)
@@ -172,8 +172,8 @@ class _Walk:
     def _try(self, candidate: Candidate, node: str, why: str) -> Try:
         return Try(candidate, node, why, tuple(self._path), tuple(self._skipped))
 
-    def _done(self, why: str) -> Done:
-        return Done(why, tuple(self._path), tuple(self._skipped))
+    def _done(self, why: str, reason: SearchEnd) -> Done:
+        return Done(why, reason, tuple(self._path), tuple(self._skipped))
 
     def _reason(self, node: Node) -> str:
         if not self._path:

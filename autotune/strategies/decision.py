@@ -11,7 +11,7 @@ from autotune.errors import InputError
 from autotune.outcome import Memory
 from autotune.placement import lacks_groups, lacks_nodes
 from autotune.prediction import Prediction
-from autotune.record import Inspected, Step
+from autotune.record import Inspected, SearchEnd, Step
 from autotune.specs import Goal, RunSpec
 
 NONE: frozenset[int] = frozenset()
@@ -44,6 +44,7 @@ class Done:
     """Nothing more to try."""
 
     why: str
+    reason: SearchEnd
     path: tuple[Step, ...] = ()
     skipped: tuple[Skip, ...] = ()
 

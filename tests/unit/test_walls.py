@@ -24,7 +24,7 @@ LAYERS = [
     (
         "logic",
         ["memory", "timing", "strategies", "selection", "outlook", "failure", "estimate", "demand", "proof",
-         "probe.classify", "probe.ranks", "zero", "exports"],
+         "probe.classify", "probe.ranks", "zero", "exports", "report.wording"],
     ),
     ("machine", ["environment", "support", "journal", "scratch", "tracing", "trace_cache", "import_closure",
                  "devices", "probe", "executors", "models", "emission", "train"]),
