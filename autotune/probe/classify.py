@@ -63,6 +63,8 @@ def classify(
         return _lost(
             report, "guard", "the guard of this probe was told to end it, by something else than its tuner"
         )
+    if ending.halted:
+        return _lost(report, "worker", "the worker was stopped (SIGSTOP) by something other than autotune")
     if ending.signal is not None:
         refused = _killed_for_memory(report, ending, kind) or _died_of_refusal(
             report, ending, kind, data_limit

@@ -21,6 +21,8 @@ class Ending(Frozen):
     """Killed by the guard at the deadline."""
     stopped: bool = False
     """Killed by the guard because the tuner said so, or was gone."""
+    halted: bool = False
+    """Killed by the guard because something else had stopped the worker (SIGSTOP)."""
     since: float = 0.0
     """The earliest moment at which its end can have begun, in seconds of the machine's monotonic clock: the
     deadline for a worker that was killed there, for others the last at which the guard saw it alive."""

@@ -75,6 +75,8 @@ class Worker:
         its sockets, so until then no other rank can have noticed its end."""
         self.pid = _start(orders)
         self.status: int | None = None
+        self.halted = False
+        """Whether something stopped it (SIGSTOP), so that its times mean nothing and its end may never come."""
         self.max_rss = 0
         self.data_peak = 0
         self._samples: deque[tuple[float, int]] = deque()
@@ -155,7 +157,7 @@ def watch(orders: Orders, kept: int) -> None:
         events = dict(poll.poll(1000 * max(0.0, min(TICK, left))))
         stopped = orders["lifeline"] in events or bool(stop_signals)
         alone = kept in events
-        if timed_out or stopped or alone:
+        if timed_out or stopped or alone or worker.halted:
             break
         if wake in events:
             os.read(wake, 4096)
@@ -169,9 +171,10 @@ def watch(orders: Orders, kept: int) -> None:
     report = {
         "exit_code": os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None,
         "signal": os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
-        "timed_out": timed_out and not stopped,
+        "timed_out": timed_out and not stopped and not worker.halted,
         "stopped": stopped,
-        "since": deadline if timed_out and not stopped else worker.alive,
+        "halted": worker.halted and not stopped,
+        "since": deadline if timed_out and not stopped and not worker.halted else worker.alive,
         "seconds": seconds,
         "leftovers": leftovers,
         "survivors": survivors,
@@ -216,18 +219,25 @@ def _collect(worker: Worker) -> bool:
     """Reap as `_reap`, and note how the worker ended."""
 
     def note(pid: int, status: int, usage: resource.struct_rusage) -> None:
-        if pid == worker.pid:
-            worker.status = status
-            worker.max_rss = usage.ru_maxrss * 1024
+        if pid != worker.pid:
+            return
+        if os.WIFSTOPPED(status):
+            worker.halted = True
+            return
+        worker.status = status
+        worker.max_rss = usage.ru_maxrss * 1024
 
     return _reap(note)
 
 
 def _reap(note: Callable[[int, int, resource.struct_rusage], None] = lambda *_: None) -> bool:
-    """Reap every process that has ended; return whether any child, alive or not, is left."""
+    """Reap every process that has ended; return whether any child, alive or not, is left.
+
+    `note` is told of each, and of those that were stopped.
+    """
     while True:
         try:
-            pid, status, usage = os.wait4(-1, os.WNOHANG)
+            pid, status, usage = os.wait4(-1, os.WNOHANG | os.WUNTRACED)
         except ChildProcessError:
             return False
         if pid == 0:

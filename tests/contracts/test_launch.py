@@ -255,6 +255,15 @@ def test_a_guard_that_stands_still_does_not_hold_the_tuner(run: Run, monkeypatch
     assert report.progress is not None
 
 
+def test_a_worker_that_something_stops_is_lost_at_once_and_no_timeout(run: Run) -> None:
+    report = run("hang_after_daemons", on_progress=lambda _: keeper_and_guard()[1].children()[0].suspend())
+    assert report.ending is not None
+    assert report.ending.halted
+    outcome = verdict(report)
+    assert isinstance(outcome, Lost)
+    assert outcome.cause == "worker"
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_guard_told_to_end_ends_its_tree(run: Run, which: int) -> None:
     def end_guard(_: Progress) -> None:
