@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from autotune.exit_codes import ExitCode, summary
+from autotune.interruption import Interruption, exit_code, ignore, listening, name_of
+from autotune.printable import printable
 from autotune.terminal import (
     console_for,
     fail,
     fail_on_this_machine,
     finish,
+    keep_stderr,
     print_error,
     print_json,
     print_line,
@@ -59,18 +62,27 @@ RunArgument = Annotated[str, typer.Argument(help="Name or path of a run; `last` 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line (of `arguments`, else this process's own); turn errors into messages and exit codes."""
-    try:
-        code = app(
-            arguments, standalone_mode=False
-        )  # typer returns the code of an Exit instead of raising it
-        finish(code if isinstance(code, int) else ExitCode.OK)
-    except (KeyboardInterrupt, typer.Abort):
-        sys.stderr.write("interrupted\n")
-        sys.exit(ExitCode.INTERRUPTED)
-    except OSError as error:
-        fail_on_this_machine(error)
-    except Exception as error:  # noqa: BLE001  the last line of defence: classify, print, exit
-        fail(error)
+    keep_stderr()
+    with listening():
+        try:
+            # typer returns the code of an Exit instead of raising it
+            code = app(arguments, standalone_mode=False)
+            finish(code if isinstance(code, int) else ExitCode.OK)
+        except (Interruption, KeyboardInterrupt, typer.Abort) as asked:
+            ignore()
+            by = f" by {name_of(asked)}" if exit_code(asked) != ExitCode.INTERRUPTED else ""
+            hints = getattr(asked, "__notes__", ())
+            print(
+                f"\ninterrupted{by}; nothing is left running",
+                *map(printable, hints),
+                sep="\n",
+                file=sys.stderr,
+            )
+            sys.exit(exit_code(asked))
+        except OSError as error:
+            fail_on_this_machine(error)
+        except Exception as error:  # noqa: BLE001  the last line of defence: classify, print, exit
+            fail(error)
 
 
 @app.command()
@@ -389,15 +401,14 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool, retry_lost: bool = False) 
 
     console = console_for()
     tracer = LocalTracer()
-    executor = find_executor(spec.device, tracer, spec.goal.gpus, spec.goal.nodes)
-    console.print(f"run {paths.root}", style="dim")
     try:
+        executor = find_executor(spec.device, tracer, spec.goal.gpus, spec.goal.nodes)
+        console.print(f"run {paths.root}", style="dim")
         with Terminal(console, spec, executor.facts.name) as watch:
             best = tune(spec, paths, executor, watch, tracer, retry_lost)
-    except KeyboardInterrupt:
-        message = f"\ninterrupted; nothing is left running. Go on with: {command('resume', paths.root)}"
-        console.print(message, markup=False, soft_wrap=True)
-        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    except (Interruption, KeyboardInterrupt) as asked:
+        asked.add_note(f"Go on with: {command('resume', paths.root)}")
+        raise
     except (NothingFits, NothingTrained, NothingProven):
         if json:
             print_json(document(paths))

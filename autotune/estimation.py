@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -22,6 +22,7 @@ from autotune.memory.timeline import Timeline
 from autotune.models.resolve import resolve
 from autotune.options import LONGEST_DEFAULT, load_space, read_lengths, sequence_length
 from autotune.placement import misplaced, unmeasured
+from autotune.probe.launch import end_all
 from autotune.probe.protocol import ProbeRequest
 from autotune.rules import illegal
 from autotune.scratch import scratch_folder, temporary
@@ -274,8 +275,15 @@ def _trace(request: ProbeRequest, candidates: Sequence[Candidate], tracer: Trace
             return tracer.trace(wanted, folder / str(number), timeout=TIMEOUT)
 
         found: dict[Candidate, Trace] = {}
-        for traces in pool.map(work, range(len(shares))):
-            found |= traces
+        tasks = [pool.submit(work, number) for number in range(len(shares))]
+        try:
+            for task in tasks:
+                found |= task.result()
+        except BaseException:  # Ctrl-C too: the pool waits for its threads, and they for their workers
+            while not_yet := [task for task in tasks if not task.done() and not task.cancel()]:
+                end_all()
+                wait(not_yet, timeout=0.1)
+            raise
     return found
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from typing import Self
 from pydantic import ValidationError
 
 from autotune.errors import InputError, JournalError
+from autotune.interruption import interruption, name_of, shielded
 from autotune.record import ENTRY, Entry, Interrupted, Record, Work
 from autotune.units import MIB
 from autotune.user_files import read_bytes
@@ -37,6 +37,8 @@ class Journal:
         self._lock: int | None = None
         self._file: int | None = None
         self._record = Record(())
+        self._whole = 0
+        """Bytes that hold whole lines."""
 
     def __enter__(self) -> Self:
         try:
@@ -45,8 +47,7 @@ class Journal:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             entries, whole = parse_journal(read_bytes(self._path, most=LARGEST), self._path)
             self._record = Record.of(entries)
-            os.ftruncate(self._file, whole)  # drop a torn last line, or the next one would be glued to it
-            os.lseek(self._file, 0, os.SEEK_END)
+            self._whole = whole
         except OSError as error:
             self.close()
             raise InputError(
@@ -78,18 +79,22 @@ class Journal:
         """Write one line durably. Raises JournalError when the disk refuses; what was recorded before stays."""
         assert self._file is not None, "the journal is open"
         line = entry.model_dump_json().encode() + b"\n"
-        end = os.lseek(self._file, 0, os.SEEK_END)
-        try:
-            view = memoryview(line)
-            while view:
-                view = view[os.write(self._file, view) :]
-            os.fsync(self._file)
-        except OSError as error:
-            os.ftruncate(self._file, end)  # a torn line is worth less than none
-            raise JournalError(
-                f"{self._path} cannot be written: {error.strerror}. Everything up to this moment is recorded"
-            ) from error
-        self._record = Record((*self._record.entries, entry))
+        with shielded():
+            try:
+                # Drop what a write that was cut short has left, or the line would be glued to it.
+                os.ftruncate(self._file, self._whole)
+                os.lseek(self._file, 0, os.SEEK_END)
+                view = memoryview(line)
+                while view:
+                    view = view[os.write(self._file, view) :]
+                os.fsync(self._file)
+            except OSError as error:
+                os.ftruncate(self._file, self._whole)  # a torn line is worth less than none
+                raise JournalError(
+                    f"{self._path} cannot be written: {error.strerror}. Everything up to this moment is recorded"
+                ) from error
+            self._whole += len(line)
+            self._record = Record((*self._record.entries, entry))
 
     @contextmanager
     def doing(self, work: Work, number: int | None = None) -> Iterator[None]:
@@ -168,8 +173,8 @@ def parse_journal(content: bytes, path: Path) -> tuple[tuple[Entry, ...], int]:
 
 def reason(error: BaseException) -> str:
     """Return in a few words why a tuner ends: the signal's name, or what this machine refused."""
-    if isinstance(error, KeyboardInterrupt):
-        return str(error) or signal.SIGINT.name
+    if (asked := interruption(error)) is not None:
+        return name_of(asked)
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:

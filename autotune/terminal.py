@@ -9,7 +9,8 @@ import errno
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from autotune.exit_codes import ExitCode
 from autotune.printable import printable, shortened
@@ -61,6 +62,43 @@ def _print_lines(text: str, style: str, before: str = "", last: bool = False) ->
         console = console_for()
         for line in lines[-LINES:] if last else lines[:LINES]:
             say(console, f"{before}{shortened(line)}", style)
+
+
+def keep_stderr() -> None:
+    """Go on without standard error where it is gone: a closed terminal must neither end a run nor hide how it ends."""
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
+    elif not isinstance(sys.stderr, _Kept):
+        sys.stderr = _Kept(sys.stderr)
+
+
+class _Kept:
+    """Standard error, that is nobody's any more once writing to it fails."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self._give_up()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        with open(
+            os.devnull, "wb"
+        ) as nowhere:  # what is buffered, and what other code writes, goes there too
+            os.dup2(nowhere.fileno(), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def say(console: Console, text: str, style: str = "") -> None:

@@ -15,6 +15,7 @@ from autotune.candidate import Candidate, RestingPlace
 from autotune.devices.device import Device, DeviceFacts
 from autotune.executors.executor import Executor, Finding
 from autotune.executors.local import LocalExecutor
+from autotune.interruption import shielded
 from autotune.outcome import Ok, Outcome, Timeout
 from autotune.probe.ending import Report
 from autotune.probe.folder import ProbeFolder
@@ -149,11 +150,12 @@ class _Group:
                         if rank == 0 and on_progress is not None:
                             on_progress(event)
         finally:
-            self._end()
-            for thread in self._threads:
-                if thread.ident is not None:
-                    thread.join()
-            os.close(self._cancel)
+            with shielded():
+                self._end()
+                for thread in self._threads:
+                    if thread.ident is not None:
+                        thread.join()
+                os.close(self._cancel)
         if errors:
             raise errors[0]
         return self._joined(findings)

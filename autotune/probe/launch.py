@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 import autotune
 from autotune.errors import ProbeError
+from autotune.interruption import shielded
 from autotune.probe.ending import Ending, Report
 from autotune.probe.folder import ProbeFolder, write_atomically
 from autotune.probe.inbox import Inbox
@@ -39,6 +40,8 @@ STDERR_TAIL = 8192
 """Bytes of standard error kept in the report."""
 
 _CHUNK = 65536
+_guards: set[_Guard] = set()
+"""Those that are under way, of all threads."""
 _GUARD = Path(__file__).with_name("guard.py")
 
 
@@ -87,11 +90,17 @@ def launch(
         raise ProbeError(f"the probe's folder cannot be written: {error}") from error
     inbox = Inbox(on_progress)
     began = time.monotonic()
-    guard = _Guard(folder, worker, environment, data_limit, timeout)
+    guard: _Guard | None = None
     try:
+        with shielded():  # a process that was started is known, so that it can be ended
+            guard = _Guard(folder, worker, environment, data_limit, timeout)
+            _guards.add(guard)
         ending = guard.attend(inbox, began + timeout, cancel)
     finally:
-        guard.end()
+        if guard is not None:
+            with shielded():
+                guard.end()
+                _guards.discard(guard)
     inbox.close()
     report = Report(
         answer=inbox.answer,
@@ -107,6 +116,12 @@ def launch(
     except OSError as error:
         raise ProbeError(f"the probe's result cannot be written: {error}") from error
     return report
+
+
+def end_all() -> None:
+    """Have every probe of this process end now, whichever thread waits for it; what it would have said is lost."""
+    for guard in tuple(_guards):
+        guard.process.terminate()
 
 
 class _Guard:

@@ -156,7 +156,7 @@ def autocast_by_name() -> list[tuple[Any, str, Any]]:
     """Return the changes, for `replaced`, by which torch's questions after CUDA's autocast mean the stand-in's.
 
     A model's own code names the device ("cuda"), or means CUDA by naming none, as torchao's linear layers and
-    liger-kernel's loss do. A region for processors is refused: on a GPU it would change nothing, so the code most likely
+    liger-kernel's loss do. A region for processors is refused: on a GPU it would change nothing, so the code likely
     chose it because it saw no GPU here.
     """
     enter = torch.autocast.__init__

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from signal import Signals
 
 import pytest
 
+from autotune.interruption import Interruption
 from autotune.journal import Journal
 from autotune.record import Entry
 
@@ -31,7 +33,7 @@ def ending(place: Place, signal: str) -> Iterator[None]:
         lines += 1
         if place is not None and place(lines, entry):
             dead = signal == "SIGKILL"
-            raise Killed if dead else KeyboardInterrupt(signal)
+            raise Killed if dead else Interruption(Signals[signal])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Journal, "append", watched)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 
 import pytest
 
@@ -10,6 +11,7 @@ from autotune.best import Best
 from autotune.candidate import Candidate
 from autotune.errors import NothingFits, NothingProven, ProbeError
 from autotune.executors.executor import Finding
+from autotune.interruption import Interruption
 from autotune.journal import read_record
 from autotune.outcome import Lost
 from autotune.paths import RunPaths
@@ -33,7 +35,7 @@ def stop(paths: RunPaths, place: Place, signal: str) -> bool:
     with ending(place, signal), contextlib.suppress(Killed):
         try:
             tune(SPEC, paths, executor())
-        except KeyboardInterrupt:
+        except Interruption:
             return True
         return False
     return True
@@ -83,8 +85,8 @@ def test_what_the_tuner_sees_is_journaled_and_never_counts(tmp_path, undisturbed
     fifth = next(
         e for e in read_record(undisturbed.journal).entries if isinstance(e, Started) and e.number == 5
     )
-    for signal in ("SIGINT", "SIGTERM", "SIGHUP", "SIGINT"):
-        assert stop(paths, like(fifth), signal)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGINT"):
+        assert stop(paths, like(fifth), name)
     record = read_record(paths.journal)
     seen = [entry for entry in record.entries if isinstance(entry, Interrupted)]
     assert [(entry.work, entry.number) for entry in seen] == [("probe", 5)] * 4
@@ -98,11 +100,11 @@ def test_an_interruption_of_each_kind_of_work_is_journaled(tmp_path, undisturbed
     class Interrupting(ArithmeticExecutor):
         def run(self, request, folder, **rest):
             if request.kind == {"inspection": "inspect", "probe": "train", "proof": "prove"}[work]:
-                raise KeyboardInterrupt("SIGTERM")
+                raise Interruption(signal.SIGTERM)
             return super().run(request, folder, **rest)
 
     paths = create_run(SPEC, tmp_path)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interruption):
         tune(SPEC, paths, Interrupting(Arithmetic(budget=1000)))
     last = read_record(paths.journal).entries[-1]
     assert isinstance(last, Interrupted)
