@@ -65,7 +65,6 @@ def test_a_second_signal_does_not_disturb_what_cleans_up():
     assert done == ["journaled", "ended", "freed"]
 
 
-# noqa: PT012
 def test_a_signal_that_something_swallowed_can_be_repeated():
     with pytest.raises(Interruption, match="SIGTERM"), listening():  # noqa: PT012
         with contextlib.suppress(BaseException):  # as a destructor does
