@@ -11,7 +11,7 @@ from autotune.train.blocks import find_blocks
 from autotune.train.draft import Draft
 from autotune.train.experts import inseparable, shared_rows
 from autotune.train.mapped import MappedFiles, host_is_short, parameters_in
-from autotune.train.model import BuiltModel, build_model
+from autotune.train.model import BuiltModel, build_model, gather
 from autotune.train.precision import born_in, cast_inputs, cast_parameter
 from autotune.train.refusal import CannotRun
 from autotune.train.updating import IN_SHARDS
@@ -29,9 +29,10 @@ def construct(draft: Draft) -> None:
     sliced = candidate.tensor_parallel > 1
     away = candidate.offload == "full" or candidate.adapters == "qlora" or shards or sliced
     pure = request.candidate.precision == "bf16-pure"
-    # A user's own function has to give fp32, as the model's contract says; it is cast when it is there.
+    # A user's own function has to give fp32, as the model's contract says, and builds on the host: it is cast there.
     early = pure and request.model.source != "function"
-    home = torch.device("cpu") if away else draft.device
+    later = pure and not early and not away
+    home = torch.device("cpu") if away or later else draft.device
 
     def build(around: AbstractContextManager[object]) -> BuiltModel:
         torch.manual_seed(request.seed)
@@ -57,6 +58,8 @@ def construct(draft: Draft) -> None:
         for parameter in draft.built.model.parameters():
             cast_parameter(parameter, torch.bfloat16)
         draft.casting = partial(cast_inputs, dtype=torch.bfloat16)
+    if later:
+        gather(draft.built.model, draft.device)
     _check_experts(draft)
     draft.forward = draft.built.model
     draft.blocks = find_blocks(draft.built.model, request.model.block_class)

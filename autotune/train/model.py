@@ -79,7 +79,7 @@ def build_model(
     if attention != "sdpa" and built.attention != attention:
         raise CannotRun(f"{type(built.model).__name__} has no {attention}")
     if device.type != "meta":
-        _gather(built.model, device)
+        gather(built.model, device)
     _check_positions(spec, built, seq_len)
     if spec.train:
         freeze_others(built.model, spec.train)
@@ -87,7 +87,7 @@ def build_model(
     return built
 
 
-def _gather(model: nn.Module, device: torch.device) -> None:
+def gather(model: nn.Module, device: torch.device) -> None:
     """Bring parameters and buffers to the device that are not there: a user's, or made by `torch.FloatTensor`."""
     tensors = (*model.parameters(), *model.buffers())
     away = [tensor for tensor in tensors if tensor.device not in {device, torch.device("meta")}]

@@ -51,8 +51,7 @@ def recording(request: ProbeRequest, micro_steps: int = 1) -> Iterator[tuple[Rec
         ):
             with recorder.segment() as building:
                 recorder.mark("build")
-                with device if request.model.source == "function" else nullcontext():
-                    training = build.assemble(request.model_copy(update={"device": str(device)}))
+                training = build.assemble(request.model_copy(update={"device": str(device)}))
                 recorder.call(training.model.parameters(), "parameter")
                 recorder.call(training.model.buffers(), "buffer")
             with recorder.watching(training.model):

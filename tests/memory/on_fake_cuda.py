@@ -17,6 +17,8 @@ from autotune.train.refusal import CannotRun
 from autotune.train.resting import BUFFER, BUFFERS
 from autotune.train.trace import trace
 from benchmarks import coverage
+from tests.data.own_family import WIDE
+from tests.data.requests import family
 from tests.memory.test_sharding import check_hybrid, check_states, held
 from tests.memory.test_trace import request as traced
 
@@ -204,6 +206,29 @@ def test_autocast_in_a_users_own_model_counts_as_the_candidates_does():
 def test_autocast_for_a_processor_says_why_it_cannot_be_traced_on_cuda():
     with pytest.raises(CannotRun, match=r"autocast.*cpu.*is_available.*device\.type"):
         trace(of_own("by_availability", precision="fp32"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"adapters": "lora"}, {"adapters": "qlora"}, {"adapters": "none"}],
+    ids=lambda fields: fields["adapters"],
+)
+def test_a_users_function_takes_of_the_device_what_its_model_takes_by_name(fields):
+    """It builds on the host, in fp32; what leaves for the device is quantized or cast before."""
+    folder = Path(__file__).parents[1] / "data"
+    own = ModelSpec(name="own_family:build", source="function", path=str(folder))
+    precision = "bf16" if fields["adapters"] == "qlora" else "bf16-pure"
+    timelines = [
+        trace(
+            traced(device="cuda:0", seq_len=8, precision=precision, **fields).model_copy(
+                update={"model": model}
+            )
+        )
+        for model in (own, family("llama", **WIDE))
+    ]
+    ours, named = (timeline.peak(1) for timeline in timelines)
+    assert ours.phase != "build"
+    assert ours.bytes == pytest.approx(named.bytes, rel=0.01)
 
 
 @pytest.fixture(scope="class")
