@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Annotated, Literal
 
@@ -82,7 +83,7 @@ class HardwareTable(Frozen):
     def _names_are_unique(self) -> HardwareTable:
         taken: set[str] = set()
         for row in self.hardware:
-            for name in {_plain(row.id), *map(_plain, (*row.aliases, *row.names))}:
+            for name in set(map(_plain, _names(row))):
                 if name in taken:
                     raise ValueError(f"{row.id}: the name {name!r} is used twice")
                 taken.add(name)
@@ -106,19 +107,48 @@ def lookup(name: str) -> Hardware | None:
     """Return the GPU with this id, alias or NVML name, or None. Letter case does not matter."""
     wanted = _plain(name)
     for row in table().hardware:
-        if wanted in map(_plain, (row.id, *row.aliases, *row.names)):
+        if wanted in map(_plain, _names(row)):
             return row
     return None
 
 
 def find_hardware(name: str) -> Hardware:
-    """Return the GPU with this id, alias or NVML name. Raises InputError that names the nearest ids."""
-    if (row := lookup(name)) is not None:
-        return row
-    ids = [row.id for row in table().hardware]
-    known = [*ids, *(alias for row in table().hardware for alias in row.aliases)]
-    alike = [id for id in ids if _plain(name) in id]
-    raise InputError(f"GPU {name!r} is unknown; {nearest(name.lower(), alike or known)}")
+    """Return the GPU with this id, alias or NVML name, dashes or spaces between its words, its `gb` left out or not.
+
+    No other name is guessed. Raises InputError that names what it could be.
+    """
+    wanted = "-".join(_words(name))
+    rows = table().hardware
+    for row in rows:
+        if {wanted, f"{wanted}gb"} & {"-".join(_words(known)) for known in _names(row)}:
+            return row
+    words = set(_words(name))
+    could_be = [row.id for row in rows if words <= _words_of(row)]
+    if len(could_be) > 1:
+        raise InputError(f"GPU {name!r} could be {' or '.join(could_be)}; name one of them")
+    # Not by its size: 80 GB are many GPUs'.
+    family = {word for word in words if not re.fullmatch(r"\d{1,3}(gb)?", word)} - _COMMON
+    related = [row.id for row in rows if family & _words_of(row)]
+    if related:
+        raise InputError(f"GPU {name!r} is unknown; did you mean {', '.join(could_be or related)}?")
+    known = [_plain(known) for row in rows for known in _names(row)]
+    raise InputError(f"GPU {name!r} is unknown; {nearest(name.lower(), known)}")
+
+
+_COMMON = frozenset({"rtx", "geforce", "pcie", "sxm", "amd", "instinct", "ada", "generation"})
+"""Words that tell no GPU from another."""
+
+
+def _names(row: Hardware) -> tuple[str, ...]:
+    return (row.id, *row.aliases, *row.names)
+
+
+def _words(name: str) -> list[str]:
+    return _plain(name.replace("-", " ").replace("_", " ")).split()
+
+
+def _words_of(row: Hardware) -> set[str]:
+    return {word for name in _names(row) for word in _words(name)}
 
 
 def _plain(name: str) -> str:

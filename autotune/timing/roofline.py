@@ -24,16 +24,18 @@ from autotune.units import MIB
 
 SHAPE = 0.85
 """Matrix products of any large shape reach 80 to 90% of what the best shape does (source as below)."""
-MATRIX = {7: 0.8 * SHAPE, 8: 0.85 * SHAPE, 9: 0.8 * SHAPE, 10: 0.8 * SHAPE}
+MATRIX = {7: 0.8 * SHAPE, 8: 0.85 * SHAPE, 9: 0.8 * SHAPE, 10: 0.8 * SHAPE, 12: 0.85 * SHAPE}
 """Share of the peak that large matrix products reach, by major compute capability. The best shapes, of S. Bekman,
 Machine Learning Engineering, "Maximum Achievable Matmul FLOPS" (torch 2.5 to 2.7): A100 SXM 87%, A100 PCIe 81%, H100
-SXM 80%, GH200 84%. Nothing like it was found for the others: what Hopper reaches is assumed."""
+SXM 80%, GH200 84%. Nothing like it was found for the others: what Hopper reaches is assumed, and for the RTX cards of
+Blackwell (12) what Ampere does."""
 MATRIX_AMD = 0.55 * SHAPE
-"""The same for MI300X: 51% and 60% in two measurements there."""
-ATTENTION = {7: 0.33, 8: 0.6, 9: 0.55, 10: 0.55}
+"""The same for MI300X: 51% and 60% in two measurements there; assumed for AMD's later GPUs."""
+ATTENTION = {7: 0.33, 8: 0.6, 9: 0.55, 10: 0.55, 12: 0.6}
 """Share of the peak that fused attention reaches. FlashAttention-2 on A100: 50 to 73%, its predecessor 25 to 40%, which
 stands for older GPUs (Dao 2023, abstract). Hopper: cuDNN's kernel, which torch prefers there since 2.11, as
-FlashAttention-3's own measurements show it (Shah et al. 2024: backward 550 of 989 TFLOP/s)."""
+FlashAttention-3's own measurements show it (Shah et al. 2024: backward 550 of 989 TFLOP/s). Blackwell's RTX cards, which lack
+Hopper's instructions, as Ampere: assumed."""
 ATTENTION_AMD = 0.4
 """Assumed: FlashAttention-2's share lowered as that of matrix products is."""
 MEMORY = 0.85

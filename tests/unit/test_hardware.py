@@ -9,6 +9,7 @@ import pytest
 from autotune import assets
 from autotune.errors import InputError
 from autotune.hardware import Hardware, find_hardware, lookup, parse_table, table
+from autotune.timing.roofline import ATTENTION, MATRIX
 from autotune.units import GIB
 
 ROWS = table().hardware
@@ -29,6 +30,20 @@ ROWS = table().hardware
         ("rtx-4090-24GB", "rtx-4090-24gb"),
         ("H100", "h100-sxm-80gb"),
         ("v100-32gb", "v100-sxm-32gb"),
+        ("h100-96", "gh200-96gb"),
+        ("H100 96GB", "gh200-96gb"),
+        ("NVIDIA GH200 120GB", "gh200-96gb"),
+        ("h100-80", "h100-sxm-80gb"),
+        ("a6000", "rtx-a6000-48gb"),
+        ("NVIDIA RTX A6000", "rtx-a6000-48gb"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada-48gb"),
+        ("rtx 6000 ada", "rtx-6000-ada-48gb"),
+        ("L4", "l4-24gb"),
+        ("rtx-5090", "rtx-5090-32gb"),
+        ("NVIDIA GB200", "gb200-186gb"),
+        ("NVIDIA B300 SXM6 AC", "b300-288gb"),
+        ("mi325x", "mi325x-256gb"),
+        ("MI355X", "mi355x-288gb"),
     ],
 )
 def test_a_gpu_is_found_by_what_nvml_calls_it(reported: str, id: str) -> None:
@@ -47,6 +62,33 @@ def test_an_unknown_name_gets_the_nearest() -> None:
         find_hardware("h100-sxm")
     with pytest.raises(InputError, match="did you mean mi300x-192gb"):
         find_hardware("mi300-192gb")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a100-pcie", "could be a100-pcie-40gb or a100-pcie-80gb; name one"),
+        ("v100-sxm", "could be v100-sxm-16gb or v100-sxm-32gb; name one"),
+        ("h100-64", "is unknown; did you mean h100-sxm-80gb, h100-pcie-80gb, h100-nvl-94gb, gh200-96gb?"),
+        ("h100-pcie-96gb", "is unknown; did you mean h100"),
+        ("rtx-6000", "is unknown; did you mean rtx-6000-ada-48gb?"),
+        ("rtx-4090-d", "is unknown; did you mean rtx-4090-24gb?"),
+        ("a6000-ada", "is unknown; did you mean rtx-a6000-48gb?"),
+    ],
+)
+def test_a_name_that_is_no_gpus_is_never_guessed(name: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        find_hardware(name)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
+def test_every_gpu_is_timed_by_its_own_generation(row: Hardware) -> None:
+    """What no generation is known for would be timed as AMD's."""
+    if row.compute_capability is not None:
+        major = int(row.compute_capability.split(".")[0])
+        assert major in MATRIX
+        assert major in ATTENTION
 
 
 def test_known_peaks_are_dense() -> None:
