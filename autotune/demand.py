@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
+from autotune.best import Best
 from autotune.candidate import Candidate
 from autotune.memory.formula import SHARED_OUT, state_bytes
 from autotune.specs import ModelFacts
@@ -86,6 +88,30 @@ def loader_bytes(candidate: Candidate, sample_bytes: int) -> int:
     return batches_ahead(candidate) * candidate.micro_batch * sample_bytes * copies
 
 
-def checkpoint_bytes(candidate: Candidate, facts: ModelFacts) -> int:
-    """Return the bytes of a saved checkpoint: parameters and optimizer state."""
-    return _weight_bytes(candidate) * facts.parameters + optimizer_state_bytes(candidate, facts)
+def checkpoint_bytes(candidate: Candidate, facts: ModelFacts, ranks: int = 1) -> int:
+    """Return the bytes that all ranks together save: parameters and optimizer state, whole ones as often as they are.
+
+    Under adapters at least these: the frozen model alone, in QLoRA's four bits a number.
+    """
+    if candidate.adapters != "none":
+        return (
+            facts.parameters // 2
+            if candidate.adapters == "qlora"
+            else _weight_bytes(candidate) * facts.parameters
+        )
+    shared = SHARED_OUT[candidate.sharding]
+    cut = candidate.tensor_parallel > 1
+    weights = _weight_bytes(candidate) * facts.parameters
+    state = optimizer_state_bytes(candidate, facts)
+    return weights * (1 if shared[0] or cut else ranks) + state * (1 if shared[2] or cut else ranks)
+
+
+def written_bytes(best: Best, kind: Literal["cuda", "cpu"]) -> int:
+    """Return the bytes that a proof on a device of that kind may write: a checkpoint, and what lives in files."""
+    candidate, facts = best.candidate, best.facts
+    written = checkpoint_bytes(candidate, facts, best.gpus)
+    if candidate.rests_on(kind) == "disk":
+        written += best.gpus * offloaded_bytes(candidate, facts, best.gpus, best.nodes)
+    if kind == "cpu":
+        written += built_bytes(candidate, facts, best.gpus, best.model.source == "function", on_cpu=True)
+    return written

@@ -90,6 +90,10 @@ def _first(lines: Sequence[str], most: int) -> list[str]:
     return [*lines[:most], *([f"and {more} more rung{'s' * (more > 1)}"] if more > 0 else [])]
 
 
+class NoDiskSpace(ProbeError):
+    """A disk is full, or has no room for what is about to be written: nothing follows for any candidate."""
+
+
 def nearest(name: str, valid: Iterable[str], count: int = 3) -> str:
     """Return a hint that names the valid spellings closest to `name`: "did you mean a, b?".
 

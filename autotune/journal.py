@@ -18,7 +18,7 @@ from typing import Self
 
 from pydantic import ValidationError
 
-from autotune.errors import InputError, JournalError
+from autotune.errors import InputError, JournalError, NoDiskSpace
 from autotune.interruption import interruption, name_of, shielded
 from autotune.record import ENTRY, Entry, Interrupted, Record, Work
 from autotune.units import MIB
@@ -175,6 +175,8 @@ def reason(error: BaseException) -> str:
     """Return in a few words why a tuner ends: the signal's name, or what this machine refused."""
     if (asked := interruption(error)) is not None:
         return name_of(asked)
+    if isinstance(error, NoDiskSpace):
+        return "disk full"
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:

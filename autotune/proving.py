@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.best import Best
-from autotune.errors import JournalError, NothingProven
+from autotune.demand import written_bytes
+from autotune.errors import JournalError, NoDiskSpace, NothingProven
 from autotune.executors.executor import Executor, Finding
 from autotune.failure import holes, lost_with_tuner, no_winner, proofs_crashed
 from autotune.journal import Journal, now
@@ -19,6 +20,7 @@ from autotune.record import TRIES, Decided, ProofFinished, ProofStarted
 from autotune.selection import Score, rank
 from autotune.specs import RunSpec
 from autotune.strategies.decision import Done, Scope
+from autotune.units import format_bytes
 from autotune.watch import Watch
 
 
@@ -84,6 +86,7 @@ class Proving:
     def relaunch(self, score: Score) -> None:
         """Journal, launch, journal."""
         number = score.trial.number
+        self.look_for_room(number)
         with self.journal.doing("proof", number):
             self.journal.append(ProofStarted(number=number, time=now()))
             emitted = Best.read(self.paths.contender)
@@ -95,6 +98,20 @@ class Proving:
             self.journal.append(self.judged(score, finding))
         if isinstance(finding.answer, Lost):
             self.watch.lost("proof", number, finding.answer)
+
+    def look_for_room(self, number: int) -> None:
+        """Raise NoDiskSpace where the disk has no room for what the proof writes."""
+        folder, facts = self.paths.proof(number), self.executor.facts
+        emitted = Best.read(self.paths.contender)
+        needed = written_bytes(emitted, facts.kind)
+        free = self.executor.offload_room(folder, "disk") * (
+            emitted.gpus if emitted.candidate.distributed else 1
+        )
+        if needed > free:
+            raise NoDiskSpace(
+                f"the proof of probe {number} writes {format_bytes(needed)} (a checkpoint, and what lives in files), "
+                f"and the disk of {folder} has {format_bytes(free)} free; make room there"
+            )
 
     def judged(self, score: Score, finding: Finding) -> ProofFinished:
         """Return the line for the journal that says what a relaunch showed."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 from autotune.best import Best, Proof
-from autotune.demand import built_bytes, checkpoint_bytes, offloaded_bytes
+from autotune.demand import written_bytes
 from autotune.devices.find import resolve_device
 from autotune.errors import AutotuneError, InputError
 from autotune.executors.find import find_executor
@@ -88,17 +87,6 @@ def verify(
     assert not isinstance(finding.answer, Inspection)
     same = facts.name == best.device.name
     return judge(best, finding.answer, finding.seconds, limits, judge_speed=same)
-
-
-def written_bytes(best: Best, kind: Literal["cuda", "cpu"]) -> int:
-    """Return the bytes that a proof on a device of that kind may write: a checkpoint, and what lives in files."""
-    candidate, facts = best.candidate, best.facts
-    written = checkpoint_bytes(candidate, facts)
-    if candidate.rests_on(kind) == "disk":
-        written += best.gpus * offloaded_bytes(candidate, facts, best.gpus, best.nodes)
-    if kind == "cpu":
-        written += built_bytes(candidate, facts, best.gpus, best.model.source == "function", on_cpu=True)
-    return written
 
 
 def recorded_device(best: Best) -> DeviceSpec:

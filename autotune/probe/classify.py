@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 from typing import Literal
 
+from autotune.errors import NoDiskSpace
 from autotune.outcome import Crash, Lost, Ok, Oom, Outcome, Phase, Timeout
 from autotune.probe.ending import Ending, Report
-from autotune.probe.protocol import Inspection, ProbeRequest, Result, Traced
+from autotune.probe.protocol import DiskFull, Inspection, ProbeRequest, Result, Traced
 from autotune.units import format_bytes
 
 Kind = Literal["cpu", "cuda"]
@@ -37,6 +38,8 @@ def classify(
     standard error, which is only passed on to the person. `device_peak` (bytes) is what the device itself
     saw of the probe (NVML); it corrects the worker's number upwards, because a worker cannot see all that its
     process takes. `data_limit` (bytes) is the enforced RLIMIT_DATA.
+
+    Raises NoDiskSpace where a full disk stopped the worker, from which nothing follows.
     """
     match report.answer:
         case Result(outcome=outcome) if not (
@@ -45,6 +48,8 @@ def classify(
             return _refused_at_start(outcome, report, data_limit) or _with_device_peak(outcome, device_peak)
         case Inspection() if request.kind == "inspect":
             raise AssertionError("an inspection that was answered has no outcome")
+        case DiskFull() as full:
+            raise _disk_full(full)
         case Traced() if request.kind == "trace":
             raise AssertionError("a trace that was made has no outcome")
         case None:
@@ -76,6 +81,17 @@ def classify(
     if report.violations:
         return _crash(report, "protocol", f"sent what is no message ({report.violations[0]})")
     return _crash(report, "exit", f"ended with {ending.describe()} and without a result")
+
+
+def _disk_full(answer: DiskFull) -> NoDiskSpace:
+    """Return the error for a worker that a full disk stopped: this machine's, and nothing is known of the candidate."""
+    asked = "" if answer.needed is None else f", {format_bytes(answer.needed)} were to be written"
+    free = "" if answer.free is None else f", {format_bytes(answer.free)} are free"
+    doing = "saving a checkpoint" if answer.phase == "save" else f"the phase {answer.phase}"
+    return NoDiskSpace(
+        f"disk full in {doing}: {answer.where}{asked}{free} ({answer.message}). Nothing follows from that for any "
+        "candidate; make room there"
+    )
 
 
 def _killed_for_memory(report: Report, ending: Ending, kind: Kind) -> Oom | None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from autotune.probe.protocol import Inspection, Progress, Result, Traced
+from autotune.probe.protocol import DiskFull, Inspection, Progress, Result, Traced
 from autotune.validation import Frozen
 
 
@@ -55,7 +55,7 @@ class Ending(Frozen):
 class Report(Frozen):
     """All that was seen of one launch; stored as `result.json`."""
 
-    answer: Annotated[Result | Inspection | Traced, Field(discriminator="type")] | None = None
+    answer: Annotated[Result | Inspection | Traced | DiskFull, Field(discriminator="type")] | None = None
     """The worker's own last word, or None when it gave none."""
     progress: Progress | None = None
     """The last phase that the worker entered."""

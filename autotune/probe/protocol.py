@@ -96,6 +96,21 @@ class Traced(Frozen):
     """One for each candidate of the request, in its order."""
 
 
+class DiskFull(Frozen):
+    """Answer of a worker that a full disk stopped. It says nothing of the candidate: the request is to be repeated."""
+
+    type: Literal["disk_full"] = "disk_full"
+    phase: Phase
+    where: str
+    """The file that could not be written, or its folder, as far as is known."""
+    needed: int | None = None
+    """Bytes that were to be written there; None where unknown."""
+    free: int | None = None
+    """Bytes that are free on that disk; None where unknown."""
+    message: str
+    """What the system said."""
+
+
 class Result(Frozen):
     """The worker's own verdict; always its last message."""
 
@@ -106,9 +121,9 @@ class Result(Frozen):
     """When the worker came to it, in seconds of the machine's monotonic clock, which all processes share."""
 
 
-Answer = Inspection | Traced | Result
+Answer = Inspection | Traced | Result | DiskFull
 """The last message of a worker."""
 
 MESSAGE: TypeAdapter[Progress | Answer] = TypeAdapter(
-    Annotated[Progress | Inspection | Traced | Result, Field(discriminator="type")]
+    Annotated[Progress | Inspection | Traced | Result | DiskFull, Field(discriminator="type")]
 )

@@ -21,10 +21,19 @@ from pydantic import BaseModel, ValidationError
 
 from autotune.candidate import Candidate, alike
 from autotune.outcome import Crash, Oom, Outcome, Phase
-from autotune.probe.protocol import Answer, Inspection, ProbeRequest, Progress, Result, Traced, TracedRung
+from autotune.probe.protocol import (
+    Answer,
+    DiskFull,
+    Inspection,
+    ProbeRequest,
+    Progress,
+    Result,
+    Traced,
+    TracedRung,
+)
 from autotune.train.phases import Phases
 from autotune.train.process import free_data
-from autotune.train.verdict import Circumstances, verdict
+from autotune.train.verdict import Circumstances, disk_full, verdict
 from autotune.units import format_bytes
 
 if TYPE_CHECKING:
@@ -100,7 +109,7 @@ class Probe:
             outcome = self._judge(error)
             # The frames hold the tensors of the step that failed; the message below needs their memory.
             traceback.clear_frames(error.__traceback__)
-            return Result(outcome=outcome, since=since)
+            return outcome if isinstance(outcome, DiskFull) else Result(outcome=outcome, since=since)
 
     def _run(self) -> Answer:
         if self._request.kind == "trace":
@@ -208,12 +217,24 @@ class Probe:
         if self._witness is not None:
             self._witness.rest()
 
-    def _judge(self, error: BaseException) -> Outcome:
+    def _judge(self, error: BaseException) -> Outcome | DiskFull:
+        phase, folder = self._phases.phase, self._request.folder
+        if (full := disk_full(error, phase, folder)) is not None:
+            return full
         outcome = verdict(error, self._circumstances())
         if isinstance(outcome, Oom) and self._phases.measuring and self._witness is None:
             from autotune.train.evidence import keep_cpu_summary
 
             keep_cpu_summary(Path(self._request.folder), self._training, self._phases.meter)
+        if isinstance(outcome, Oom) and outcome.where == "disk" and self._request.kind == "prove":
+            # There was room when the candidate was probed.
+            return DiskFull(
+                phase=phase,
+                where=folder,
+                needed=outcome.requested,
+                free=outcome.free,
+                message=outcome.message,
+            )
         return outcome
 
     def _circumstances(self) -> Circumstances:

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from autotune.devices.host import available_memory, total_memory
 from autotune.train.optimizers import MakeOptimizer, state_tensors
-from autotune.train.refusal import OutOfSpace
+from autotune.train.refusal import DiskRefused, OutOfSpace
 
 SMALL = 1 << 20
 """Bytes of a parameter for which it is not worth asking how much memory is left."""
@@ -37,13 +37,20 @@ class MappedFiles:
         self._folder = Path(folder)
         self.bytes = 0
         """Bytes mapped so far, those of tensors that are gone included."""
+        self._free_at_first: int | None = None
 
     def zeros_like(self, tensor: Tensor) -> Tensor:
-        """Return zeros of the tensor's shape, type and layout, in a file. Raises OutOfSpace (full disk)."""
+        """Return zeros of the tensor's shape, type and layout, in a file.
+
+        On a full disk raises OutOfSpace where these files alone need more than was free before the first of them, and
+        DiskRefused where something else took it.
+        """
         layout = torch.empty_like(tensor, device="meta", requires_grad=False)
         size = layout.untyped_storage().nbytes()
         if size == 0:
             return torch.zeros_like(tensor, requires_grad=False)
+        if self._free_at_first is None:
+            self._free_at_first = shutil.disk_usage(self._folder).free
         descriptor, path = tempfile.mkstemp(suffix=".tensor", dir=self._folder)
         try:
             os.posix_fallocate(descriptor, 0, size)
@@ -52,6 +59,8 @@ class MappedFiles:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
                 raise
             free = shutil.disk_usage(self._folder).free
+            if self.bytes + size <= self._free_at_first and error.errno != errno.EFBIG:
+                raise DiskRefused(str(self._folder), size, free, str(error.strerror)) from error
             message = f"{self._folder} has no room for {size} bytes of offloaded tensors: {error.strerror}"
             raise OutOfSpace("disk", size, free, message) from error
         finally:

@@ -4,9 +4,11 @@ checkpoint, as production training has them.
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
@@ -16,9 +18,11 @@ from autotune.train.evaluation import forward_only, largest_evaluation
 from autotune.train.holdings import Observer, local
 from autotune.train.measure import forget_compiler, report, warm_up
 from autotune.train.phases import Phases
+from autotune.train.refusal import DiskRefused
 from autotune.train.steps import MICRO_STEPS, Parts, Stepper
 from autotune.train.stress import TIME_SHARE, run, stresses
 from autotune.train.training import Training
+from autotune.train.verdict import DISK_FULL as FULL
 
 WHOLE_STEPS = 3
 """Global steps after warm-up, at least, so that the loss can be seen to fall."""
@@ -120,18 +124,57 @@ def evaluate(stepper: Stepper) -> float:
 
 
 def save(training: Training, folder: Path, phases: Phases) -> int:
-    """Write model and optimizer state to disk tensor by tensor, as training would; return its bytes, and
-    delete it.
+    """Write model and optimizer state to disk tensor by tensor, as training would; return its bytes, and delete it.
+
+    Raises DiskRefused where the disk has no room for it, before it is written or while it is.
     """
     phases.enter("save")
     path = folder / CHECKPOINT
+    model = {name: local(value) for name, value in training.model.state_dict().items()}
+    state = {"model": model, "optimizer": list(training.optimizer.state_tensors())}
+    needed = _bytes_of((*model.values(), *state["optimizer"]))
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise DiskRefused(str(folder), needed, free, "there is no room for a checkpoint")
+    file = _Refusable()
     try:
-        # A Python file, because torch's own reports a full disk without saying so.
-        with path.open("wb") as file:
-            model = {name: local(value) for name, value in training.model.state_dict().items()}
-            torch.save({"model": model, "optimizer": list(training.optimizer.state_tensors())}, file)
+        with path.open("wb") as file.file:
+            torch.save(state, file)
         size = path.stat().st_size
+    except (OSError, RuntimeError) as error:  # torch's writer says that writing failed, and not why
+        refused = error if isinstance(error, OSError) else file.refused
+        if refused is None or refused.errno not in FULL:
+            raise
+        free = shutil.disk_usage(folder).free
+        raise DiskRefused(str(folder), needed, free, refused.strerror or str(refused)) from error
     finally:
         path.unlink(missing_ok=True)
     phases.pause()
     return size
+
+
+class _Refusable:
+    """A file to write to that keeps the error of a write that was refused."""
+
+    file: BinaryIO
+    refused: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.refused = error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def _bytes_of(tensors: Iterable[object]) -> int:
+    """Return the bytes of the distinct storages that tensors are saved with."""
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in tensors
+        if isinstance(tensor, torch.Tensor)
+    }
+    return sum(storages.values())

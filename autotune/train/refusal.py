@@ -11,12 +11,21 @@ class CannotRun(Exception):
         super().__init__(reason)
 
 
+class DiskRefused(Exception):
+    """A disk that had room, or was thought to, refused a write: the answer is `DiskFull`, and no verdict."""
+
+    def __init__(self, path: str, needed: int, free: int, reason: str) -> None:
+        self.path, self.needed, self.free, self.reason = path, needed, free, reason
+        """Where how many bytes were to be written, how many were free then, and what the system said."""
+        super().__init__(f"{path}: {needed} bytes were to be written with {free} free: {reason}")
+
+
 class OutOfSpace(Exception):
     """Memory that offload needs was refused; the verdict is `Oom(where, requested, free)`."""
 
     def __init__(self, where: str, requested: int, free: int | None, message: str) -> None:
         self.where = where
-        """`host` (pinned memory) or `disk` (mapped files)."""
+        """`host` (pinned memory), or `disk` (mapped files) where the candidate alone needs more than there was."""
         self.requested = requested
         """Bytes of the request that was refused."""
         self.free = free

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import errno
 import re
+import shutil
 import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from autotune.errors import AutotuneError, InputError
 from autotune.outcome import Crash, NonFinite, Oom, Outcome, Phase, StressName, Unsupported
+from autotune.probe.protocol import DiskFull
 
-Where = Literal["device", "host", "disk"]
+Where = Literal["device", "host"]
 
 TRACEBACK_CHARACTERS = 16_000
 """Of a crash's traceback, the last ones are kept: a pipe message stays small."""
 
-_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""errno of a disk, a quota or a limit on files that takes no more."""
 
 _CPU_REQUEST = re.compile(r"DefaultCPUAllocator: .*?tried to allocate (\d+) bytes")
 
@@ -53,7 +57,11 @@ _REFUSED_IF_SHORT = (
 """Errors that have other causes too; they count as a refusal only where memory was short."""
 
 _DISK_TEXT = ("No space left on device", "Disk quota exceeded", "File too large")
-"""errno as torch prints it when it grows a mapped file."""
+"""errno as torch prints it, where its C++ code writes a file itself."""
+_WRITER_TEXT = "PytorchStreamWriter failed"
+"""How torch's own writer of archives reports any failure, without errno."""
+ALMOST_NOTHING = 1 << 20
+"""Bytes free on a disk, below which a write that failed without a reason is taken to have failed for that."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,44 @@ class Circumstances:
     """Bytes of the refused request, where the allocator told them apart from its message."""
     stress: StressName | None = None
     """What a proof loaded memory with, where it came that far."""
+
+
+def disk_full(error: BaseException, phase: Phase, folder: str) -> DiskFull | None:
+    """Return the answer to an exception that a full disk raised; None where it is about something else.
+
+    `folder` is where probes write, which is named where the exception names nothing. Typed errors and errno come first.
+    Of torch's own writers only texts remain, of which the one that gives no reason needs a disk without room.
+    """
+    refusal = sys.modules.get("autotune.train.refusal")
+    for cause in _chain(error):
+        if refusal is not None and isinstance(cause, refusal.DiskRefused):
+            return DiskFull(
+                phase=phase, where=cause.path, needed=cause.needed, free=cause.free, message=cause.reason
+            )
+        text = str(cause)
+        if isinstance(cause, OSError) and cause.errno is not None:
+            if cause.errno not in DISK_FULL:
+                continue
+            where, text = str(cause.filename or folder), cause.strerror or text
+        elif (isinstance(cause, RuntimeError | OSError) and any(sign in text for sign in _DISK_TEXT)) or (
+            isinstance(cause, RuntimeError) and _WRITER_TEXT in text and (_free(folder) or 0) < ALMOST_NOTHING
+        ):
+            where = folder
+        else:
+            continue
+        return DiskFull(phase=phase, where=where, free=_free(where), message=_first_line(text))
+    return None
+
+
+def _free(path: str) -> int | None:
+    """Return the free bytes of the disk that holds a path; None where that cannot be told."""
+    place = Path(path).absolute()
+    for existing in (place, *place.parents):
+        try:
+            return shutil.disk_usage(existing).free
+        except OSError:
+            continue
+    return None
 
 
 def verdict(error: BaseException, at: Circumstances) -> Outcome:
@@ -153,7 +199,7 @@ def _where(error: BaseException, at: Circumstances) -> Where | None:
     if isinstance(error, SystemError):  # CPython loses the MemoryError now and then, while it imports
         return host if at.short else None
     if isinstance(error, OSError) and error.errno is not None:
-        return "disk" if error.errno in _DISK_FULL else host if error.errno == errno.ENOMEM else None
+        return host if error.errno == errno.ENOMEM else None
     torch = sys.modules.get("torch")
     gpu_oom = getattr(torch, "OutOfMemoryError", None)
     if gpu_oom is not None and isinstance(error, gpu_oom):
@@ -161,8 +207,6 @@ def _where(error: BaseException, at: Circumstances) -> Where | None:
     if not isinstance(error, RuntimeError | ImportError | OSError):
         return None
     text = str(error)
-    if any(sign in text for sign in _DISK_TEXT):
-        return "disk"
     if any(sign in text for sign in _REFUSED_ON_HOST):
         return host
     if at.device == "cuda" and any(sign in text for sign in _REFUSED_ON_GPU):

@@ -1,10 +1,13 @@
 """On the cpu device offload leaves the memory that the kernel limits, and a full disk is a typed refusal."""
 
+import errno
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ import torch
 
 from autotune.train import mapped
 from autotune.train.mapped import MappedFiles, host_is_short, is_mapped, parameters_in
-from autotune.train.refusal import OutOfSpace
+from autotune.train.refusal import DiskRefused, OutOfSpace
 from tests.data import limited
 
 
@@ -51,6 +54,23 @@ def test_disk_space_that_is_refused_is_said_before_anything_is_written(tmp_path,
         files.zeros_like(torch.empty((1 << 18) + 1))
     assert (caught.value.where, caught.value.requested) == ("disk", 1_048_580)
     assert caught.value.free is not None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_something_else_has_filled_is_no_fault_of_the_candidate(tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 1 << 20))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    files = MappedFiles(tmp_path)
+    files.zeros_like(torch.empty(1 << 17))
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DiskRefused, match="524288 bytes were to be written with 1048576 free"):
+        files.zeros_like(torch.empty(1 << 17))
+    with pytest.raises(OutOfSpace):  # half of the disk is theirs, and they want more than the other
+        files.zeros_like(torch.empty((1 << 17) + 1))
     assert not list(tmp_path.iterdir())
 
 

@@ -7,11 +7,12 @@ import signal
 import pytest
 
 from autotune.candidate import Candidate
+from autotune.errors import NoDiskSpace
 from autotune.outcome import Breakdown, Crash, Lost, Memory, Ok, Oom, Outcome, Sample, StepTiming, Timeout
 from autotune.probe.classify import classify
 from autotune.probe.ending import Ending, Report
 from autotune.probe.inbox import LINE_CAP, VIOLATIONS_KEPT, Inbox
-from autotune.probe.protocol import Inspection, ProbeRequest, Progress, Result
+from autotune.probe.protocol import DiskFull, Inspection, ProbeRequest, Progress, Result
 from autotune.specs import ModelFacts, ModelSpec
 from autotune.units import GIB, MIB
 
@@ -173,6 +174,21 @@ def test_an_answer_to_another_question_breaks_the_protocol() -> None:
     assert outcome.reason == "protocol"
     oom = Oom(phase="build")
     assert classify(request("inspect"), ended(oom, exit_code=0), kind="cpu") == oom
+
+
+def test_a_full_disk_is_this_machine_s_and_says_nothing_of_the_candidate() -> None:
+    full = DiskFull(
+        phase="save", where="/runs/1", needed=3 * GIB, free=GIB, message="No space left on device"
+    )
+    for kind in ("train", "prove", "inspect", "trace"):
+        report = Report(answer=full, seconds=1, ending=Ending(exit_code=0, seconds=1))
+        with pytest.raises(NoDiskSpace) as caught:
+            classify(request(kind), report, kind="cpu")
+        assert caught.value.exit_code == 1
+        assert str(caught.value) == (
+            "disk full in saving a checkpoint: /runs/1, 3.00 GiB were to be written, 1.00 GiB are free (No space left "
+            "on device). Nothing follows from that for any candidate; make room there"
+        )
 
 
 def test_the_devices_own_peak_corrects_the_workers_upwards_only() -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from autotune.admission import Admission
 from autotune.best import Best
 from autotune.candidate import Candidate
-from autotune.errors import InputError, ModelError, NothingFits, NothingProven, ProbeError
+from autotune.errors import InputError, ModelError, NoDiskSpace, NothingFits, NothingProven, ProbeError
 from autotune.journal import Journal, read_record
 from autotune.options import load_space
 from autotune.outcome import Ok, Oom, Timeout, Unsupported
@@ -236,6 +236,49 @@ def test_a_bug_that_shows_at_a_larger_micro_batch_stops_the_run_and_every_resume
         assert caught.value.traceback.startswith("Traceback")
         assert [kind for kind, _ in executor.launched] == expected
     assert not paths.best.exists()
+
+
+@pytest.mark.parametrize("kind", ["inspect", "train", "prove"])
+def test_a_full_disk_stops_the_run_and_is_forgotten_once_there_is_room(tmp_path, kind):
+    undisturbed, _ = start(tmp_path / "undisturbed", ArithmeticExecutor(Arithmetic(budget=1000)))
+    spec = make_spec()
+    paths = create_run(spec, tmp_path)
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    whole, launched = executor.run, []
+
+    def full(request, folder, **rest):
+        launched.append(request.kind)
+        if request.kind == kind and launched.count(kind) == (
+            1 if kind == "inspect" else 2 if kind == "train" else 1
+        ):
+            raise NoDiskSpace("disk full in saving a checkpoint: /runs, 2 B were to be written, 1 B are free")
+        return whole(request, folder, **rest)
+
+    executor.run = full
+    with pytest.raises(NoDiskSpace) as caught:
+        tune(spec, paths, executor)
+    assert caught.value.exit_code == 1
+    interrupted = read_record(paths.journal).entries[-1]
+    assert (interrupted.type, interrupted.why) == ("interrupted", "disk full")
+    best = tune(spec, paths, executor)
+    assert best.candidate == undisturbed.candidate
+    assert best.unknown == ()
+    assert launched.count("prove") == (2 if kind == "prove" else 1)
+    assert all(proof.passed for proof in read_record(paths.journal).proofs)
+
+
+def test_room_for_a_checkpoint_is_looked_for_before_the_proof(tmp_path):
+    spec = make_spec()
+    paths = create_run(spec, tmp_path)
+    executor = ArithmeticExecutor(Arithmetic(budget=1000), room=119)  # parameters and two moments take 120
+    said = r"the proof of probe 6 writes 120 B .*, and the disk of .*probes.* has 119 B free; make room there"
+    for _ in range(4):  # as often as one likes: it is no try
+        with pytest.raises(NoDiskSpace, match=said):
+            tune(spec, paths, executor)
+    assert all(kind != "prove" for kind, _ in executor.launched)
+    assert not read_record(paths.journal).proofs
+    executor.room = 120
+    assert tune(spec, paths, executor).proof.passed
 
 
 def test_a_library_s_limit_can_be_stayed_below(tmp_path):

@@ -1,14 +1,16 @@
 """From exceptions to verdicts: torch is not needed to tell them apart, its texts are."""
 
 import errno
+import shutil
+from collections import namedtuple
 
 import pytest
 import torch
 
 from autotune.errors import InputError
 from autotune.outcome import Crash, Oom, Unsupported
-from autotune.train.refusal import CannotRun, OutOfSpace
-from autotune.train.verdict import Circumstances, verdict
+from autotune.train.refusal import CannotRun, DiskRefused, OutOfSpace
+from autotune.train.verdict import Circumstances, disk_full, verdict
 
 CPU_REFUSAL = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
@@ -31,8 +33,6 @@ def at(device="cpu", short=False, **changes):
         ("cpu", RuntimeError("std::bad_alloc"), "device"),
         ("cpu", OSError(errno.ENOMEM, "Cannot allocate memory"), "device"),
         ("cuda", OSError(errno.ENOMEM, "Cannot allocate memory"), "host"),
-        ("cpu", OSError(errno.ENOSPC, "No space left on device"), "disk"),
-        ("cpu", RuntimeError("unable to resize file </x> to the right size: File too large (27)"), "disk"),
         ("cuda", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "device"),
         ("cuda", torch.AcceleratorError("CUDA error: out of memory"), "device"),
         ("cuda", RuntimeError("CUDA driver error: out of memory"), "device"),
@@ -48,6 +48,55 @@ def test_refused_memory_is_told_with_where_it_was_refused(device, error, where):
     outcome = verdict(error, at(device))
     assert isinstance(outcome, Oom)
     assert (outcome.where, outcome.phase) == (where, "forward")
+
+
+WRITER = "[enforce fail at inline_container.cc:668] . PytorchStreamWriter failed writing file data/3: file write failed"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/models/x.pt"), "No space left on device"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "Disk quota exceeded"),
+        (
+            RuntimeError("unable to resize file </x> to the right size: File too large (27)"),
+            "unable to resize",
+        ),
+        (DiskRefused("/scratch", 100, 7, "No space left on device"), "No space left on device"),
+    ],
+)
+def test_a_full_disk_is_no_verdict(error, message, tmp_path):
+    """Also below what a library raised because of it."""
+    try:
+        try:
+            raise error
+        except (OSError, RuntimeError, DiskRefused):
+            raise ValueError("a library's own words")  # noqa: B904
+    except ValueError as wrapped:
+        answer = disk_full(wrapped, "save", str(tmp_path))
+    assert message in answer.message
+    assert answer.phase == "save"
+    named = getattr(error, "filename", None) or getattr(error, "path", None) or str(tmp_path)
+    assert answer.where == named
+    assert answer.free is not None
+
+
+def test_torch_s_own_writer_gives_no_reason_so_the_disk_is_asked(tmp_path, monkeypatch):
+    assert disk_full(RuntimeError(WRITER), "save", str(tmp_path)) is None
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 4096, 4096))
+    assert disk_full(RuntimeError(WRITER), "save", str(tmp_path)).free == 4096
+    assert disk_full(RuntimeError("shapes cannot be multiplied"), "forward", str(tmp_path)) is None
+
+
+def test_memory_and_bugs_are_no_full_disk(tmp_path):
+    for error in (
+        MemoryError(),
+        RuntimeError(CPU_REFUSAL),
+        OSError(errno.ENOMEM, "no"),
+        ValueError("disk full"),
+    ):
+        assert disk_full(error, "forward", str(tmp_path)) is None
 
 
 @pytest.mark.parametrize(

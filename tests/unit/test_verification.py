@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from autotune import verification
 from autotune.cli import app
+from autotune.demand import written_bytes
 from autotune.errors import InputError
 from autotune.exit_codes import ExitCode, worst
 from autotune.outcome import Ok
@@ -17,7 +18,7 @@ from autotune.paths import RunPaths
 from autotune.run import tune
 from autotune.runs import create_run, find_best
 from autotune.specs import DeviceSpec, Limits
-from autotune.verification import verify, written_bytes
+from autotune.verification import verify
 from tests.unit.executor import ArithmeticExecutor, slower
 from tests.unit.simulation import Arithmetic
 from tests.unit.test_run import make_spec

@@ -12,8 +12,9 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.devices.cpu import CpuDevice
 from autotune.outcome import Crash, NonFinite, Ok, Oom
-from autotune.probe.protocol import MESSAGE, Inspection, ProbeRequest, Progress
+from autotune.probe.protocol import MESSAGE, DiskFull, Inspection, ProbeRequest, Progress
 from autotune.specs import ModelSpec
+from autotune.train.prove import LOSSES_KEPT
 from autotune.units import GIB, MIB
 
 MODELS = Path(__file__).parents[1] / "data"
@@ -99,7 +100,7 @@ def trained(run):
 
 @pytest.fixture(scope="module")
 def proven(run):
-    return run(kind="prove", accumulation_steps=3, precision="bf16", sample_seconds=10)
+    return run(kind="prove", accumulation_steps=3, precision="bf16", sample_seconds=4)
 
 
 def test_a_probe_ends_with_one_verdict_and_nothing_left_behind(trained):
@@ -171,8 +172,12 @@ def test_losses_are_recorded_for_every_optimizer_step_and_fall(trained):
 def test_a_proof_runs_whole_global_steps_then_evaluates_and_saves(proven):
     outcome = proven.outcome
     assert isinstance(outcome, Ok)
-    assert outcome.accumulation_steps == 3
-    assert len(outcome.losses) >= 4
+    assert outcome.accumulation_steps in {2, 3}, "all three where this machine has the time"
+    assert outcome.optimizer_steps >= 4
+    assert len(outcome.losses) == min(outcome.optimizer_steps, LOSSES_KEPT)
+    (shuffled,) = outcome.stresses
+    assert (shuffled.name, shuffled.skipped) == ("shuffled lengths", "")
+    assert 0 < shuffled.peak <= outcome.memory.peak()
     assert outcome.losses[-1] < outcome.losses[0]
     assert outcome.evaluation_loss < outcome.losses[0]
     assert outcome.checkpoint_bytes == pytest.approx(12 * PARAMETERS, rel=0.01)
@@ -237,9 +242,13 @@ def test_a_budget_below_what_the_libraries_need_is_a_refusal_at_the_start(run, m
 
 
 def test_a_full_disk_is_told_as_such(run):
-    outcome = run(kind="prove", file_limit=4 * MIB).outcome
-    assert isinstance(outcome, Oom)
-    assert (outcome.where, outcome.phase) == ("disk", "save")
+    refused = run(kind="prove", file_limit=4 * MIB, sample_seconds=0.01)
+    answer = refused.messages[-1]
+    assert isinstance(answer, DiskFull)
+    assert (answer.phase, answer.where) == ("save", str(refused.folder))
+    assert answer.needed == pytest.approx(12 * PARAMETERS, rel=0.01)
+    assert answer.free > 0
+    assert "File too large" in answer.message
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,22 @@
+"""The checkpoint of a proof."""
+
+import pytest
+
+from autotune.train.build import assemble
+from autotune.train.phases import Phases
+from autotune.train.prove import CHECKPOINT, save
+from autotune.train.refusal import DiskRefused
+from tests.data.requests import family, request
+
+
+def test_a_checkpoint_that_the_disk_refuses_says_how_much_it_takes(tmp_path):
+    """/dev/full refuses every write as a full disk does."""
+    training = assemble(request(family("gpt2"), tmp_path, precision="fp32"))
+    phases = Phases(lambda *_: None)
+    (tmp_path / CHECKPOINT).symlink_to("/dev/full")
+    with pytest.raises(DiskRefused, match="No space left on device") as caught:
+        save(training, tmp_path, phases)
+    assert caught.value.needed == 4 * sum(parameter.numel() for parameter in training.model.parameters())
+    assert not list(tmp_path.iterdir())
+    assert save(training, tmp_path, phases) > caught.value.needed, "and goes well afterwards"
+    training.close()
