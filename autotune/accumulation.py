@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import computed_field
 
+from autotune.bounds import Count, MicroBatch, Ranks
 from autotune.errors import InputError
 from autotune.units import format_count
 from autotune.validation import Frozen
@@ -18,14 +19,14 @@ gradients live through the forward of every micro-step but the first, which a si
 class Accumulation(Frozen):
     """How micro-batches add up to the global batch. All amounts in tokens, except where named samples."""
 
-    micro_batch: int
+    micro_batch: MicroBatch
     """Samples per device and micro-step."""
-    tokens_per_sample: int
-    world_size: int
+    tokens_per_sample: Count
+    world_size: Ranks
     """Devices that take samples of their own: all, or one of each group that shares a model (tensor parallelism)."""
-    steps: int
+    steps: Count
     """Micro-steps per optimizer step."""
-    target: int
+    target: Count
     """The global batch that was asked for, in tokens."""
 
     @computed_field  # type: ignore[prop-decorator]

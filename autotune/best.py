@@ -18,6 +18,7 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from autotune.accumulation import Accumulation
+from autotune.bounds import MicroBatch, Ranks, Seed, SeqLen
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.lengths import Lengths
@@ -76,7 +77,7 @@ class Proof(Frozen):
     losses: tuple[float, ...] = ()
     """Training loss of every optimizer step, in order; an even choice of at most 100."""
     evaluation_loss: float | None = None
-    evaluation_micro_batch: Annotated[int, Field(ge=1)] | None = None
+    evaluation_micro_batch: MicroBatch | None = None
     """Sequences (samples) that one device evaluates at a time: run, and found to fit."""
     checkpoint_bytes: Bytes | None = None
     seconds: float
@@ -98,15 +99,15 @@ class Best(Frozen):
     """The chosen configuration; micro_batch counts sequences (samples) per device."""
     accumulation: Accumulation
     """How the global batch adds up: effective = micro_batch x tokens_per_sample x world_size x steps."""
-    seq_len: Annotated[int, Field(ge=1)]
+    seq_len: SeqLen
     """Tokens per sequence; of a row, where sequences are padded or packed."""
     lengths: Lengths | None = None
     """How long the dataset's sequences are, as (length, number) pairs; null where all are as long."""
-    gpus: Annotated[int, Field(ge=1)]
+    gpus: Ranks
     """World size: devices that train together, on all nodes; those of a tensor-parallel group share one model."""
-    nodes: Annotated[int, Field(ge=1)] = 1
+    nodes: Ranks = 1
     """Machines that the devices are in."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     headroom: Annotated[float, Field(ge=0, lt=0.9)]
     """Share of the budget that had to stay free."""
     tokens_per_second: float
@@ -118,7 +119,7 @@ class Best(Frozen):
     """Model FLOPs utilization, 0 to 1; null where the device's peak is not known."""
     attention: str | None = None
     """The attention implementation that ran, as the model reports it."""
-    evaluation_micro_batch: Annotated[int, Field(ge=1)] | None = None
+    evaluation_micro_batch: MicroBatch | None = None
     """Sequences (samples) that one device should evaluate at a time, predicted by a trace; `proof` says what did."""
     memory: Memory
     """Recorded memory in bytes: peaks of one device while it trained."""

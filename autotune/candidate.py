@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Annotated, Literal, get_args
+from typing import Literal, get_args
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
+from autotune.bounds import MicroBatch
 from autotune.units import MIB, parse_bytes
 from autotune.validation import Frozen
 
@@ -108,7 +109,7 @@ class Candidate(Frozen):
     collect_above: CollectAbove = "none"
     """Share of the GPU's memory above which the allocator gives back cached blocks that were long unused, before it
     takes more (`garbage_collection_threshold`); no effect on `cpu`."""
-    micro_batch: Annotated[int, Field(ge=1)] = 1
+    micro_batch: MicroBatch = 1
     """Sequences (samples) that one device takes through forward and backward at a time; the ranks of one
     `tensor_parallel` group take the same."""
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from autotune.accumulation import ASSUMED_STEPS
+from autotune.bounds import MicroBatch, Ranks, SeqLen, Steps, too_many_ranks
 from autotune.candidate import AXES, Candidate, alike, choices
 from autotune.devices.simulated import DEFAULT
 from autotune.errors import InputError
@@ -54,17 +55,17 @@ class Question(Frozen):
     """A preset, a path to a config.json, a hub name, or `module:function`."""
     gpu: str = DEFAULT
     """A GPU of hardware.yaml, by its id or the vendor's name."""
-    gpus: Annotated[int, Field(ge=1)] = 1
+    gpus: Ranks = 1
     """GPUs that train together, on each node."""
-    nodes: Annotated[int, Field(ge=1)] = 1
+    nodes: Ranks = 1
     """Machines that train together."""
-    seq_len: Annotated[int, Field(ge=1)] | None = None
+    seq_len: SeqLen | None = None
     """Tokens per sequence; by default 1024, or the model's longest if that is less."""
     lengths: str | None = None
     """A file of the dataset's sequence lengths, for rows that are padded or packed."""
-    micro_batch: Annotated[int, Field(ge=1)] = 1
+    micro_batch: MicroBatch = 1
     """Samples on each GPU."""
-    accumulation_steps: Annotated[int, Field(ge=1)] | None = None
+    accumulation_steps: Steps | None = None
     """Micro-steps for each optimizer step; by default as many as `steps_of` says."""
     headroom: Annotated[float, Field(ge=0, lt=0.9)] = Goal.model_fields["headroom"].default
     """Share of the GPU's memory that must stay free."""
@@ -197,6 +198,8 @@ def settle(question: Question, base: Path) -> Settled:
     lengths = attempt(lambda: read_lengths(question.lengths, base))
     longest = lengths.longest if lengths else LONGEST_DEFAULT
     seq_len = attempt(lambda: sequence_length(question.seq_len, model, longest)) if model else None
+    if reason := too_many_ranks(question.gpus, question.nodes):
+        problems.append(reason)
     if problems or seq_len is None:
         raise InputError(problems)
     return Settled(model, hardware, seq_len, space, chosen, lengths and lengths.within(seq_len))

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from autotune.bounds import MicroBatch
 from autotune.candidate import AXES, UNORDERED, Candidate, choices
 from autotune.errors import nearest
 from autotune.validation import Frozen
@@ -37,7 +38,7 @@ class Growth(Frozen):
     factor: Annotated[int, Field(ge=2, le=16)] = 2
     resolution: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Bisection ends when the gap is at most this share of the largest that fits (and always at a gap of 1)."""
-    largest: Annotated[int, Field(ge=1)] | None = None
+    largest: MicroBatch | None = None
     """Micro-batch beyond which nothing is tried: where a library has a limit, say. None grows as far as it pays."""
 
 

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, field_validator
 
+from autotune.bounds import Amount, SeqLen, at_most
 from autotune.candidate import Sequences
 from autotune.errors import InputError
+from autotune.printable import quoted
 from autotune.units import MIB
 from autotune.user_files import decoded, parse_json_value, read_bytes
 from autotune.validation import Frozen
 
-Count = Annotated[int, Field(ge=1)]
+LONGEST = 2**24
+"""Tokens of a sequence."""
+MOST = 10**12
+"""Sequences of one length."""
+_WHOLE = re.compile(r"-?[0-9]{1,30}")
+Count = Annotated[int, Field(ge=1), AfterValidator(at_most(10**15, "and no dataset has so many sequences"))]
 Row = tuple[int, ...]
 """The documents of one row, each by its tokens."""
 
@@ -37,10 +45,18 @@ class Lengths(Frozen):
     """Where it was read from."""
     digest: str
     """SHA-256 of that file."""
-    counts: tuple[tuple[Count, Count], ...]
+    counts: Annotated[tuple[tuple[SeqLen, Count], ...], Field(min_length=1, max_length=DISTINCT)]
     """(length, number of sequences), shortest first."""
-    cut: Annotated[int, Field(ge=0)] = 0
+    cut: Amount = 0
     """Sequences that were longer than training takes: they count as that long."""
+
+    @field_validator("counts")
+    @classmethod
+    def _ascend(cls, value: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        lengths = [length for length, _ in value]
+        if lengths != sorted(set(lengths)):
+            raise ValueError("each length stands there once, shortest first")
+        return value
 
     @property
     def longest(self) -> int:
@@ -105,6 +121,11 @@ def _counted(text: str, file: str) -> dict[int, int]:
             continue
         if number < 1 or many < 0:
             problems.append(f"{where}: a length is at least 1 and a count at least 0, not {number},{many}")
+        elif number > LONGEST or many > MOST:
+            problems.append(
+                f"{where}: a length is at most {LONGEST:,} and a count at most {MOST:,}, not "
+                f"{quoted(number)},{quoted(many)}"
+            )
         elif many:
             counts[number] = counts.get(number, 0) + many
     if problems:
@@ -138,7 +159,7 @@ def _lines(text: str) -> tuple[list[Pair], list[str]]:
 def _json_pairs(text: str, file: str) -> tuple[list[Pair], list[str]]:
     data = parse_json_value(text, f"--lengths {file}")
     if isinstance(data, dict):
-        return [(f"key {key!r}", key, value) for key, value in data.items()], []
+        return [(f"key {quoted(key)}", key, value) for key, value in data.items()], []
     pairs: list[Pair] = []
     problems = []
     for index, entry in enumerate(data):
@@ -150,11 +171,11 @@ def _json_pairs(text: str, file: str) -> tuple[list[Pair], list[str]]:
 
 
 def _whole(value: object) -> int:
-    if isinstance(value, str) and value.isascii() and value.lstrip("-").isdigit():
+    if isinstance(value, str) and _WHOLE.fullmatch(value):
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise ValueError(f"{value!r} is not a whole number")
+    raise ValueError(f"{quoted(value)} is not a whole number")
 
 
 def _grouped(counts: dict[int, int]) -> tuple[tuple[int, int], ...]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, field_validator
 
 from autotune import assets
+from autotune.bounds import Probes, Ranks, Seed, SeqLen, Tolerance, too_many_ranks
 from autotune.candidate import Optimizer
 from autotune.errors import InputError
 from autotune.lengths import Lengths
@@ -34,22 +35,22 @@ class RunOptions(Frozen):
     """Tokens for each optimizer step over all devices: `4M`, `64Ki`; or `512 samples`."""
     device: str = "auto"
     """`auto`, `cuda`, `cuda:1`, `cpu:3GiB`, or `sim:h100-80gb`."""
-    seq_len: Annotated[int, Field(ge=1)] | None = None
+    seq_len: SeqLen | None = None
     """Tokens per sequence; by default 1024, or the model's longest if that is less."""
     lengths: str | None = None
     """A file of the dataset's sequence lengths: a CSV or JSON of length and count, or one length a line."""
     optimizer: Optimizer = "adamw"
     """`adamw`, `adamw-8bit`, `adafactor`, `momentum` or `sgd`."""
-    gpus: Annotated[int, Field(ge=1)] = 1
+    gpus: Ranks = 1
     """Devices that train together, on each node."""
-    nodes: Annotated[int, Field(ge=1)] = 1
+    nodes: Ranks = 1
     """Machines that train together. On `cpu` groups of ranks on this machine stand for them, a simulated device prices
     them, and what is exported starts on each."""
     headroom: Annotated[float, Field(ge=0, lt=0.9)] = Goal.model_fields["headroom"].default
     """Share of the device's memory that the winner must leave free."""
     exact: bool = False
     """Only micro-batches that make up the global batch exactly."""
-    max_probes: Annotated[int, Field(ge=1)] = Limits().max_probes
+    max_probes: Probes = Limits().max_probes
     """Probes at most."""
     time_budget: str | float | None = None
     """Time for all probes together: `30m`."""
@@ -59,13 +60,13 @@ class RunOptions(Frozen):
     """Time for the measured steps of a probe, where their interval does not narrow earlier."""
     proof_time: str | float = Limits().proof_seconds
     """Time for the training steps of the proof."""
-    memory_tolerance: Annotated[float, Field(gt=0)] = Limits().memory_tolerance
+    memory_tolerance: Tolerance = Limits().memory_tolerance
     """Relative difference between proven and recorded peak that is accepted."""
-    speed_tolerance: Annotated[float, Field(gt=0)] = Limits().speed_tolerance
+    speed_tolerance: Tolerance = Limits().speed_tolerance
     """Share of the recorded speed that the proof may fall short by."""
     space: str | None = None
     """A search space: a shipped name or a YAML file's path; else `default`, or `multi_gpu` over several devices."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     """Seed of initial weights and data."""
     predict: bool = True
     """Let the memory model spare probes."""
@@ -133,6 +134,8 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
     seq_len = (
         attempt("--seq-len", lambda: sequence_length(options.seq_len, model, longest)) if model else None
     )
+    if reason := too_many_ranks(options.gpus, options.nodes):
+        problems.append(reason)
     if device and (reason := unlaunched(device.kind, options.nodes)):
         problems.append(reason)
     if problems or not (model and device and target and space and limits and seq_len):

@@ -6,21 +6,22 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from autotune.bounds import Amount, Duration
 from autotune.validation import Frozen
 
 Phase = Literal["start", "build", "forward", "backward", "optimizer", "evaluation", "save"]
 """Where in a probe something happened. `start` is everything before the model is built."""
 
-Bytes = Annotated[int, Field(ge=0)]
+Bytes = Amount
 
 
 class Sample(Frozen):
     """A repeated time measurement: mean and the half-width of its 95% confidence interval, in seconds."""
 
-    mean: float
-    half_width: float | None
+    mean: Duration
+    half_width: Duration | None
     """None where fewer than two repetitions were taken: then there is no interval."""
-    count: int
+    count: Amount
 
 
 class StepTiming(Frozen):
@@ -61,10 +62,10 @@ class Communication(Frozen):
     What is computed meanwhile is not taken off. Where the last micro-step is the only one, it stands for the others.
     """
 
-    micro_step: float
+    micro_step: Duration
     """Of a micro-step that is not the last."""
-    last_micro_step: float
-    optimizer_step: float
+    last_micro_step: Duration
+    optimizer_step: Duration
 
     def global_step(self, accumulation_steps: int) -> float:
         """Return the seconds of a whole global step of `accumulation_steps` micro-steps."""
@@ -115,7 +116,7 @@ class PhaseReport(Frozen):
     """Time and memory of one phase of the last measured step (of the only pass, for build and evaluation)."""
 
     phase: Phase
-    seconds: float
+    seconds: Duration
     peak: Bytes
     """Peak tensor bytes during the phase."""
     end: Bytes

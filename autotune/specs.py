@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from autotune.bounds import BatchAmount, Probes, Ranks, Seconds, Seed, SeqLen, Tolerance
 from autotune.candidate import Optimizer
 from autotune.lengths import Lengths
+from autotune.printable import quoted
 from autotune.units import format_count, format_size, parse_bytes, parse_count, parse_duration
 from autotune.validation import Frozen
 
@@ -60,6 +62,9 @@ class ModelFacts(Frozen):
 _DEVICE = re.compile(r"^(?P<kind>auto|cuda|cpu|sim)(?::(?P<argument>.+))?$")
 
 
+_INDEX = re.compile(r"[0-9]{1,4}")
+
+
 class DeviceSpec(Frozen):
     """Which device to tune for.
 
@@ -67,7 +72,7 @@ class DeviceSpec(Frozen):
     """
 
     kind: Literal["auto", "cuda", "cpu", "sim"]
-    index: int = 0
+    index: Annotated[int, Field(ge=0, le=9999)] = 0
     """Number of the GPU, for `cuda`."""
     budget: int | None = None
     """Bytes granted: required for `cpu`, all of the device's usable memory otherwise."""
@@ -80,7 +85,7 @@ class DeviceSpec(Frozen):
     def parse(cls, text: str) -> DeviceSpec:
         """Parse `auto`, `cuda`, `cuda:1`, `cpu:3GiB` or `sim:h100-80gb`. Raises ValueError."""
         match = _DEVICE.match(text.strip())
-        unknown = f"device {text!r} is unknown; write auto, cuda, cuda:1, cpu:3GiB or sim:h100-80gb"
+        unknown = f"device {quoted(text)} is unknown; write auto, cuda, cuda:1, cpu:3GiB or sim:h100-80gb"
         if match is None:
             raise ValueError(unknown)
         kind, argument = match["kind"], match["argument"]
@@ -94,7 +99,7 @@ class DeviceSpec(Frozen):
             return cls(kind="sim", hardware=argument)
         if argument is None:
             return cls(kind="cuda" if kind == "cuda" else "auto")
-        if kind == "auto" or not argument.isdigit():
+        if kind == "auto" or not _INDEX.fullmatch(argument):
             raise ValueError(unknown)
         return cls(kind="cuda", index=int(argument))
 
@@ -115,7 +120,7 @@ _GLOBAL_BATCH = re.compile(
 class GlobalBatch(Frozen):
     """The number of tokens (or samples) that one optimizer step must see, over all devices together."""
 
-    amount: Annotated[int, Field(ge=1)]
+    amount: BatchAmount
     unit: Literal["tokens", "samples"] = "tokens"
 
     @classmethod
@@ -123,12 +128,12 @@ class GlobalBatch(Frozen):
         """Parse `4M`, `64Ki tokens`, `512 samples` or `512samples`. Raises ValueError."""
         if (match := _GLOBAL_BATCH.match(text)) is None:
             raise ValueError(
-                f"global batch {text!r} is unknown; write it like 4M, '64Ki tokens' or '512 samples'"
+                f"global batch {quoted(text)} is unknown; write it like 4M, '64Ki tokens' or '512 samples'"
             )
         unit: Literal["tokens", "samples"] = (
             "tokens" if match["unit"] is None or match["unit"].lower() == "token" else "samples"
         )
-        return cls(amount=parse_count(match["amount"]), unit=unit)
+        return cls.load({"amount": parse_count(match["amount"]), "unit": unit}, "global batch")
 
     def tokens(self, tokens_per_sample: int) -> int:
         """Return the batch in tokens."""
@@ -142,13 +147,13 @@ class Goal(Frozen):
     """What a configuration is judged by: speed at this global batch, on that many devices, with room to spare."""
 
     target: GlobalBatch
-    seq_len: Annotated[int, Field(ge=1)] = 1024
+    seq_len: SeqLen = 1024
     """Tokens per sequence, or of a row that is padded or packed: the longest is what runs out of memory."""
     lengths: Lengths | None = None
     """How long the dataset's sequences are, none longer than `seq_len`; None where all are as long."""
-    gpus: Annotated[int, Field(ge=1)] = 1
+    gpus: Ranks = 1
     """World size: devices that train together, on all nodes."""
-    nodes: Annotated[int, Field(ge=1)] = 1
+    nodes: Ranks = 1
     """Machines that the devices are in, as many in each."""
     exact: bool = False
     """Refuse a micro-batch whose accumulation does not meet the target exactly."""
@@ -164,20 +169,20 @@ class Goal(Frozen):
 class Limits(Frozen):
     """How much a run may spend, and how exact it must be."""
 
-    max_probes: Annotated[int, Field(ge=1)] = 40
-    time_budget: Annotated[float, Field(gt=0)] | None = None
+    max_probes: Probes = 40
+    time_budget: Seconds | None = None
     """Seconds for all probes together; the search ends when they are spent, the proof still runs."""
-    probe_timeout: Annotated[float, Field(gt=0)] = 600.0
+    probe_timeout: Seconds = 600.0
     """Seconds after which a probe is killed."""
-    sample_seconds: Annotated[float, Field(gt=0)] = 12.0
+    sample_seconds: Seconds = 12.0
     """Seconds of measured steps after warm-up, at most (always enough steps for an interval)."""
     sample_steps: Annotated[int, Field(ge=2)] = 20
     """Measured global steps in a probe, at most."""
-    proof_seconds: Annotated[float, Field(gt=0)] = 60.0
+    proof_seconds: Seconds = 60.0
     """Seconds of the training steps in the proof, all of them; longer global steps are cut to fewer micro-steps."""
-    memory_tolerance: Annotated[float, Field(gt=0)] = 0.05
+    memory_tolerance: Tolerance = 0.05
     """Relative difference between proven and recorded peak."""
-    speed_tolerance: Annotated[float, Field(gt=0)] = 0.10
+    speed_tolerance: Tolerance = 0.10
     """Share of the recorded speed that the proof may fall short by."""
 
     @field_validator("time_budget", "probe_timeout", "sample_seconds", "proof_seconds", mode="before")
@@ -196,7 +201,7 @@ class RunSpec(Frozen):
     space: dict[str, Any]
     """The search space as loaded, so that a resumed run does not depend on the file."""
     space_name: str = "default"
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     predict: bool = True
     """Let the memory model spare probes: pass over what is predicted not to fit, grow to what should."""
     limits: Limits = Limits()

@@ -10,27 +10,34 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
+from autotune.printable import quoted
+
 GIB = 2**30
 MIB = 2**20
+
+LARGEST = 2**60
+"""The largest quantity that is read: an exbibyte, or a million million million."""
 
 _PREFIX: dict[str, int] = {
     "": 1,
     "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
     "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40,
 }  # fmt: skip
-_QUANTITY = re.compile(r"^\s*(\d[\d_,]*(?:\.\d+)?)\s*([KMGT]i?)?\s*$", re.IGNORECASE)
-_BYTES = re.compile(r"^\s*(\d[\d_,]*(?:\.\d+)?)\s*([KMGT]i?)?B?\s*$", re.IGNORECASE)
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", re.IGNORECASE)
+_QUANTITY = re.compile(r"^\s*(\d[\d_,]*(?:\.\d+)?)\s*([KMGT]i?)?\s*$", re.IGNORECASE | re.ASCII)
+_BYTES = re.compile(r"^\s*(\d[\d_,]*(?:\.\d+)?)\s*([KMGT]i?)?B?\s*$", re.IGNORECASE | re.ASCII)
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", re.IGNORECASE | re.ASCII)
 _SECONDS: dict[str, float] = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def _scaled(match: re.Match[str] | None, text: str, example: str) -> int:
     if match is None:
-        raise ValueError(f"{text!r} is not a quantity; write it like {example}")
+        raise ValueError(f"{quoted(text)} is not a quantity; write it like {example}")
     number = Decimal(match[1].replace("_", "").replace(",", ""))
     value = number * _PREFIX[(match[2] or "").upper()]
+    if value > LARGEST:
+        raise ValueError(f"{quoted(text, 40)} is more than there is of anything; write it like {example}")
     if value != value.to_integral_value():
-        raise ValueError(f"{text!r} is not a whole number; write it like {example}")
+        raise ValueError(f"{quoted(text)} is not a whole number; write it like {example}")
     return int(value)
 
 
@@ -55,10 +62,10 @@ def parse_duration(text: str) -> float:
     except ValueError:
         parts = _DURATION_PART.findall(stripped)
         if not parts or _DURATION_PART.sub("", stripped).strip():
-            raise ValueError(f"{text!r} is not a duration; write it like 90s, 10m or 1h30m") from None
+            raise ValueError(f"{quoted(text)} is not a duration; write it like 90s, 10m or 1h30m") from None
         seconds = sum(float(number) * _SECONDS[unit.lower()] for number, unit in parts)
     if not 0 <= seconds < float("inf"):
-        raise ValueError(f"{text!r} is not a duration; write it like 90s, 10m or 1h30m")
+        raise ValueError(f"{quoted(text)} is not a duration; write it like 90s, 10m or 1h30m")
     return seconds
 
 

@@ -6,10 +6,13 @@ Whether the installed transformers knows the `model_type` and builds the model i
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import InputError
+from autotune.printable import quoted
 from autotune.units import MIB
 from autotune.user_files import parse_json_value, read_text
 
@@ -23,6 +26,12 @@ SIZES = (
     "num_local_experts",
 )  # fmt: skip
 """Keys that shape a model: numbers above zero wherever they are given (a few may be null)."""
+
+LARGEST_SIZE = 10**9
+"""Of any of those; the largest vocabulary that was ever trained has a few million tokens."""
+MOST_LAYERS = 10_000
+"""Of what repeats: building a model without memory still makes every layer."""
+_LAYERS = re.compile(r"(^|_)(n_?)?(layers?|blocks|depths?|experts)$")
 
 DIVISIBLE = (("hidden_size", "num_attention_heads"), ("n_embd", "n_head"))
 """Width and number of heads; a configuration with a `head_dim` of its own is free of it."""
@@ -77,7 +86,7 @@ def _problems(config: dict[str, Any], trust_remote_code: bool) -> list[str]:
         return ["the key model_type is missing, so this is no transformers configuration"]
     problems = []
     if not isinstance(config["model_type"], str) or not config["model_type"]:
-        problems.append(f"model_type must be the name of an architecture, not {config['model_type']!r}")
+        problems.append(f"model_type must be the name of an architecture, not {quoted(config['model_type'])}")
     if config.get("auto_map") and not trust_remote_code:
         problems.append(
             "this model brings its own code (auto_map), which is not run unless you pass "
@@ -89,13 +98,25 @@ def _problems(config: dict[str, Any], trust_remote_code: bool) -> list[str]:
             "give the configuration of the original model"
         )
     wrong = [key for key in SIZES if key in config and not _is_size(config[key])]
-    problems.extend(f"{key} must be a whole number above zero, not {config[key]!r}" for key in wrong)
+    problems.extend(f"{key} must be a whole number above zero, not {quoted(config[key])}" for key in wrong)
+    problems.extend(_oversized(config))
     for width, heads in DIVISIBLE:
         if wrong or config.get("head_dim") or not isinstance(config.get(width), int):
             continue
         if isinstance(config.get(heads), int) and config[width] % config[heads]:
             problems.append(f"{width} ({config[width]}) is not a multiple of {heads} ({config[heads]})")
     return problems
+
+
+def _oversized(config: dict[str, Any], inside: str = "") -> Iterator[str]:
+    """Give what no model is as large as: a worker would build it without an end. Looks into parts, such as vision's."""
+    for key, value in config.items():
+        numbers = value if isinstance(value, list) else [value]
+        most = MOST_LAYERS if _LAYERS.search(key) else LARGEST_SIZE if key in SIZES else None
+        if most is not None and any(isinstance(number, int) and number > most for number in numbers):
+            yield f"{inside}{key}: {quoted(value)} is more than {most:,}, and no model has so many"
+        if isinstance(value, dict):
+            yield from _oversized(value, f"{inside}{key}.")
 
 
 def _is_size(value: object) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 
 from autotune.accumulation import Accumulation, accumulate, is_balanced, largest_micro_batch
+from autotune.bounds import MOST_SAMPLES
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.outcome import Memory
@@ -111,8 +112,9 @@ class Scope:
 
     @property
     def limit(self) -> int:
-        """The largest micro-batch (samples) that the global batch has use for. Raises InputError if below 1."""
-        return largest_micro_batch(self.target, self.tokens_per_sample, self.ranks, self.goal.exact)
+        """The largest micro-batch (samples) that the global batch has use for, or any. Raises InputError if below 1."""
+        useful = largest_micro_batch(self.target, self.tokens_per_sample, self.ranks, self.goal.exact)
+        return min(useful, MOST_SAMPLES)
 
     @property
     def usable(self) -> int:

@@ -162,5 +162,5 @@ def test_a_run_takes_its_sequence_length_from_the_histogram(tmp_path):
     assert goal().seq_len == goal().lengths.longest == 60
     assert goal(seq_len=40).lengths.counts == ((20, 3), (40, 1))
     with pytest.raises(InputError, match=r"nowhere\.csv cannot be read"):
-        goal(lengths="nowhere.csv", seq_len=10**9)
+        goal(lengths="nowhere.csv", seq_len=10**7)
     assert Path(goal().lengths.file).name == "lengths.json"

@@ -16,7 +16,7 @@ LAYERS = [
     ("words", ["exit_codes", "errors", "units", "printable", "commands"]),
     (
         "data",
-        ["user_files", "validation", "candidate", "lengths", "outcome", "trial", "specs",
+        ["user_files", "bounds", "validation", "candidate", "lengths", "outcome", "trial", "specs",
          "accumulation", "constraints", "rules", "placement", "graph", "space", "record", "paths",
          "best", "prediction", "variables", "probe.protocol", "probe.ending", "assets", "hardware",
          "devices.device"],

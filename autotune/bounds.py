@@ -1,0 +1,82 @@
+"""How large a number may be that somebody writes: each with its reason, and refused before any work begins.
+
+A number beyond these describes no training that there is. Without them it ends in an overflow of somebody else's code,
+in all of the memory, or in a loop without an end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from autotune.printable import quoted
+
+
+def at_most(most: float, why: str) -> Callable[[Any], Any]:
+    """Return a check that refuses a number above `most`, with the reason."""
+
+    def check(value: Any) -> Any:
+        if value > most:
+            raise ValueError(f"{quoted(value)} is more than {most:,}, {why}")
+        return value
+
+    return check
+
+
+MOST_RANKS = 16_384
+"""Devices of a run together."""
+
+MOST_SAMPLES = 2**17
+"""Samples of a micro-batch."""
+
+MicroBatch = Annotated[
+    int,
+    Field(ge=1),
+    AfterValidator(at_most(MOST_SAMPLES, "and no device holds the activations of so many samples")),
+]
+"""Samples that one device takes at a time."""
+SeqLen = Annotated[
+    int, Field(ge=1), AfterValidator(at_most(2**24, "and the longest context of a model is 10 million"))
+]
+"""Tokens of a sequence or row."""
+Steps = Annotated[
+    int, Field(ge=1), AfterValidator(at_most(10**9, "and so many micro-steps make up no optimizer step"))
+]
+"""Micro-steps of an optimizer step."""
+BatchAmount = Annotated[
+    int, Field(ge=1), AfterValidator(at_most(10**12, "and no training sees so much in one optimizer step"))
+]
+"""Tokens or samples of a global batch."""
+Ranks = Annotated[
+    int, Field(ge=1), AfterValidator(at_most(MOST_RANKS, "more than any published training has had"))
+]
+"""Devices, or machines."""
+Seed = Annotated[
+    int, Field(ge=0), AfterValidator(at_most(2**32 - 1, "the largest seed that numpy and transformers take"))
+]
+Probes = Annotated[int, Field(ge=1), AfterValidator(at_most(100_000, "and no search space has so many"))]
+"""Probes of a run."""
+Seconds = Annotated[float, Field(gt=0), AfterValidator(at_most(366 * 86400, "the seconds of a year"))]
+"""How long something may take."""
+Tolerance = Annotated[
+    float,
+    Field(gt=0),
+    AfterValidator(at_most(1, "which accepts anything: a tolerance is a share, 0.05 is 5%")),
+]
+"""A share by which a proof may differ from what was recorded."""
+Count = Annotated[int, Field(ge=1), AfterValidator(at_most(10**24, "and there are not so many of anything"))]
+Amount = Annotated[int, Field(ge=0), AfterValidator(at_most(10**24, "and nothing has so many bytes"))]
+"""Bytes, or a count of parameters."""
+Duration = Annotated[
+    float, Field(ge=0), AfterValidator(at_most(10**10, "seconds, which are three hundred years"))
+]
+"""Seconds that something took."""
+
+
+def too_many_ranks(gpus: int, nodes: int) -> str | None:
+    """Return why there cannot be so many devices on each of so many machines, or None."""
+    if gpus * nodes <= MOST_RANKS:
+        return None
+    return f"--gpus x --nodes: {gpus * nodes:,} is more than {MOST_RANKS:,}, more than any published training has had"

@@ -1,0 +1,161 @@
+"""One command of autotune, run in this process as a shell would run it, with what would start a worker made up.
+
+Only the seams are replaced: what finds an executor, what traces, and what asks the hub. The rest is the program.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.cli import main
+from autotune.errors import InputError
+from autotune.exit_codes import BY_VERB, ExitCode
+from autotune.tracing import Trace
+from tests.unit.executor import ArithmeticExecutor
+from tests.unit.simulation import Arithmetic, timeline
+
+SECONDS = 60
+"""After which a command counts as one without an end; the machine may be busy."""
+MEMORY = 2 * 2**30
+"""Bytes of address space that a command may take beyond what the process has."""
+MOST_LINES = 400
+MOST_BYTES = 2**20
+"""Of standard error; a whole run prints a line for each of its probes."""
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+class MadeTracer:
+    """Hands out timelines of a few GiB, without a worker."""
+
+    def trace(self, request, folder, *, timeout, on_progress=None):
+        device = Arithmetic(0, 5 * 2**30, 8 * 2**30, 2**30, 2**28)
+        found = {}
+        for candidate in (request.candidate, *request.also):
+            made = timeline(device, candidate)
+            made.facts.update(tokens_per_sample=request.seq_len, seq_len=request.seq_len, seconds=0.5)
+            found[candidate] = Trace(made)
+        return found
+
+
+@contextmanager
+def seams() -> Iterator[None]:
+    """Replace what launches, traces, and asks the network; no test waits for a disk either."""
+    from unittest.mock import patch
+
+    from autotune.devices.find import find
+
+    def find_executor(spec, tracer, gpus=1, nodes=1):
+        find(spec)
+        return ArithmeticExecutor(Arithmetic(budget=1000))
+
+    def fetch_config(name):
+        raise InputError(f"model {name} is not on this machine, and there is no network")
+
+    with (
+        patch("autotune.executors.find.find_executor", find_executor),
+        patch("autotune.verification.find_executor", find_executor),
+        patch("autotune.tracing.LocalTracer", MadeTracer),
+        patch("autotune.models.hub.fetch_config", fetch_config),
+        patch("os.fsync", lambda handle: None),
+    ):
+        yield
+
+
+class TooSlow(BaseException):
+    """The alarm."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a command left behind."""
+
+    arguments: tuple[str, ...]
+    code: int | None
+    """None where it ended in an exception that nobody caught."""
+    stdout: str
+    stderr: str
+    trace: str = ""
+
+
+def command(arguments: list[str], folder: Path) -> Ended:
+    """Run one command in a folder, with standard output and error as files."""
+    streams = sys.stdout, sys.stderr, Path.cwd()
+    out, err = io.BytesIO(), io.BytesIO()
+    sys.stdout = written = io.TextIOWrapper(out, encoding="utf-8")
+    sys.stderr = told = io.TextIOWrapper(err, encoding="utf-8", errors="backslashreplace")
+    os.chdir(folder)
+    code, trace = None, ""
+    try:
+        with _limits():
+            main(list(arguments))
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    except BaseException:  # noqa: BLE001  whatever gets out of the program is what is looked for
+        trace = traceback.format_exc()
+    finally:
+        for stream in (written, told):
+            stream.flush()
+        sys.stdout, sys.stderr = streams[:2]
+        os.chdir(streams[2])
+    said = out.getvalue().decode("utf-8"), err.getvalue().decode("utf-8")
+    return Ended(tuple(arguments), code, *said, trace)
+
+
+def complaint(ended: Ended) -> str | None:
+    """Return what is wrong with how a command ended, or None."""
+    if ended.code is None:
+        return f"ended in an exception:\n{ended.trace}"
+    verb = next((argument for argument in ended.arguments if argument in BY_VERB), None)
+    documented = BY_VERB[verb] if verb else {ExitCode.OK, ExitCode.INPUT}
+    if ended.code not in documented:
+        return f"exit code {ended.code} is not documented for {verb}: {ended.stderr[-500:]}"
+    if "Traceback (most recent call last)" in ended.stderr:
+        return f"printed a traceback:\n{ended.stderr[-3000:]}"
+    if ended.code and not ended.stderr.strip():
+        return f"exit code {ended.code} without a word"
+    if ended.stderr.count("\n") > MOST_LINES or len(ended.stderr) > MOST_BYTES:
+        return f"{ended.stderr.count(chr(10))} lines, {len(ended.stderr)} characters: {ended.stderr[:500]}"
+    if found := _CONTROL.search(ended.stdout + ended.stderr):
+        return f"printed a control character: {found[0]!r}"
+    return None
+
+
+@contextmanager
+def _limits() -> Iterator[None]:
+    """Bound time and memory while a command runs."""
+
+    def ring(*_: object) -> None:
+        raise TooSlow(f"no end after {SECONDS} s")
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    handler = signal.signal(signal.SIGALRM, ring)
+    signals = [
+        (number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    ]
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, before[1]))
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        resource.setrlimit(resource.RLIMIT_AS, before)
+        for number, own in signals:
+            signal.signal(number, own)
+
+
+if __name__ == "__main__":  # a process of its own, for the examples that are run as real commands
+    with seams():
+        main(sys.argv[1:])
