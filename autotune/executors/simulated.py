@@ -126,7 +126,7 @@ class SimulatedExecutor:
             )  # fmt: skip
         except OutOfDeviceMemory as refused:
             return _refused(refused, held)
-        peak = timeline.peak(candidate.micro_batch, accumulating)
+        peak = timeline.peak(candidate.micro_batch, accumulating, blas_workspace=ground.blas_workspace)
         step = step_time(timeline, candidate.micro_batch, self._machine, accumulating)
         assert step is not None, "a timeline with work, at a micro-batch that it covers"
         return Ok(

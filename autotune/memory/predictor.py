@@ -156,7 +156,13 @@ class Predictor:
             peak=round(corrected.mean),
             low=max(0, round(corrected.low)),
             high=round(corrected.high),
-            breakdown=breakdown(timeline.peak(candidate.micro_batch, self._accumulating(candidate))),
+            breakdown=breakdown(
+                timeline.peak(
+                    candidate.micro_batch,
+                    self._accumulating(candidate),
+                    blas_workspace=self.ground.blas_workspace,
+                )
+            ),
         )
 
     def bounds(self, candidate: Candidate) -> Corrected | None:

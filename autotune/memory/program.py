@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from autotune.memory.segment import Segment, into_existing, renamed, survivors, without
@@ -19,6 +19,19 @@ class Parts(NamedTuple):
     first_update: Segment
     """The optimizer step that makes the optimizer's state; its slots are named after those of `micro`."""
     update: Segment
+
+
+class Fullest(NamedTuple):
+    """Where a program has most bytes alive."""
+
+    bytes: int
+    """With `workspaces`."""
+    workspaces: int
+    """Bytes that cuBLAS holds of them."""
+    event: int
+    """Index of the event after which it is so."""
+    during: int
+    """Index of an event of the phase in which it is so: the next one's first where that begins with a workspace."""
 
 
 class Program(NamedTuple):
@@ -44,12 +57,29 @@ class Program(NamedTuple):
         deltas = [*sizes, *(-size for size in reversed(sizes))]
         return list(accumulate([deltas[event] for event in self.events]))
 
+    def fullest(self, sizes: Sequence[int], blas_workspace: int = 0) -> Fullest:
+        """Return where most bytes are alive, with the workspaces (bytes each) that cuBLAS has taken by then."""
+        levels = [0, *self.levels(sizes)]  # the first is before all events
+        starts = self._workspaces() if blas_workspace else []
+        at = max(range(len(levels)), key=levels.__getitem__)
+        found = Fullest(levels[at], 0, max(0, at - 1), max(0, at - 1))
+        for held, (start, end) in enumerate(pairwise([*starts, len(levels) - 1]), 1):
+            # A workspace is taken before its phase's first event, beside what is alive then.
+            at = max(range(start, end + 1), key=levels.__getitem__)
+            total = levels[at] + held * blas_workspace
+            if total > found.bytes:
+                found = Fullest(total, held * blas_workspace, max(0, at - 1), max(start, at - 1))
+        return found
+
+    def _workspaces(self) -> list[int]:
+        """Return the events before which cuBLAS takes a workspace: for the thread of forward, and for autograd's."""
+        return [
+            next(start for start, name, _ in self.marks if name == phase) for phase in ("forward", "backward")
+        ]
+
     def requests(self, sizes: Sequence[int], blas_workspace: int) -> Iterator[tuple[int, int, int]]:
         """Yield (index of the event, name, size) of the allocator's requests; a slot's last instance goes first."""
-        kept = {}
-        if blas_workspace:
-            for phase in ("forward", "backward"):
-                kept[next(start for start, name, _ in self.marks if name == phase)] = phase
+        kept = self._workspaces() if blas_workspace else []
         names: dict[int, list[int]] = defaultdict(list)
         counter = 0
         for position, event in enumerate(self.events):

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from autotune.errors import InputError
 from autotune.memory.allocator import MIN_BLOCK, OutOfDeviceMemory, Usage, simulate
-from autotune.memory.program import Parts, Program, compose
+from autotune.memory.program import Fullest, Parts, Program, compose
 from autotune.memory.segment import CATEGORIES, PLACES, Category, Place, Segment, Slots
 from autotune.outcome import Phase
 from autotune.timing.work import Work
@@ -29,8 +29,16 @@ class Holder(NamedTuple):
     """A module and the bytes that it holds at the peak, in one category."""
 
     module: str
+    """Its name; of what no module made: the optimizer, cuBLAS, the building of the model, or the step."""
     category: Category
     bytes: int
+
+
+def _unnamed(category: Category, phase: Phase) -> str:
+    """Return who holds what no module made, at a peak in a phase."""
+    if category == "optimizer_state" or phase == "optimizer":
+        return "optimizer"
+    return "building of the model" if phase == "build" else "step outside the modules"
 
 
 @dataclass(frozen=True)
@@ -108,15 +116,18 @@ class Timeline:
         parts = Parts(self.build, self.micro, self.first_update, self.update)
         return compose(parts, micro, accumulating, updates)
 
-    def peak(self, micro_batch: int, accumulating: bool = False, place: Place = "device") -> Peak:
-        """Return the peak of the tensors' own bytes (cpu), or of the allocator's blocks of 512 B (cuda)."""
+    def peak(
+        self, micro_batch: int, accumulating: bool = False, place: Place = "device", blas_workspace: int = 0
+    ) -> Peak:
+        """Return the peak of the tensors' own bytes (cpu), or of the allocator's blocks of 512 B (cuda).
+
+        `blas_workspace` (bytes) is counted as in `usage`: a build that tops the tensors of a step may not top these.
+        """
         if self.of(accumulating) is not self:
-            return self.of(accumulating).peak(micro_batch, place=place)
+            return self.of(accumulating).peak(micro_batch, place=place, blas_workspace=blas_workspace)
         program = self.program(micro_batch, accumulating)
         sizes = self._sizes_in(place, micro_batch)
-        levels = program.levels(sizes)
-        at = max(range(len(levels)), key=levels.__getitem__, default=0)
-        return self._explain(program, sizes, at, levels[at] if levels else 0)
+        return self._explain(program, sizes, program.fullest(sizes, blas_workspace))
 
     def allocated(self, micro_batch: int, accumulating: bool = False, place: Place = "device") -> int:
         """Return the bytes of `peak` alone; fast."""
@@ -183,9 +194,9 @@ class Timeline:
             ]
         return sizes
 
-    def _explain(self, program: Program, sizes: Sequence[int], at: int, total: int) -> Peak:
+    def _explain(self, program: Program, sizes: Sequence[int], fullest: Fullest) -> Peak:
         alive: dict[int, int] = defaultdict(int)  # slot -> how many instances are alive
-        for event in program.events[: at + 1]:
+        for event in program.events[: fullest.event + 1]:
             if event >= 0:
                 alive[event] += 1
             else:
@@ -196,19 +207,21 @@ class Timeline:
             size = sizes[slot] * count
             breakdown[CATEGORIES[self.slots.category[slot]]] += size
             holders[self.slots.module[slot], self.slots.category[slot]] += size
-        largest = sorted(holders.items(), key=lambda item: -item[1])[:12]
-        phase, step = program.phase_at(at)
+        breakdown["workspace"] += fullest.workspaces
+        phase, step = program.phase_at(fullest.during)
+        named = [
+            Holder(self.modules[module] or _unnamed(CATEGORIES[category], phase), CATEGORIES[category], size)
+            for (module, category), size in holders.items()
+        ]
+        named.append(Holder("cuBLAS", "workspace", fullest.workspaces))
+        largest = sorted((holder for holder in named if holder.bytes), key=lambda holder: -holder.bytes)
         return Peak(
-            bytes=total,
+            bytes=fullest.bytes,
             phase=phase,
             step=step,
-            event=at,
+            event=fullest.event,
             breakdown=breakdown,
-            holders=tuple(
-                Holder(self.modules[module], CATEGORIES[category], size)
-                for (module, category), size in largest
-                if size
-            ),
+            holders=tuple(largest[:12]),
         )
 
     def dump(self) -> str:

@@ -88,6 +88,30 @@ def test_the_peak_of_a_composed_probe():
     assert one.allocated(3, accumulating=True) == (100 + 200 + 100 + 120 + 100) * MIB
 
 
+def test_the_peak_counts_the_workspaces_of_cublas_where_they_are_taken():
+    one = timeline()
+    for size in (0, MIB, 64 * MIB):
+        peak = one.peak(3, blas_workspace=size)
+        assert peak.bytes == one.usage(3, blas_workspace=size).allocated_peak
+        assert sum(peak.breakdown.values()) == peak.bytes
+        assert sum(holder.bytes for holder in peak.holders if holder.module == "cuBLAS") == 2 * size
+
+
+def test_a_build_is_the_peak_only_where_it_tops_a_step_with_its_workspaces():
+    """Frozen weights that are cast as they are made: whole and cast for a moment, more than a small step takes."""
+    one = timeline()
+    one.slots.base.append(500 * MIB)
+    for part in (one.slots.slope, one.slots.category, one.slots.place, one.slots.module):
+        part.append(0)
+    one.slots.category[4] = CATEGORIES.index("temporary")
+    one.build.events.extend([4, ~4])
+    one.modules[:] = [""]
+    built, stepped = one.peak(3), one.peak(3, blas_workspace=64 * MIB)
+    assert (built.phase, built.holders[0].module) == ("build", "building of the model")
+    assert stepped.phase == "backward"
+    assert {"cuBLAS", "optimizer"} <= {holder.module for holder in stepped.holders}
+
+
 def test_what_the_first_micro_step_leaves_for_good_is_counted_once():
     one = timeline()
     one.slots.base.append(7 * MIB)
