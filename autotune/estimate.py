@@ -47,7 +47,7 @@ class Estimate(Frozen):
     phase: Phase
     """In which the peak is reached."""
     holders: tuple[tuple[str, str, int], ...]
-    """The modules that hold most at the peak: (module, what, bytes)."""
+    """The modules, and what else, that hold most at the peak: (module, what, bytes)."""
     usable_bytes: int
     """What the candidate may take: the device's memory less the headroom."""
     fits: bool
@@ -61,6 +61,8 @@ class Estimate(Frozen):
     """The same at the largest micro-batch; None where nothing fits."""
     trace_seconds: float
     """Of the trace itself, when it was made."""
+    trace_cached: bool = False
+    """Whether that was before: the trace came from the cache."""
     price_seconds: float
     """Of pricing this candidate from its trace."""
 
@@ -83,11 +85,12 @@ def price(
     accumulation_steps: int,
     speed: Callable[[int], StepTiming | None],
     tokens_per_micro_batch: Callable[[int], int],
+    cached: bool = False,
 ) -> Estimate:
     """Price a candidate at its own micro-batch, and find the largest that fits `usable` bytes.
 
     `speed` gives the parts of a step at a micro-batch, `tokens_per_micro_batch` the tokens that all GPUs together
-    take in one micro-step.
+    take in one micro-step. `cached` says that the timeline was made before.
     """
     began = time.perf_counter()
     accumulating = accumulation_steps > 1
@@ -95,7 +98,7 @@ def price(
     predictor = Predictor({}, ground, lambda _: accumulating).with_timeline(candidate, timeline)
     prediction = predictor.predict(candidate)
     assert prediction is not None, "a candidate's own trace covers it"
-    peak = timeline.peak(candidate.micro_batch, accumulating)
+    peak = timeline.peak(candidate.micro_batch, accumulating, blas_workspace=ground.blas_workspace)
     host = timeline.allocated(candidate.micro_batch, accumulating, "host")
     host += loader_bytes(candidate, int(timeline.facts.get("sample_bytes", 0)))
     priced = time.perf_counter() - began
@@ -124,9 +127,7 @@ def price(
         disk_bytes=timeline.allocated(candidate.micro_batch, accumulating, "disk"),
         breakdown=prediction.breakdown,
         phase=peak.phase,
-        holders=tuple(
-            (holder.module or "optimizer", holder.category, holder.bytes) for holder in peak.holders
-        ),
+        holders=tuple((holder.module, holder.category, holder.bytes) for holder in peak.holders),
         usable_bytes=usable,
         fits=fits,
         largest_micro_batch=largest,
@@ -134,5 +135,6 @@ def price(
         tokens_per_second=tokens_per_second(candidate.micro_batch),
         largest_tokens_per_second=tokens_per_second(largest),
         trace_seconds=float(timeline.facts.get("seconds", 0.0)),
+        trace_cached=cached,
         price_seconds=round(priced, 4),
     )

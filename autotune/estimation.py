@@ -310,5 +310,6 @@ def _price(
         candidate, timeline, hardware, usable=int(hardware.usable_bytes() * (1 - question.headroom)),
         gpus=question.world_size, accumulation_steps=steps, speed=speed,
         tokens_per_micro_batch=lambda micro_batch: micro_batch * tokens * candidate.data_ranks(question.world_size),
+        cached=trace.cached,
     )  # fmt: skip
     return Priced(made, timeline)

@@ -28,6 +28,8 @@ class Trace:
     """Why not, and what to do."""
     seconds: float = 0.0
     """Wall time of the worker, shared by all that it traced; 0 from the cache."""
+    cached: bool = False
+    """Whether it was made before, and read from the cache."""
 
 
 class Tracer(Protocol):
@@ -69,7 +71,7 @@ class LocalTracer:
         for candidate in wanted:
             timeline = self._cache.find(request.model_copy(update={"candidate": candidate}))
             if timeline is not None:
-                known[candidate] = Trace(timeline)
+                known[candidate] = Trace(timeline, cached=True)
         if missing := [candidate for candidate in wanted if candidate not in known]:
             known |= self._launched(request, missing, ProbeFolder(folder), timeout, on_progress)
         return known

@@ -137,11 +137,17 @@ def _in_full(entry: Estimate) -> Table:
             "speed",
             f"{_speed(entry.tokens_per_second)} tokens/s; {_speed(entry.largest_tokens_per_second)} at the largest",
         ),
-        ("took", f"trace {entry.trace_seconds:.1f} s, price {entry.price_seconds * 1000:.0f} ms"),
+        ("took", f"{_traced(entry)}, price {entry.price_seconds * 1000:.0f} ms"),
     ]  # fmt: skip
     for name, value in rows:
         table.add_row(name, value)
     return table
+
+
+def _traced(entry: Estimate) -> str:
+    if entry.trace_cached:
+        return f"trace cached ({entry.trace_seconds:.1f} s when it was made)"
+    return f"trace {entry.trace_seconds:.1f} s"
 
 
 def _speed(tokens_per_second: float | None) -> str:

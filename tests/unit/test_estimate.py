@@ -31,8 +31,9 @@ from tests.unit.test_simulated import timeline as gpu_timeline
 class MadeTracer:
     """Hands out timelines of 10 GiB of weights, 8 of optimizer state and 4 for each sample."""
 
-    def __init__(self, untraceable: str = "") -> None:
+    def __init__(self, untraceable: str = "", cached: bool = False) -> None:
         self.untraceable = untraceable
+        self.cached = cached
 
     def trace(self, request, folder, *, timeout, on_progress=None):
         device = Arithmetic(0, 5 * GIB, 8 * GIB, 4 * GIB, GIB // 2)
@@ -41,7 +42,7 @@ class MadeTracer:
             made = timeline(device, candidate)
             made.facts.update(tokens_per_sample=request.seq_len, seconds=0.5)
             reason = "operator x needs values" if candidate.title() == self.untraceable else ""
-            found[candidate] = Trace(None, reason) if reason else Trace(made)
+            found[candidate] = Trace(None, reason) if reason else Trace(made, cached=self.cached)
         return found
 
 
@@ -63,6 +64,7 @@ def test_one_candidate_has_every_number():
     assert found["breakdown"]["optimizer_state"] == 8 * GIB
     assert found["fits"] is True
     assert found["phase"] == "forward"
+    assert sum(found["breakdown"].values()) == found["allocated_peak_bytes"]
     # 18 + 18.5 GiB of tensors would fit 37.5, but optimizer state lands in the block that the first step's activations
     # left, and the second step's need a new one.
     assert found["largest_micro_batch"] == 27
@@ -72,6 +74,17 @@ def test_one_candidate_has_every_number():
         "largest_micro_batch", "tokens_per_second", "trace_seconds", "price_seconds",
     }  # fmt: skip
     assert needed <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("cached", "took"),
+    [(False, "trace 0.5 s, price"), (True, "trace cached (0.5 s when it was made), price")],
+)
+def test_an_estimate_from_the_cache_says_so(cached, took):
+    answer = ask(MadeTracer(cached=cached), precision="fp32")
+    assert estimates_document(answer)["trace_cached"] is cached
+    print_estimates(answer, console := Console(file=io.StringIO(), width=200))
+    assert took in console.file.getvalue()
 
 
 def test_without_a_candidate_every_rung_is_estimated():

@@ -75,6 +75,7 @@ def test_a_trace_is_made_once_for_each_rung(traced, tmp_path):
     again = traced(launch, micro_batch=7, expandable_segments=False)
     assert again.timeline == TIMELINE
     assert again.seconds == 0
+    assert (first.cached, again.cached) == (False, True)
     assert len(launch.launched) == 1
     assert launch.launched[0][0].kind == "trace"
     assert launch.launched[0][1]["data_limit"] is None
