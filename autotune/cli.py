@@ -22,6 +22,7 @@ from autotune.terminal import (
     finish,
     keep_stderr,
     print_error,
+    print_item,
     print_json,
     print_line,
     say,
@@ -336,8 +337,9 @@ def doctor(json: JsonOption = False) -> None:
     marks = {"ok": ("ok", "green"), "warning": ("!!", "yellow"), "missing": ("--", "red")}
     console = console_for(stderr=False)
     for finding in findings:
-        said = (marks[finding.state], " ", (finding.subject, "bold"), f": {finding.text}")
-        console.print(Text.assemble(*said))
+        print_item(
+            console, marks[finding.state], Text.assemble((finding.subject, "bold"), f": {finding.text}")
+        )
 
 
 @app.command()
@@ -349,16 +351,17 @@ def models(json: JsonOption = False) -> None:
     if json:
         print_json([preset.model_dump(exclude={"config"}) for preset in presets])
         return
-    from rich import box
-    from rich.table import Table
+    from autotune.report.columns import Column, FittingTable
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("name", "family", "parameters", "longest sequence", "on the hub"):
-        table.add_column(column, justify="right" if column in {"parameters", "longest sequence"} else "left")
-    for preset in presets:
-        table.add_row(
-            preset.name, preset.family, f"{preset.parameters:,}", f"{preset.longest:,}", preset.hub or "-"
-        )
+    table = FittingTable(
+        [
+            Column("name", [preset.name for preset in presets]),
+            Column("family", [preset.family for preset in presets], leaves=1),
+            Column("parameters", [f"{preset.parameters:,}" for preset in presets], justify="right"),
+            Column("longest\nsequence", [f"{preset.longest:,}" for preset in presets], justify="right"),
+            Column("on the hub", [preset.hub or "-" for preset in presets], leaves=2),
+        ]
+    )
     console = console_for(stderr=False)
     console.print(table)
     console.print("Any config.json, hub name or module:function of your own works as well.")
@@ -375,10 +378,13 @@ def spaces(context: typer.Context, json: JsonOption = False) -> None:
     if json:
         print_json([space.model_dump(mode="json") for space in found])
         return
+    from rich.text import Text
+
+    console = console_for(stderr=False)
     for space in found:
-        print_line(f"{space.name}: {space.description}")
+        print_item(console, ("", ""), Text.assemble((space.name, "bold"), f": {space.description}"))
         for axis, values in space.axes.items():
-            print_line(f"    {axis}: {', '.join(str(value) for value in values)}")
+            print_item(console, ("   ", ""), Text(f"{axis}: {', '.join(str(value) for value in values)}"))
 
 
 @spaces_app.command("draw")

@@ -6,8 +6,9 @@ code, and no control character reaches the terminal but those that rich itself w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -33,3 +34,21 @@ class PlainConsole(Console):
                 yield segment
             else:
                 yield Segment(printable(segment.text), segment.style)
+
+
+class Unpadded:
+    """A text file that gets no blanks at the ends of lines."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        """Write lines without the blanks at their ends."""
+        return self._file.write(_PADDING.sub("", text))
+
+    def __getattr__(self, name: str) -> Any:
+        """Return whatever else a file has."""
+        return getattr(self._file, name)
+
+
+_PADDING = re.compile(r" +(?=\n)")

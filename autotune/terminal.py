@@ -17,11 +17,14 @@ from autotune.printable import printable, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from autotune.errors import AutotuneError
 
 LOG_WIDTH = 160
-"""Columns where the output goes to a file: no path or command is broken over two lines there."""
+"""Columns where the output goes to a file and COLUMNS does not say otherwise."""
+LEAST_WIDTH = 40
+"""Columns that a table needs in any case."""
 LINES = 30
 """Lines of an error that are printed, and lines of the traceback of a user's model, the last ones."""
 
@@ -129,12 +132,33 @@ def fail_on_this_machine(error: OSError) -> NoReturn:
 
 def console_for(stderr: bool = True) -> Console:
     """Return the console of standard error, or of standard output."""
-    from autotune.console import PlainConsole
+    from autotune.console import PlainConsole, Unpadded
 
     console = PlainConsole(stderr=stderr)
-    if not console.is_terminal:
-        console.width = LOG_WIDTH
-    return console
+    stream = sys.stderr if stderr else sys.stdout
+    if console.is_terminal or stream is None:
+        return console
+    # Tables and panels fill their lines with blanks, which only a screen needs.
+    return PlainConsole(file=Unpadded(stream), width=_asked_width() or LOG_WIDTH)
+
+
+def _asked_width() -> int | None:
+    """Return the columns that the environment asks for; None where it does not say."""
+    asked = os.environ.get("COLUMNS", "")
+    return max(LEAST_WIDTH, int(asked)) if asked.isdecimal() and len(asked) < 6 else None
+
+
+def print_item(console: Console, mark: tuple[str, str], text: Text) -> None:
+    """Print a marked paragraph: in a window with its lines one below the other, in a log in a single line."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if not console.is_terminal and _asked_width() is None:
+        console.print(Text.assemble(mark, " ", text) if mark[0] else text, soft_wrap=True)
+        return
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(Text.assemble(mark), text)
+    console.print(grid)
 
 
 def print_json(value: Any) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -12,6 +12,7 @@ from rich.text import Text
 from autotune.accumulation import ASSUMED_STEPS
 from autotune.estimate import Estimate, Unpriced
 from autotune.estimation import Answer
+from autotune.report.columns import Cell, Column, FittingTable
 from autotune.report.wording import PHASES
 from autotune.units import format_bytes, format_count, format_counted
 
@@ -72,34 +73,28 @@ def print_estimates(answer: Answer, console: Console) -> None:
         console.print(Text("\nSpeed is a rough upper bound; probes measure it.", style="dim"))
 
 
-def _table(estimates: list[Estimate], micro_batch: int) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("rung")
-    for column in (
-        f"peak at\nmicro-batch {micro_batch}", "para-\nmeters", "gra-\ndients", "optimizer\nstate",
-        "acti-\nvations", "host", "largest\nmicro-batch", "tokens/s\nthere",
-    ):  # fmt: skip
-        table.add_column(column, justify="right", no_wrap=True)
-    for entry in estimates:
-        parts = entry.breakdown
+def _table(estimates: list[Estimate], micro_batch: int) -> FittingTable:
+    def size(take: Callable[[Estimate], int]) -> tuple[str, ...]:
+        return tuple(format_bytes(taken) if (taken := take(entry)) else "-" for entry in estimates)
+
+    def peak(entry: Estimate) -> Text:
         style = "green" if entry.fits else ("yellow" if entry.largest_micro_batch else "red")
-        table.add_row(
-            entry.candidate.title(),
-            Text(format_bytes(entry.device_peak_bytes), style=style),
-            *(
-                format_bytes(size) if size else "-"
-                for size in (
-                    parts.parameters,
-                    parts.gradients,
-                    parts.optimizer_state,
-                    parts.activations,
-                    entry.host_peak_bytes,
-                )
-            ),
-            str(entry.largest_micro_batch or "none fits"),
-            _speed(entry.largest_tokens_per_second),
-        )
-    return table
+        return Text(format_bytes(entry.device_peak_bytes), style=style)
+
+    def column(title: str, cells: Sequence[Cell], leaves: int = 0) -> Column:
+        return Column(title, cells, leaves=leaves, justify="right")
+
+    return FittingTable([
+        Column("rung", [entry.candidate.title() for entry in estimates], least=20),
+        column(f"peak at\nmicro-batch {micro_batch}", [peak(entry) for entry in estimates]),
+        column("para-\nmeters", size(lambda entry: entry.breakdown.parameters), leaves=5),
+        column("gra-\ndients", size(lambda entry: entry.breakdown.gradients), leaves=4),
+        column("optimizer\nstate", size(lambda entry: entry.breakdown.optimizer_state), leaves=3),
+        column("acti-\nvations", size(lambda entry: entry.breakdown.activations), leaves=2),
+        column("host", size(lambda entry: entry.host_peak_bytes), leaves=1),
+        column("largest\nmicro-batch", [str(entry.largest_micro_batch or "none fits") for entry in estimates]),
+        column("tokens/s\nthere", [_speed(entry.largest_tokens_per_second) for entry in estimates]),
+    ])  # fmt: skip
 
 
 def _in_full(entry: Estimate) -> Table:

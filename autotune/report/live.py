@@ -8,14 +8,13 @@ from typing import Literal
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
-from rich.table import Table
 from rich.text import Text
 
 from autotune.candidate import Candidate
 from autotune.outcome import Lost
 from autotune.probe.protocol import Progress
 from autotune.record import ProofFinished, Traced
-from autotune.report.tables import not_measured, trial_row, trial_table
+from autotune.report.tables import not_measured, trial_line, trial_table
 from autotune.report.wording import PHASES, skipped
 from autotune.selection import Score
 from autotune.space import Space
@@ -139,18 +138,24 @@ class Terminal:
         """Print a finished trial as one line, where there is no live table."""
         if self._console.is_terminal or self._scope is None:
             return
-        cells = trial_row(trial, self._scope, self._space)
-        texts = [cell.plain if isinstance(cell, Text) else str(cell) for cell in cells[:-1]]
-        self._console.print(f"probe {texts[0]}: " + " | ".join(texts[1:]), soft_wrap=True)
+        self._console.print(trial_line(trial, self._scope), soft_wrap=True)
 
-    def _table(self) -> Table:
+    def _table(self, most: int | None = None) -> RenderableType:
         assert self._scope is not None
-        return trial_table(self._trials, self._scope, self._space)
+        shown = self._trials if most is None else self._trials[-most:]
+        table = trial_table(shown, self._scope, self._space)
+        earlier = len(self._trials) - len(shown)
+        return (
+            Group(Text(f"{format_counted(earlier, 'earlier probe')} above", style="dim"), table)
+            if earlier
+            else table
+        )
 
     def _render(self) -> RenderableType:
         parts: list[RenderableType] = []
         if self._scope is not None and self._trials:
-            parts.append(self._table())
+            # What is taller than the window cannot be drawn anew in place; a row may take two lines in a narrow one.
+            parts.append(self._table(most=max(3, (self._console.height - 10) // 2)))
         if self._now:
             line = f"{self._now}  {self._phase}  {format_duration(time.monotonic() - self._began)}"
             parts.append(Spinner("dots", Text(f"{line}  {self._left()}", style="cyan")))

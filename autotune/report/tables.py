@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +13,7 @@ from autotune.best import Best
 from autotune.failure import holes
 from autotune.outcome import Ok
 from autotune.record import Step
+from autotune.report.columns import Cell, Column, FittingTable
 from autotune.report.wording import detail, rejected, verdict
 from autotune.selection import score
 from autotune.space import Space
@@ -27,50 +28,71 @@ RANKS_SHOWN = 8
 """Ranks whose peaks are shown one by one."""
 
 
-def trial_table(history: History, scope: Scope, space: Space) -> Table:
+def trial_table(history: History, scope: Scope, space: Space) -> FittingTable:
     """Return all trials, one a row."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("#", justify="right", style="dim")
-    table.add_column("rung")
-    table.add_column("micro-\nbatch", justify="right")
-    table.add_column("verdict")
-    table.add_column(f"peak of {format_bytes(scope.budget)}", no_wrap=True)
     foreseen = any(trial.prediction for trial in history)
     heard = any(isinstance(trial.outcome, Ok) and trial.outcome.communication for trial in history)
-    if foreseen:
-        table.add_column("predicted", no_wrap=True, style="dim")
-    table.add_column("tokens/s", justify="right", no_wrap=True)
-    if heard:
-        table.add_column("commu-\nnication", justify="right", no_wrap=True)
-    table.add_column("tried because", style="dim")
-    for trial in history:
-        row = trial_row(trial, scope, space)
-        table.add_row(
-            *row[:5], *([prediction_cell(trial)] if foreseen else []), row[5],
-            *([communication_cell(trial, scope)] if heard else []), *row[6:],
-        )  # fmt: skip
-    return table
+
+    def cells(make: Callable[[Trial], Cell]) -> tuple[Cell, ...]:
+        return tuple(make(trial) for trial in history)
+
+    columns = [
+        Column("#", cells(lambda trial: str(trial.number)), justify="right", style="dim"),
+        Column("rung", cells(lambda trial: trial.candidate.title()), least=20),
+        Column("micro-\nbatch", cells(lambda trial: format_count(trial.candidate.micro_batch)), justify="right"),
+        Column("verdict", cells(partial(verdict_cell, scope=scope)), least=13),
+        Column("", cells(partial(_bar, scope=scope)), leaves=5),
+        Column(f"peak of\n{format_bytes(scope.budget)}", cells(partial(peak_cell, scope=scope)), justify="right"),
+        Column("predicted", cells(prediction_cell), leaves=2, style="dim"),
+        Column("tokens/s", cells(partial(speed_cell, scope=scope)), justify="right"),
+        Column("commu-\nnication", cells(partial(communication_cell, scope=scope)), leaves=1, justify="right"),
+        Column("tried because", cells(partial(why_cell, space=space)), leaves=3, least=24, style="dim"),
+    ]  # fmt: skip
+    absent = {"predicted": not foreseen, "commu-\nnication": not heard}
+    return FittingTable([column for column in columns if not absent.get(column.title)])
 
 
-def trial_row(trial: Trial, scope: Scope, space: Space) -> tuple[RenderableType, ...]:
-    """Return the cells of one trial."""
+def trial_line(trial: Trial, scope: Scope) -> str:
+    """Return a finished trial in one line, for a log."""
+    candidate = trial.candidate
+    line = f"probe {trial.number}: {candidate.title()}, micro-batch {format_count(candidate.micro_batch)}: "
+    line += verdict(trial.outcome, scope)
+    if isinstance(trial.outcome, Ok):
+        line += f", peak {peak_cell(trial, scope)}"
+        if (speed := speed_cell(trial, scope)) != "-":
+            line += f", {speed} tokens/s"
+    return line
+
+
+def verdict_cell(trial: Trial, scope: Scope) -> Text:
+    """Return the verdict in a few words, and in the colour of what it means."""
     outcome = trial.outcome
     style = _STYLES.get(outcome.kind, "magenta")
-    peak, speed = Text("-", style="dim"), "-"
-    if isinstance(outcome, Ok):
-        peak = _bar(outcome.memory.peak(), scope)
-        speed = (
-            format_count(score(trial, scope).tokens_per_second)
-            if scope.of_rung(trial.candidate).allows(trial.candidate.micro_batch)
-            else "-"
-        )
-        if not scope.fits(outcome.memory):
-            style = "yellow"
-    why = trial.why if trial.node in space.graph.nodes else f"{trial.node}: {trial.why}"
-    said = Text(verdict(outcome, scope), style=style)
-    return (
-        str(trial.number), trial.candidate.title(), format_count(trial.candidate.micro_batch), said, peak, speed, why
-    )  # fmt: skip
+    if isinstance(outcome, Ok) and not scope.fits(outcome.memory):
+        style = "yellow"
+    return Text(verdict(outcome, scope), style=style)
+
+
+def peak_cell(trial: Trial, scope: Scope) -> str:
+    """Return the peak, and its share of the budget."""
+    if not isinstance(trial.outcome, Ok):
+        return "-"
+    peak = trial.outcome.memory.peak()
+    return f"{format_bytes(peak)} {peak / scope.budget:4.0%}"
+
+
+def speed_cell(trial: Trial, scope: Scope) -> str:
+    """Return tokens per second at the global batch, where the micro-batch can make it up."""
+    if not isinstance(trial.outcome, Ok):
+        return "-"
+    if not scope.of_rung(trial.candidate).allows(trial.candidate.micro_batch):
+        return "-"
+    return format_count(score(trial, scope).tokens_per_second)
+
+
+def why_cell(trial: Trial, space: Space) -> str:
+    """Return why the candidate was tried."""
+    return trial.why if trial.node in space.graph.nodes else f"{trial.node}: {trial.why}"
 
 
 def prediction_cell(trial: Trial) -> str:
@@ -234,12 +256,11 @@ def _indented(line: RenderableType) -> RenderableType:
     return Padding(line, (0, 0, 0, 2))
 
 
-def _bar(peak: int, scope: Scope) -> Text:
-    """Draw the peak's share of the budget, with the amount."""
-    share = min(1.0, peak / scope.budget)
-    full = round(share * _BAR)
-    style = "green" if peak <= scope.usable else "yellow"
-    bar = Text("━" * full, style=style)
-    bar.append("━" * (_BAR - full), style="bright_black")
-    bar.append(f" {format_bytes(peak)} {peak / scope.budget:4.0%}", style="")
-    return bar
+def _bar(trial: Trial, scope: Scope) -> Text:
+    """Draw the peak's share of the budget."""
+    if not isinstance(trial.outcome, Ok):
+        return Text()
+    peak = trial.outcome.memory.peak()
+    full = round(min(1.0, peak / scope.budget) * _BAR)
+    bar = Text("━" * full, style="green" if peak <= scope.usable else "yellow")
+    return bar.append("━" * (_BAR - full), style="bright_black")
