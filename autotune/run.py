@@ -21,7 +21,7 @@ from autotune.outcome import Lost, Unsupported
 from autotune.outlook import probes_ahead
 from autotune.paths import RunPaths
 from autotune.placement import unpaddable
-from autotune.probe.folder import ProbeFolder
+from autotune.probe.folder import ProbeFolder, clear_temporaries
 from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.proving import Proving
 from autotune.record import (
@@ -115,8 +115,10 @@ class _Run:
             self.journal.append(Retried(probes=numbers["probe"], proofs=numbers["proof"], time=now()))
 
     def clear_scratch(self) -> None:
-        """Remove what probes of a tuner that was killed left on the disk: mapped files can be many GiB."""
+        """Remove what a tuner that was killed left on the disk: its probes' mapped files can be many GiB."""
+        clear_temporaries(self.paths.root)
         for folder in (*self.paths.probes.glob("*"), *self.paths.probes.glob("*/rank*")):
+            clear_temporaries(folder)
             ProbeFolder(folder).clear_scratch()
 
     def inspect(self) -> Inspected:

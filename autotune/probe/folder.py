@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+
+_TEMPORARY = re.compile(r"\..+\.[0-9]+")
+"""Name under which a file is written, before it is renamed: with the writer's process id."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,13 @@ class ProbeFolder:
         """Remove the scratch folder, which can hold many GiB."""
         if self.scratch.exists():
             shutil.rmtree(self.scratch)
+
+
+def clear_temporaries(folder: Path) -> None:
+    """Remove what writers that were killed in `write_atomically` left in a folder that nobody writes to now."""
+    for path in folder.glob(".*"):
+        if _TEMPORARY.fullmatch(path.name) and path.is_file():
+            path.unlink()
 
 
 def write_atomically(path: Path, text: str) -> None:

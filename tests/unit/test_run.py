@@ -370,6 +370,21 @@ def test_a_finished_run_is_not_run_again(tmp_path):
     assert again.launched == []
 
 
+def test_files_that_a_killed_tuner_was_writing_are_cleared(tmp_path):
+    paths = create_run(make_spec(), tmp_path)
+    probe = paths.probe(1) / "rank1"
+    probe.mkdir(parents=True)
+    left = [
+        folder / name for folder in (paths.root, paths.probe(1), probe) for name in (".best.yaml.17", ".x.1")
+    ]
+    mine = paths.root / ".notes"
+    for path in (*left, mine):
+        path.touch()
+    tune(load_spec(paths), paths, ArithmeticExecutor(Arithmetic(budget=1000)))
+    assert not [path for path in left if path.exists()]
+    assert mine.exists()
+
+
 def test_a_run_under_way_is_refused_to_a_second_tuner(tmp_path):
     spec = make_spec()
     paths = create_run(spec, tmp_path)
