@@ -6,19 +6,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autotune.api import Run, load_run, tune
+    from autotune.api import Run, estimate, load_run, tune
     from autotune.best import Best
     from autotune.candidate import Candidate
+    from autotune.errors import (
+        AutotuneError,
+        InputError,
+        JournalError,
+        ModelError,
+        NoDiskSpace,
+        NothingFits,
+        NothingProven,
+        NothingTrained,
+        NotPriced,
+        ProbeError,
+    )
     from autotune.outcome import Outcome
 
 __version__ = "0.1.0"
-__all__ = ["Best", "Candidate", "Outcome", "Run", "load_run", "tune"]
+__all__ = [
+    "AutotuneError", "Best", "Candidate", "InputError", "JournalError", "ModelError", "NoDiskSpace", "NotPriced",
+    "NothingFits", "NothingProven", "NothingTrained", "Outcome", "ProbeError", "Run", "estimate", "load_run", "tune",
+]  # fmt: skip
 
 _HOMES = {
     "Best": "autotune.best",
     "Candidate": "autotune.candidate",
     "Outcome": "autotune.outcome",
     "Run": "autotune.api",
+    "estimate": "autotune.api",
     "load_run": "autotune.api",
     "tune": "autotune.api",
 }
@@ -26,6 +42,11 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     """Import a public name when it is first used, so that `autotune --help` loads nothing."""
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in __all__:
+        return getattr(import_module(_HOMES.get(name, "autotune.errors")), name)
     raise AttributeError(f"module 'autotune' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return what there is to use, for completion at a prompt."""
+    return [*__all__, "__version__"]

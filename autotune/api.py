@@ -1,18 +1,30 @@
-"""autotune from Python: the same run as the command line's, with the same options."""
+"""autotune from Python: what the command line does, with the same options by the same names."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.best import Best
+from autotune.candidate import Optimizer
+from autotune.errors import InputError
 from autotune.journal import read_record
+from autotune.models.callable import importable
 from autotune.paths import RunPaths
 from autotune.record import Record
 from autotune.runs import find_run, load_spec, new_run
 from autotune.specs import RunSpec
 from autotune.watch import Watch
+
+if TYPE_CHECKING:
+    from autotune.estimation import Answer
+
+Model = str | Path | Callable[[], Any]
+"""A preset, a path to a config.json or its folder, a hub name, `module:function` or `file.py:function`; or the function
+itself, which returns `(module, make_batch)`, `(module, dataset)` or `(module, dataset, collate)`."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +32,11 @@ class Run:
     """A run as its folder holds it."""
 
     paths: RunPaths
+    """Its files."""
     spec: RunSpec
+    """What was asked for."""
     record: Record
+    """What happened: `record.history` holds the trials."""
 
     @property
     def best(self) -> Best | None:
@@ -31,26 +46,123 @@ class Run:
         return Best.read(self.paths.best)
 
 
-def tune(*, runs: Path = Path("runs"), watch: Watch | None = None, **options: Any) -> Best:
+def tune(
+    *,
+    model: Model,
+    target_global_batch: str | int,
+    device: str | None = None,
+    seq_len: int | None = None,
+    lengths: str | Path | None = None,
+    optimizer: Optimizer | None = None,
+    gpus: int | None = None,
+    nodes: int | None = None,
+    headroom: float | None = None,
+    exact: bool | None = None,
+    max_probes: int | None = None,
+    time_budget: str | float | None = None,
+    probe_timeout: str | float | None = None,
+    sample_time: str | float | None = None,
+    proof_time: str | float | None = None,
+    memory_tolerance: float | None = None,
+    speed_tolerance: float | None = None,
+    space: str | Path | None = None,
+    seed: int | None = None,
+    predict: bool | None = None,
+    block_class: str | None = None,
+    train: Sequence[str] | None = None,
+    trust_remote_code: bool | None = None,
+    runs: str | Path = "runs",
+    watch: Watch | None = None,
+) -> Best:
     """Find, prove and emit the fastest configuration that fits; return what `best.yaml` says.
 
-    `options` are those of `autotune run`, by their names in a spec YAML: `tune(model="gpt2",
-    target_global_batch="64K", device="cpu:4GiB")`. Raises InputError, NothingFits, NothingProven or ModelError.
+    The keywords are the options of `autotune run` (`autotune run --help` describes them); None leaves one at its
+    default. Times are seconds or text such as "10m", the global batch is tokens or text such as "512 samples". A model
+    may be a function at the top level of a file: workers import it, so a script that passes one of its own calls
+    `tune` under `if __name__ == "__main__":`. `runs` is the folder that gets the run's; `watch` is told of every event.
+
+    Raises InputError with every mistake, NothingFits, NothingTrained, NothingProven, ModelError with the model's own
+    traceback, or another AutotuneError where this machine fails. What was recorded stays: `load_run("last")`.
     """
+    given = _given(locals(), "runs", "watch")
     from autotune.devices.find import check_device
     from autotune.executors.find import find_executor
     from autotune.options import RunOptions, to_spec
     from autotune.run import tune as loop
     from autotune.tracing import LocalTracer
 
-    spec = to_spec(RunOptions.load(options, "options"), check_device, Path.cwd())
+    base = _name_model(given)
+    spec = to_spec(RunOptions.load(given, "options"), check_device, base)
     tracer = LocalTracer()
     executor = find_executor(spec.device, tracer, spec.goal.gpus, spec.goal.nodes)
-    with new_run(spec, runs) as paths:
+    with new_run(spec, Path(runs)) as paths:
         return loop(spec, paths, executor, watch, tracer)
 
 
-def load_run(name: str | Path, runs: Path = Path("runs")) -> Run:
-    """Return a run by path, by name under `runs`, or the newest for `last`. Raises InputError."""
-    paths = find_run(str(name), runs)
+def estimate(
+    *,
+    model: Model,
+    gpu: str | None = None,
+    gpus: int | None = None,
+    nodes: int | None = None,
+    seq_len: int | None = None,
+    lengths: str | Path | None = None,
+    micro_batch: int | None = None,
+    accumulation_steps: int | None = None,
+    headroom: float | None = None,
+    space: str | Path | None = None,
+    candidate: Mapping[str, Any] | None = None,
+    block_class: str | None = None,
+    train: Sequence[str] | None = None,
+    trust_remote_code: bool | None = None,
+) -> Answer:
+    """Predict memory and speed on a GPU that need not be there; nothing is trained.
+
+    `candidate` holds the axes of one configuration (`{"checkpointing": "full"}`); without it every rung of the search
+    space is estimated. The other keywords are the options of `autotune estimate`, and None leaves one at its default.
+    Of what is returned, `priced` holds an `estimate` for each rung (bytes, tokens per second, the largest micro-batch),
+    and `unpriced` what cannot be traced, with the reason. Raises InputError with every mistake, or ProbeError.
+    """
+    given = _given(locals(), "candidate")
+    from autotune.estimation import Question
+    from autotune.estimation import estimate as answer_to
+    from autotune.tracing import LocalTracer
+
+    base = _name_model(given)
+    return answer_to(Question.gather({**given, **(candidate or {})}, base), LocalTracer(), base)
+
+
+def load_run(name: str | Path = "last", runs: str | Path = "runs") -> Run:
+    """Return a run by its folder, by its name under `runs`, or the newest there for `last`.
+
+    It may be under way: then `record` is as far as it came. Raises InputError where there is none, JournalError where
+    its record is damaged.
+    """
+    paths = find_run(str(name), Path(runs))
     return Run(paths, load_spec(paths), read_record(paths.journal))
+
+
+def _given(values: dict[str, Any], *others: str) -> dict[str, Any]:
+    """Return the keywords that were given, as the files of options know them: paths are text there."""
+    given = {name: value for name, value in values.items() if value is not None and name not in others}
+    return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+
+
+def _name_model(given: dict[str, Any]) -> Path:
+    """Replace a model that is a function by its name; return the folder in which names and paths are looked for.
+
+    Raises InputError where a worker runs this: it imports the file of its model, which calls for another run.
+    """
+    from autotune.probe.launch import MARK
+
+    if MARK in os.environ:
+        raise InputError(
+            "the file of the model calls autotune while a worker imports it; put the call under "
+            '`if __name__ == "__main__":`'
+        )
+    if not callable(given["model"]):
+        return Path.cwd()
+    given["model"], base = importable(given["model"])
+    if "lengths" in given:
+        given["lengths"] = str(Path(given["lengths"]).expanduser().absolute())
+    return base

@@ -184,7 +184,7 @@ class Best(Frozen):
         return text.getvalue()
 
     @classmethod
-    def read(cls, file: Path) -> Self:
+    def read(cls, file: str | Path) -> Self:
         """Read a `best.yaml`, or the one in a run's folder. Raises InputError."""
         file = user_path(file, "best.yaml")
         file = file / "best.yaml" if os.path.isdir(file) else file

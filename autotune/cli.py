@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from autotune import __version__
 from autotune.exit_codes import ExitCode, summary
 from autotune.interruption import Interruption, exit_code, ignore, listening, name_of
 from autotune.printable import printable
@@ -84,6 +85,24 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             fail_on_this_machine(error)
         except Exception as error:  # noqa: BLE001  the last line of defence: classify, print, exit
             fail(error)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print_line(f"autotune {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version, and exit."
+        ),
+    ] = False,
+) -> None:
+    """Find the fastest way to train a model that is proven not to run out of memory."""
 
 
 @app.command()

@@ -16,13 +16,13 @@ from autotune.bounds import MicroBatch, Ranks, SeqLen, Steps, too_many_ranks
 from autotune.candidate import AXES, Candidate, alike, choices
 from autotune.devices.simulated import DEFAULT
 from autotune.errors import InputError
-from autotune.estimate import Estimate, Unpriced, price
 from autotune.hardware import Hardware, find_hardware
 from autotune.lengths import Lengths
 from autotune.memory.timeline import Timeline
 from autotune.models.resolve import resolve
 from autotune.options import LONGEST_DEFAULT, load_space, read_lengths, sequence_length
 from autotune.placement import misplaced, unmeasured
+from autotune.pricing import Estimate, Unpriced, price
 from autotune.probe.launch import end_all
 from autotune.probe.protocol import ProbeRequest
 from autotune.rules import illegal

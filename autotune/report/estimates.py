@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.accumulation import ASSUMED_STEPS
-from autotune.estimate import Estimate, Unpriced
 from autotune.estimation import Answer
+from autotune.pricing import Estimate, Unpriced
 from autotune.report.columns import Cell, Column, FittingTable
 from autotune.report.wording import PHASES
 from autotune.units import format_bytes, format_count, format_counted

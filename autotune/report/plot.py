@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import InputError
-from autotune.estimate import Estimate
 from autotune.estimation import Answer
 from autotune.memory.curve import Curve, curve
+from autotune.pricing import Estimate
 from autotune.report.estimates import accumulated
 from autotune.units import GIB
 

@@ -23,7 +23,7 @@ LAYERS = [
     ),
     (
         "logic",
-        ["memory", "timing", "strategies", "selection", "outlook", "failure", "estimate", "demand", "proof",
+        ["memory", "timing", "strategies", "selection", "outlook", "failure", "pricing", "demand", "proof",
          "probe.classify", "probe.ranks", "zero", "exports", "report.wording"],
     ),
     ("machine", ["environment", "interruption", "support", "journal", "scratch", "tracing", "trace_cache",
