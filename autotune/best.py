@@ -22,7 +22,7 @@ from autotune.bounds import MicroBatch, Ranks, Seed, SeqLen
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.lengths import Lengths
-from autotune.outcome import Bytes, Communication, Memory, StepTiming, Stress
+from autotune.outcome import AttentionKernel, Bytes, Communication, Memory, StepTiming, Stress
 from autotune.record import Unknown
 from autotune.specs import ModelFacts, ModelSpec
 from autotune.units import format_bytes
@@ -119,6 +119,8 @@ class Best(Frozen):
     """Model FLOPs utilization, 0 to 1; null where the device's peak is not known."""
     attention: str | None = None
     """The attention implementation that ran, as the model reports it."""
+    attention_kernels: tuple[AttentionKernel, ...] = ()
+    """Which of torch's attention kernels ran under it (simulated: are assumed); empty where none is known."""
     evaluation_micro_batch: MicroBatch | None = None
     """Sequences (samples) that one device should evaluate at a time, predicted by a trace; `proof` says what did."""
     memory: Memory

@@ -61,7 +61,8 @@ def contender(
         gpus=goal.gpus, nodes=goal.nodes,
         seed=spec.seed, headroom=goal.headroom, tokens_per_second=score.tokens_per_second,
         tokens_per_second_interval=score.interval, seconds_per_global_step=score.seconds, mfu=share,
-        attention=outcome.attention, evaluation_micro_batch=evaluation_micro_batch, memory=outcome.memory,
+        attention=outcome.attention, attention_kernels=outcome.attention_kernels,
+        evaluation_micro_batch=evaluation_micro_batch, memory=outcome.memory,
         timing=outcome.timing, communication=outcome.communication, notes=tuple(notes),
         device=BestDevice(
             name=device.name, kind=device.kind, torch_name=device.torch_name, driver=device.driver

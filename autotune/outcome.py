@@ -140,6 +140,10 @@ class Stress(Frozen):
     """Why it was left out; empty where it was not."""
 
 
+AttentionKernel = Literal["flash", "memory-efficient", "cuDNN", "math"]
+"""What torch's scaled dot-product attention chooses from; `flash` is also a processor's kernel of that kind."""
+
+
 class Ok(Frozen):
     """The probe trained: at least two optimizer steps, all losses finite, memory within the budget."""
 
@@ -161,6 +165,9 @@ class Ok(Frozen):
     """What a proof trained beyond that; `memory` has their peaks in `reserved` and `device_peak`."""
     attention: str | None = None
     """The attention implementation that ran, as the model reports it."""
+    attention_kernels: tuple[AttentionKernel, ...] = ()
+    """Which kernels torch's scaled dot-product attention chose, in the first step; on a simulated device those that its
+    trace assumes. Empty where it was not called, and where compiled blocks hide it."""
     loader_bytes: Bytes | None = None
     """Host memory of the loader's worker processes and of batches in advance; None without a dataset of the user's."""
     skipped_steps: Annotated[int, Field(ge=0)] = 0

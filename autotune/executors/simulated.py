@@ -142,6 +142,7 @@ class SimulatedExecutor:
             losses=(),
             accumulation_steps=min(2, request.accumulation_steps),
             attention=str(timeline.facts.get("attention") or "") or None,
+            attention_kernels=timeline.attention_kernels,
         )  # fmt: skip
 
 

@@ -18,10 +18,10 @@ from autotune.errors import InputError
 from autotune.memory.allocator import MIN_BLOCK, OutOfDeviceMemory, Usage, simulate
 from autotune.memory.program import Fullest, Parts, Program, compose
 from autotune.memory.segment import CATEGORIES, PLACES, Category, Place, Segment, Slots
-from autotune.outcome import Phase
+from autotune.outcome import AttentionKernel, Phase
 from autotune.timing.work import Work
 
-FORMAT = 4
+FORMAT = 5
 """Raised with every change that older code would misread; cached traces of another format are ignored."""
 
 
@@ -79,6 +79,9 @@ class Timeline:
     """The only micro-batch that the timeline holds for; None where sizes are affine and every one is covered."""
     facts: dict[str, str | int | float] = field(default_factory=dict)
     """What was traced: model class, sequence length, versions, seconds."""
+    attention_kernels: tuple[AttentionKernel, ...] = ()
+    """Which of torch's attention kernels the trace took the device to choose. On CUDA never cuDNN's, which torch
+    prefers on Hopper and later, and whose outputs are those of the flash kernel."""
     micro_steps: int = 1
     """How many micro-steps `micro` and `single` stand for, all that an optimizer step has."""
     several: Timeline | None = None
@@ -243,6 +246,7 @@ class Timeline:
     def _parsed(cls, data: dict[str, Any]) -> Timeline:
         for name in ("build", "micro", "single", "first_update", "update", "evaluation"):
             data[name] = None if data[name] is None else Segment.parse(data[name])
+        data["attention_kernels"] = tuple(data["attention_kernels"])
         data["slots"] = Slots(**data["slots"])
         data["work"] = None if data["work"] is None else Work.parse(data["work"])
         data["several"] = None if data["several"] is None else cls._parsed(data["several"])

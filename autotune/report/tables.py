@@ -203,6 +203,7 @@ def winner_rows(best: Best) -> list[tuple[str, str]]:
             f"{format_duration(best.seconds_per_global_step)} a global step"
             + (f", MFU {best.mfu:.1%}" if best.mfu is not None else ""),
         ),
+        *([("attention", _attention(best))] if best.attention or best.attention_kernels else []),
         ("evidence", best.evidence),
     ]
     if best.communication is not None:
@@ -226,6 +227,14 @@ def winner_rows(best: Best) -> list[tuple[str, str]]:
         rows.append(("unknown", holes(best.unknown)))
     rows += [("note", note) for note in best.notes]
     return rows
+
+
+def _attention(best: Best) -> str:
+    kernels = " and ".join(best.attention_kernels)
+    if not kernels:
+        return best.attention or ""
+    kernels += " kernels" if len(best.attention_kernels) > 1 else " kernel"
+    return f"{best.attention or 'sdpa'}, torch's {kernels} {'assumed' if best.evidence == 'predicted' else 'ran'}"
 
 
 def _peaks(by_rank: tuple[int, ...]) -> str:

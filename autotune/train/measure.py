@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 from autotune.outcome import Memory, Ok
 from autotune.probe.protocol import ProbeRequest
+from autotune.train.attention import AttentionKernels
 from autotune.train.communication import listen
 from autotune.train.holdings import Observer, breakdown, gradient_bytes, parameter_bytes, state_bytes
 from autotune.train.phases import Phases
@@ -27,7 +29,7 @@ def measure(request: ProbeRequest, training: Training, phases: Phases, warmed_up
     stepper = Stepper(training, request.candidate.micro_batch, phases)
     micro_steps = min(request.accumulation_steps, MICRO_STEPS)
     observer = Observer(training)
-    warm_up(stepper, micro_steps, first=1, observer=observer)
+    warm_up(stepper, micro_steps, first=1, observer=observer, compiled=request.candidate.compile != "none")
     if request.candidate.compile != "none":
         forget_compiler(stepper)
     warmed_up()
@@ -39,17 +41,23 @@ def measure(request: ProbeRequest, training: Training, phases: Phases, warmed_up
     return outcome.model_copy(update={"communication": listen(request, stepper, micro_steps)})
 
 
-def warm_up(stepper: Stepper, micro_steps: int, first: int, observer: Observer) -> Parts:
+def warm_up(
+    stepper: Stepper, micro_steps: int, first: int, observer: Observer, compiled: bool = False
+) -> Parts:
     """Run the first optimizer step, of `first` micro-steps: it creates the optimizer's state.
 
     Batches are the largest of a user's dataset, so that memory is known whatever batches follow.
 
     A device that runs asynchronously gets a second one, of `micro_steps`, and is looked at phase by phase in
-    it: that slows it, so it is not done in steps that are timed. Returns the parts of the last step.
+    it: that slows it, so it is not done in steps that are timed. Likewise the kernels of attention are looked for in
+    the first, unless it is `compiled`. Returns the parts of the last step.
     """
     phases = stepper.phases
     stepper.heaviest = True
-    parts = stepper.step(first)
+    # The compiler would take the one that looks for a part of the model.
+    with nullcontext() if compiled else AttentionKernels() as seen:
+        parts = stepper.step(first)
+    stepper.attention_kernels = seen.kernels if seen else ()
     scaling = stepper.training.scaling
     # With gradients that overflow the step is left out, and so is the state: its scale falls until one is taken.
     while scaling is not None and scaling.skipped == phases.step:
@@ -133,6 +141,7 @@ def report(
         losses=tuple(stepper.losses),
         accumulation_steps=micro_steps,
         attention=training.attention,
+        attention_kernels=stepper.attention_kernels,
         loader_bytes=training.loader.host_bytes() if training.loader is not None else None,
         skipped_steps=training.scaling.skipped if training.scaling is not None else 0,
     )

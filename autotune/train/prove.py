@@ -47,7 +47,7 @@ def prove(request: ProbeRequest, training: Training, phases: Phases, warmed_up: 
     stepper = Stepper(training, request.candidate.micro_batch, phases)
     observer = Observer(training)
     few = min(request.accumulation_steps, MICRO_STEPS)
-    parts = warm_up(stepper, few, first=few, observer=observer)
+    parts = warm_up(stepper, few, first=few, observer=observer, compiled=request.candidate.compile != "none")
     if request.candidate.compile != "none":
         forget_compiler(stepper)
     warmed_up()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from autotune.outcome import AttentionKernel
 from autotune.train.holdings import local
 from autotune.train.phases import Phases
 from autotune.train.training import Batch, Training
@@ -54,6 +55,8 @@ class Stepper:
         """Take the largest batch that a user's dataset has, which is the one to prove memory with."""
         self.draw: Callable[[], Batch] | None = None
         """Where batches come from instead of the training's own stream."""
+        self.attention_kernels: tuple[AttentionKernel, ...] = ()
+        """Those that were seen in the first step."""
         self._waited = 0.0
 
     def step(self, micro_steps: int) -> Parts:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -32,6 +33,7 @@ from autotune.memory.timeline import Timeline
 from autotune.probe.protocol import ProbeRequest
 from autotune.timing.work import Work
 from autotune.train import build
+from autotune.train.attention import AttentionKernels
 from autotune.train.experts import parameter_count
 from autotune.train.fake_compiler import GraphBreak
 from autotune.train.optimizers import optimizer_maker
@@ -137,7 +139,8 @@ def _affine(
             tracer.make_state(building)
         if settled:
             StepTracer(recorder, training, pair=pair).settle(building)
-        small = tracer.micro_step(pair.least)
+        with nullcontext() if pair is COMPILED else AttentionKernels() as seen:
+            small = tracer.micro_step(pair.least)
         first = tracer.update()
         large = tracer.micro_step(pair.more)
         update = tracer.update()
@@ -173,7 +176,7 @@ def _affine(
             segments = (built, small, first, later, single, forward_only)
             return _timeline(
                 request, recorder, training, base, slopes, segments, work, None, began, tracer.sample_bytes,
-                micro_steps,
+                micro_steps, seen,
             )  # fmt: skip
 
         back = {theirs: ours for ours, theirs in same.items()}
@@ -214,7 +217,8 @@ def _exact(request: ProbeRequest, began: float, micro_steps: int = 1) -> Timelin
             tracer.make_state(building)
         if request.candidate.engine == "torch":
             StepTracer(recorder, training).settle(building, micro_batch)
-        micro = tracer.micro_step(micro_batch)
+        with AttentionKernels() if request.candidate.compile == "none" else nullcontext() as seen:
+            micro = tracer.micro_step(micro_batch)
         first = tracer.update()
         again = tracer.micro_step(micro_batch)
         update = tracer.update()
@@ -231,7 +235,7 @@ def _exact(request: ProbeRequest, began: float, micro_steps: int = 1) -> Timelin
         zero = [0] * len(recorder.sizes)
         return _timeline(
             request, recorder, training, recorder.sizes, zero, (building, micro, first, later, None, None), work,
-            micro_batch, began, tracer.sample_bytes, micro_steps,
+            micro_batch, began, tracer.sample_bytes, micro_steps, seen,
         )  # fmt: skip
 
 
@@ -268,6 +272,7 @@ def _timeline(
     began: float,
     sample_bytes: int,
     micro_steps: int,
+    seen: AttentionKernels | None,
 ) -> Timeline:
     """Number the slots that the segments use from 0 on, and put all together."""
     building, micro, first, update, single, evaluation = segments
@@ -299,6 +304,7 @@ def _timeline(
         evaluation=None if evaluation is None else renumbered(evaluation),
         work=work if micro_steps == 1 else None,
         exact=exact,
+        attention_kernels=seen.kernels if seen else (),
         micro_steps=micro_steps,
         facts={
             "model": type(training.model).__name__,

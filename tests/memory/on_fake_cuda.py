@@ -8,6 +8,7 @@ import torch
 from transformers.models.llama import modeling_llama
 
 from autotune.candidate import choices
+from autotune.memory.timeline import Timeline
 from autotune.specs import ModelSpec
 from autotune.train import activation_offload
 from autotune.train.fake_cuda import fake_cuda
@@ -29,7 +30,10 @@ def test_attention_on_cuda_grows_with_the_sequence_and_not_with_its_square():
         return timeline.allocated(24) - timeline.allocated(8)
 
     assert growth("cuda:0", 256) == pytest.approx(2 * growth("cuda:0", 128), rel=0.01)
-    assert trace(traced(device="cuda:0", precision="bf16")).device == "cuda"
+    half, whole = (trace(traced(device="cuda:0", precision=name)) for name in ("bf16", "fp32"))
+    assert half.device == "cuda"
+    assert (half.attention_kernels, whole.attention_kernels) == (("flash",), ("memory-efficient",))
+    assert Timeline.parse(half.dump()) == half
 
 
 def test_flash_attention_is_traced_without_its_package_and_needs_no_mask_of_a_window():

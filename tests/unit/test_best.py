@@ -3,6 +3,7 @@ import yaml
 
 from autotune.best import Best, Check, Proof
 from autotune.errors import InputError
+from autotune.report.tables import winner_rows
 from tests.configurations import make_best
 
 PROOF = Proof(
@@ -39,6 +40,21 @@ def test_bytes_carry_gib_and_keys_their_meaning(text):
     assert "budget: 3221225472 # 3.00 GiB" in lines
     assert "checkpoint_bytes: 3221225472 # 3.00 GiB" in lines
     assert "# Share of the budget that had to stay free." in lines
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"attention_kernels": ("flash",)}, "sdpa, torch's flash kernel ran"),
+        ({"attention_kernels": ("flash", "math")}, "sdpa, torch's flash and math kernels ran"),
+        ({"attention_kernels": ("flash",), "evidence": "predicted"}, "sdpa, torch's flash kernel assumed"),
+        ({"attention_kernels": ()}, "sdpa"),
+    ],
+)
+def test_the_report_says_which_kernel_of_attention_ran(best, fields, said):
+    shown = best.model_copy(update={"attention": "sdpa", **fields})
+    assert dict(winner_rows(shown))["attention"] == said
+    assert Best.from_yaml(shown.to_yaml(), "best.yaml").attention_kernels == shown.attention_kernels
 
 
 def test_the_effective_batch_is_shown_to_the_reader(text):

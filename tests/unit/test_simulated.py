@@ -50,7 +50,7 @@ def timeline(parameters=4 * GIB, activation=10 * GIB, work=True):
         modules=["model"], build=Segment([0], [(0, "build")]), micro=step, single=step,
         first_update=Segment([3, ~2], [(0, "optimizer")]), update=Segment([~2], [(0, "optimizer")]),
         work=Work(operators, micro, micro, {"optimizer": [(1, 1)]}) if work else None,
-        facts={"attention": "sdpa"},
+        facts={"attention": "sdpa"}, attention_kernels=("flash",),
     )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def test_what_fits_is_answered_with_memory_and_time_that_agree():
     assert memory.breakdown.optimizer_state == 8 * GIB
     assert memory.breakdown.activations == 20 * GIB
     assert outcome.losses == ()
-    assert outcome.attention == "sdpa"
+    assert (outcome.attention, outcome.attention_kernels) == ("sdpa", ("flash",))
     assert [phase.phase for phase in outcome.phases] == ["forward", "backward", "optimizer"]
     assert outcome.timing.last_micro_step.mean == pytest.approx(sum(p.seconds for p in outcome.phases[:2]))
     assert outcome.timing.optimizer_step.half_width > 0

@@ -165,6 +165,10 @@ def test_the_parts_of_a_global_step_are_timed(trained):
 
 def test_losses_are_recorded_for_every_optimizer_step_and_fall(trained):
     losses = trained.outcome.losses
+    assert trained.outcome.attention == "sdpa"
+    assert trained.outcome.attention_kernels == ("math",), (
+        "GPT-2 has dropout, a processor's flash kernel has none"
+    )
     assert len(losses) == trained.outcome.timing.optimizer_step.count + 1
     assert losses[-1] < losses[0]
 

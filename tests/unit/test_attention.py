@@ -1,0 +1,51 @@
+"""The kernel of attention that ran is the one that is told, whatever was asked for."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as imported
+from torch.utils.checkpoint import checkpoint
+
+from autotune.train.attention import AttentionKernels
+
+QUERY = torch.ones(1, 2, 8, 16, requires_grad=True)
+
+
+def seen(run):
+    with AttentionKernels() as kernels:
+        run()
+    return kernels.kernels
+
+
+def attend(**options):
+    return functional.scaled_dot_product_attention(QUERY, QUERY, QUERY, **options)
+
+
+def test_the_kernel_is_the_one_that_torch_chose():
+    assert seen(partial(attend, is_causal=True)) == ("flash",)
+    assert seen(partial(attend, dropout_p=0.1)) == ("math",), "a processor's flash kernel has no dropout"
+    with sdpa_kernel(SDPBackend.MATH):
+        assert seen(attend) == ("math",)
+
+
+def test_it_is_seen_however_a_model_calls_it():
+    assert seen(lambda: imported(QUERY, QUERY, QUERY)) == ("flash",)
+    assert seen(lambda: attend()[..., :8].transpose(1, 2)) == ("flash",)
+    again = partial(checkpoint, lambda tensor: imported(tensor, tensor, tensor), QUERY, use_reentrant=False)
+    assert seen(lambda: again().sum().backward()) == ("flash",)
+    assert seen(lambda: (attend(), attend(dropout_p=0.1))) == ("flash", "math")
+
+
+def test_attention_of_a_models_own_is_none_of_torchs():
+    assert seen(lambda: (QUERY @ QUERY.mT).softmax(-1) @ QUERY) == ()
+
+
+@pytest.mark.parametrize("frozen", [torch.no_grad, torch.inference_mode])
+def test_a_pass_without_gradients_chooses_for_itself_and_is_not_asked(frozen):
+    with frozen():
+        assert seen(attend) == ()
