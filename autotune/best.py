@@ -22,7 +22,16 @@ from autotune.bounds import MicroBatch, Ranks, Seed, SeqLen
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.lengths import Lengths
-from autotune.outcome import AttentionKernel, Bytes, Communication, Memory, StepTiming, Stress
+from autotune.outcome import (
+    AttentionKernel,
+    Bytes,
+    ChosenBy,
+    Communication,
+    Drift,
+    Memory,
+    StepTiming,
+    Stress,
+)
 from autotune.record import Unknown
 from autotune.specs import ModelFacts, ModelSpec
 from autotune.units import format_bytes
@@ -58,6 +67,8 @@ class Check(Frozen):
     """The number that the proof showed; None where the proof did not come that far."""
     tolerance: float | None
     """Relative difference that is allowed; None where the check is a plain yes or no."""
+    interval: float | None = None
+    """Half-width of the 95% interval of the difference: what noise explains, beside the tolerance; None without one."""
     passed: bool
 
 
@@ -82,6 +93,19 @@ class Proof(Frozen):
     checkpoint_bytes: Bytes | None = None
     seconds: float
     """Wall time of the whole relaunch."""
+
+
+class Alternative(Frozen):
+    """A configuration that measured speed does not tell from the winner."""
+
+    candidate: Candidate
+    """The configuration; micro_batch counts sequences (samples) per device."""
+    tokens_per_second: float
+    """As measured, over all devices."""
+    tokens_per_second_interval: float
+    """Half-width of its 95% interval, drift included."""
+    peak: Bytes
+    """What counted against the budget."""
 
 
 class Best(Frozen):
@@ -113,7 +137,13 @@ class Best(Frozen):
     tokens_per_second: float
     """Tokens per second of wall time of a whole global step, over all devices."""
     tokens_per_second_interval: float
-    """Half-width of its 95% interval."""
+    """Half-width of its 95% interval, drift between measurements included."""
+    drift: Drift | None = None
+    """By how much measurements of this run differ beyond their own steps' spread; null for predictions."""
+    chosen_by: ChosenBy = "speed"
+    """What made it the winner: speed; or prediction, memory or proof, where speed leaves alternatives."""
+    alternatives: tuple[Alternative, ...] = ()
+    """What measured speed does not tell from it: not slower by more than the intervals explain."""
     seconds_per_global_step: float
     mfu: float | None = None
     """Model FLOPs utilization, 0 to 1; null where the device's peak is not known."""
@@ -271,6 +301,7 @@ _BYTE_FIELDS = {
     "Memory": ("allocated", "reserved", "device_peak", "budget", "baseline"),
     "Breakdown": ("parameters", "gradients", "optimizer_state", "activations", "other"),
     "Proof": ("checkpoint_bytes",),
+    "Alternative": ("peak",),
     "Stress": ("peak",),
 }
 """Fields that hold bytes and are shown in GiB too."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.best import Best, BestDevice
+from autotune.best import Alternative, Best, BestDevice
 from autotune.candidate import Candidate
 from autotune.devices.device import DeviceFacts
 from autotune.environment import environment
 from autotune.errors import InputError
 from autotune.journal import now
-from autotune.outcome import Ok
+from autotune.outcome import Drift, Ok
 from autotune.probe.folder import write_atomically
-from autotune.selection import Score, mfu
+from autotune.selection import Choice, Score, mfu
 from autotune.specs import Goal, ModelFacts, RunSpec
 
 PREDICTED = (
@@ -31,10 +31,12 @@ def contender(
     device: DeviceFacts,
     variables: dict[str, str],
     evaluation_micro_batch: int | None = None,
+    drift: Drift | None = None,
 ) -> Best:
     """Return the configuration of a trial with its record, before its proof.
 
     `variables` are the environment variables that probes run under, `evaluation_micro_batch` a prediction.
+    `drift` is in the score's interval.
     """
     outcome = score.trial.outcome
     assert isinstance(outcome, Ok)
@@ -60,7 +62,8 @@ def contender(
         candidate=candidate, accumulation=score.accumulation, seq_len=goal.seq_len, lengths=goal.lengths,
         gpus=goal.gpus, nodes=goal.nodes,
         seed=spec.seed, headroom=goal.headroom, tokens_per_second=score.tokens_per_second,
-        tokens_per_second_interval=score.interval, seconds_per_global_step=score.seconds, mfu=share,
+        tokens_per_second_interval=score.interval,
+        drift=None if device.simulated else drift, seconds_per_global_step=score.seconds, mfu=share,
         attention=outcome.attention, attention_kernels=outcome.attention_kernels,
         evaluation_micro_batch=evaluation_micro_batch, memory=outcome.memory,
         timing=outcome.timing, communication=outcome.communication, notes=tuple(notes),
@@ -73,6 +76,18 @@ def contender(
         },
         facts=facts, model=spec.model,
     )  # fmt: skip
+
+
+def chosen(best: Best, choice: Choice) -> Best:
+    """Return what is said of a winner with why it is one, and what could not be told from it."""
+    alternatives = tuple(
+        Alternative(
+            candidate=score.trial.candidate, tokens_per_second=score.tokens_per_second,
+            tokens_per_second_interval=score.interval, peak=score.peak,
+        )
+        for score in choice.alternatives
+    )  # fmt: skip
+    return best.model_copy(update={"chosen_by": choice.by, "alternatives": alternatives})
 
 
 def _of_rows(goal: Goal, candidate: Candidate) -> str:

@@ -81,7 +81,8 @@ class Foresight:
             for trial in history
             if isinstance(trial.outcome, Ok) and (raw := self._timing(trial.candidate)) is not None
         ]
-        return prediction.model_copy(update={"timing": Pace(seen).correct(candidate.rung().key(), timing)})
+        paced = Pace(seen).correct(candidate.rung().key(), timing)
+        return prediction.model_copy(update={"timing": paced, "roofline": timing})
 
     def evaluation(self, request: ProbeRequest, history: History, timeout: float) -> int | None:
         """Return the largest micro-batch of an evaluation that should fit; None where that cannot be told.

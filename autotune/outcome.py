@@ -56,6 +56,24 @@ class StepTiming(Frozen):
         )
 
 
+ChosenBy = Literal["speed", "prediction", "memory", "proof"]
+"""What made one of several the winner: measured speed, or, where that does not tell them apart, the smaller predicted
+time, the smaller peak, or a proof that held."""
+
+
+class Drift(Frozen):
+    """By how much two measurements of one candidate differ, beyond what the steps within each show."""
+
+    share: Annotated[float, Field(ge=0)]
+    """Half-width of the 95% interval that this adds to each measured time, as a share of it."""
+    floor: Annotated[float, Field(ge=0)]
+    """What is assumed at the least, from a quiet machine."""
+    halves: Annotated[int, Field(ge=0)]
+    """Measurements whose first half was compared with their second."""
+    repeats: Annotated[int, Field(ge=0)]
+    """Proofs that were compared with the probe that they repeat."""
+
+
 class Communication(Frozen):
     """Seconds in which at least one collective was under way, in each part of a global step, on one rank.
 
@@ -150,6 +168,8 @@ class Ok(Frozen):
     kind: Literal["ok"] = "ok"
     memory: Memory
     timing: StepTiming
+    step_seconds: tuple[float, ...] = ()
+    """Of each optimizer step that was measured, with its micro-steps, in order; of the slowest rank."""
     communication: Communication | None = None
     """Of the rank that waited least for others, in a step of its own; None on one rank, and where the backend does not
     tell."""

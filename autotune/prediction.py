@@ -24,6 +24,8 @@ class Prediction(Frozen):
     """Of `allocated`, by what it holds."""
     timing: StepTiming | None = None
     """Parts of a global step, by the roofline corrected by the probes so far; None where the hardware is unknown."""
+    roofline: StepTiming | None = None
+    """The same, uncorrected: what later probes teach corrects it anew."""
 
     def verdict(self, usable: int) -> Literal["fits", "over", "unsure"]:
         """Compare the whole interval with the bytes that may be used."""

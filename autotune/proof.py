@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 from autotune.best import Best, Check, Proof
-from autotune.outcome import Crash, Lost, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
+from autotune.drift import drift_of
+from autotune.outcome import Crash, Drift, Lost, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
 from autotune.probe.protocol import ProbeRequest
 from autotune.record import ProofFinished
-from autotune.selection import throughput
+from autotune.selection import Score, rank, throughput
 from autotune.specs import Limits
+from autotune.strategies.decision import Scope
 from autotune.trial import History
 from autotune.units import MIB, format_bytes, format_count, format_counted, format_duration
 
@@ -44,8 +47,9 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
     It must train without any refused allocation and without an allocator retry, its peak must be within
     `limits.memory_tolerance` of the recorded one in either direction (a lower one means that something else
     ran; on the cpu device CPU_NOISE is allowed in any case), its speed must not fall short by more than
-    `limits.speed_tolerance`, and its losses must be finite and fall. What loads memory more (shuffled lengths, loaded
-    experts, evaluation, checkpoint) is no part of that peak, and must fit the budget.
+    `limits.speed_tolerance` beyond what the intervals of both measurements explain, and its losses must be finite and
+    fall. What loads memory more (shuffled lengths, loaded experts, evaluation, checkpoint) is no part of that peak, and
+    must fit the budget.
     Of a prediction it only must fit: its peak and speed are shown beside what was predicted, and not judged.
     """
     if isinstance(outcome, Lost):
@@ -58,7 +62,8 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
     memory_tolerance = None if predicted else limits.memory_tolerance
     if memory_tolerance is not None and best.device.kind == "cpu":
         memory_tolerance = max(memory_tolerance, CPU_NOISE / max(1, recorded.allocated))
-    _, speed, _ = throughput(outcome.timing, best.accumulation)
+    _, speed, interval = throughput(outcome.timing, best.accumulation, best.drift)
+    noise = math.hypot(interval, best.tokens_per_second_interval)
     checks = (
         Check(
             # Tensors of the training steps: the process's own peak includes evaluation and checkpoint here.
@@ -91,7 +96,8 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
         Check(
             name=SPEED, recorded=best.tokens_per_second, proven=speed,
             tolerance=limits.speed_tolerance if judge_speed else None,
-            passed=not judge_speed or speed >= best.tokens_per_second * (1 - limits.speed_tolerance),
+            interval=noise if judge_speed else None,
+            passed=not judge_speed or speed + noise >= best.tokens_per_second * (1 - limits.speed_tolerance),
         ),
         Check(
             name="loss falls", recorded=outcome.losses[0], proven=outcome.losses[-1], tolerance=None,
@@ -108,26 +114,33 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
     )  # fmt: skip
 
 
-def after_proofs(history: History, proofs: Iterable[ProofFinished]) -> History:
-    """Return the trials still in the running, as proofs that did not hold leave them.
+def standing(history: History, proofs: Sequence[ProofFinished], scope: Scope) -> tuple[list[Score], Drift]:
+    """Return what is still in the running, best first, and the drift between measurements."""
+    drift = drift_of(history, proofs, scope)
+    return rank(after_proofs(history, proofs), scope, drift), drift
 
-    A relaunch that was merely slower is the longer measurement of the two: its timing replaces the probe's, and
-    the candidate competes with that, for one more proof. Anything else that failed, or a second failure, ends it. A
-    proof that was lost says nothing either way, but what it leaves unproven is no winner.
+
+def after_proofs(history: History, proofs: Iterable[ProofFinished]) -> History:
+    """Return the trials still in the running, as their proofs leave them.
+
+    A relaunch is the longer measurement of the two: its timing replaces the probe's, whether it held or was merely
+    slower than it may be. Then the candidate competes with that, for one more proof. Anything else that failed, or a
+    second failure, ends it. A proof that was lost says nothing either way, but what it leaves unproven is no winner.
     """
-    failed: dict[int, list[ProofFinished]] = {}
+    of: dict[int, list[ProofFinished]] = {}
     for proof in proofs:
-        if not proof.passed:
-            failed.setdefault(proof.number, []).append(proof)
+        of.setdefault(proof.number, []).append(proof)
     remaining = []
     for trial in history:
-        match failed.get(trial.number, []):
-            case []:
-                remaining.append(trial)
-            case [ProofFinished(failed=(name,), outcome=Ok(timing=timing))] if name == SPEED:
-                assert isinstance(trial.outcome, Ok)
-                outcome = trial.outcome.model_copy(update={"timing": timing})
-                remaining.append(trial.model_copy(update={"outcome": outcome}))
+        done = of.get(trial.number, [])
+        failed = [proof for proof in done if not proof.passed]
+        if len(failed) > 1 or any(proof.failed != (SPEED,) for proof in failed):
+            continue
+        if done and isinstance(done[-1].outcome, Ok) and isinstance(trial.outcome, Ok):
+            outcome = trial.outcome.model_copy(update={"timing": done[-1].outcome.timing})
+            remaining.append(trial.model_copy(update={"outcome": outcome}))
+        else:
+            remaining.append(trial)
     return tuple(remaining)
 
 
@@ -182,8 +195,13 @@ def _failed(checks: tuple[Check, ...]) -> str:
                     f"the allocator had to flush its cache {format_counted(int(check.proven or 0), 'time')}"
                 )
             case _:
+                noise = (
+                    ""
+                    if check.interval is None
+                    else f", and {show(check.interval)} that both intervals explain"
+                )
                 said.append(
-                    f"{check.name} {proven} against {recorded} recorded (allowed {check.tolerance:.0%})"
+                    f"{check.name} {proven} against {recorded} recorded (allowed {check.tolerance:.0%}{noise})"
                 )
     return "did not hold: " + "; ".join(said)
 

@@ -7,17 +7,18 @@ from pathlib import Path
 
 from autotune.best import Best
 from autotune.demand import written_bytes
+from autotune.emission import chosen
 from autotune.errors import JournalError, NoDiskSpace, NothingProven
 from autotune.executors.executor import Executor, Finding
 from autotune.failure import holes, lost_with_tuner, no_winner, proofs_crashed
 from autotune.journal import Journal, now
-from autotune.outcome import Lost
+from autotune.outcome import Drift, Lost
 from autotune.paths import RunPaths
 from autotune.probe.folder import write_atomically
 from autotune.probe.protocol import Inspection
-from autotune.proof import after_proofs, judge, proof_request
+from autotune.proof import judge, proof_request, standing
 from autotune.record import TRIES, Decided, ProofFinished, ProofStarted
-from autotune.selection import Score, rank
+from autotune.selection import Choice, Score, choose, rank
 from autotune.specs import RunSpec
 from autotune.strategies.decision import Done, Scope
 from autotune.units import format_bytes
@@ -34,7 +35,7 @@ class Proving:
         executor: Executor,
         watch: Watch,
         journal: Journal,
-        contender: Callable[[Score], Best],
+        contender: Callable[[Score, Drift], Best],
     ) -> None:
         self.spec = spec
         self.paths = paths
@@ -52,13 +53,14 @@ class Proving:
             self.journal.append(Decided(winner=None, why=error.headline, causes=causes, time=now()))
             raise error
         if self.executor.facts.simulated:
-            return self.emit_unproven(rank(self.journal.record.history, scope)[0])
-        while remaining := rank(after_proofs(self.journal.record.history, self.journal.record.proofs), scope):
-            fastest, proofs = remaining[0], self.journal.record.proofs
-            held = [proof for proof in proofs if proof.passed and proof.number == fastest.trial.number]
-            proof = held[0] if held else self.prove_one(fastest)
-            if proof.passed:
-                return self.emit(fastest, proof)
+            return self.emit_unproven(scope)
+        while (remaining := self.standing(scope))[0]:
+            choice = choose(
+                remaining[0], [proof.number for proof in self.journal.record.proofs if proof.passed]
+            )
+            if choice.by == "proof" or self.held(choice.winner):
+                return self.emit(scope, choice, remaining[1])
+            self.prove_one(choice.winner, remaining[1])
         failed = "; ".join(f"probe {proof.number}: {proof.why}" for proof in self.journal.record.proofs)
         self.journal.append(Decided(winner=None, why=failed, time=now()))
         if (crashed := proofs_crashed(self.journal.record.proofs)) is not None:
@@ -69,21 +71,33 @@ class Proving:
             f"work, repeat on a quiet one or allow more with --speed-tolerance{hole and f'. And {hole}'}"
         )
 
-    def prove_one(self, score: Score) -> ProofFinished:
+    def standing(self, scope: Scope, before: ProofFinished | None = None) -> tuple[list[Score], Drift]:
+        """Return what is in the running, best first, and the drift between measurements; as it was `before` a proof."""
+        record = self.journal.record
+        proofs = record.proofs if before is None else record.proofs[: record.proofs.index(before)]
+        return standing(record.history, proofs, scope)
+
+    def held(self, score: Score) -> bool:
+        """Tell whether a trial's proof held."""
+        return any(
+            proof.passed and proof.number == score.trial.number for proof in self.journal.record.proofs
+        )
+
+    def prove_one(self, score: Score, drift: Drift) -> ProofFinished:
         """Write the contender's file, read it back, and run what it says."""
         number, before = score.trial.number, len(self.journal.record.proofs)
-        self.write(self.paths.contender, self.contender(score))
+        self.write(self.paths.contender, self.contender(score, drift))
         self.watch.proving(score)
         while len(self.journal.record.proofs) == before:  # a try that something outside ended proves nothing
             if self.journal.record.tries("proof", number) < TRIES:
-                self.relaunch(score)
+                self.relaunch(score, drift)
             else:
-                self.journal.append(self.judged(score, Finding(lost_with_tuner("proof"), None, 0.0)))
+                self.journal.append(self.judged(score, drift, Finding(lost_with_tuner("proof"), None, 0.0)))
         proof = self.journal.record.proofs[-1]
         self.watch.proved(proof)
         return proof
 
-    def relaunch(self, score: Score) -> None:
+    def relaunch(self, score: Score, drift: Drift) -> None:
         """Journal, launch, journal."""
         number = score.trial.number
         self.look_for_room(number)
@@ -95,7 +109,7 @@ class Proving:
                 timeout=self.spec.limits.probe_timeout + 3 * self.spec.limits.proof_seconds,
                 on_progress=self.watch.progressing,
             )  # fmt: skip
-            self.journal.append(self.judged(score, finding))
+            self.journal.append(self.judged(score, drift, finding))
         if isinstance(finding.answer, Lost):
             self.watch.lost("proof", number, finding.answer)
 
@@ -113,10 +127,10 @@ class Proving:
                 f"and the disk of {folder} has {format_bytes(free)} free; make room there"
             )
 
-    def judged(self, score: Score, finding: Finding) -> ProofFinished:
+    def judged(self, score: Score, drift: Drift, finding: Finding) -> ProofFinished:
         """Return the line for the journal that says what a relaunch showed."""
         assert not isinstance(finding.answer, Inspection)
-        proof = judge(self.contender(score), finding.answer, finding.seconds, self.spec.limits)
+        proof = judge(self.contender(score, drift), finding.answer, finding.seconds, self.spec.limits)
         return ProofFinished(
             number=score.trial.number,
             outcome=finding.answer,
@@ -126,26 +140,38 @@ class Proving:
             seconds=finding.seconds,
         )
 
-    def emit(self, score: Score, proved: ProofFinished) -> Best:
-        """Write `best.yaml` with its proof, then journal the decision."""
-        best = self.contender(score)
-        best = best.model_copy(
+    def emit(self, scope: Scope, choice: Choice, drift: Drift) -> Best:
+        """Write `best.yaml` as its proof measured it, then journal the decision.
+
+        The proof's checks are against what had been recorded before it.
+        """
+        record, number = self.journal.record, choice.winner.trial.number
+        proved = next(proof for proof in reversed(record.proofs) if proof.passed and proof.number == number)
+        scores, drift_before = self.standing(scope, before=proved)
+        recorded = next(score for score in scores if score.trial.number == number)
+        proof = judge(
+            self.contender(recorded, drift_before), proved.outcome, proved.seconds, self.spec.limits
+        )
+        best = chosen(self.contender(choice.winner, drift), choice).model_copy(
             update={
-                "proof": judge(best, proved.outcome, proved.seconds, self.spec.limits),
-                "unknown": self.journal.record.unknown,
+                "proof": proof.model_copy(update={"passed": True, "why": proved.why}),
+                "unknown": record.unknown,
             }
         )
         self.write(self.paths.best, best)
         self.paths.contender.unlink(missing_ok=True)
-        self.journal.append(Decided(winner=score.trial.number, why=proved.why, time=now()))
+        self.journal.append(Decided(winner=number, why=proved.why, time=now()))
         return best
 
-    def emit_unproven(self, score: Score) -> Best:
+    def emit_unproven(self, scope: Scope) -> Best:
         """Write `best.yaml` without a proof, where there is no device to prove it on."""
-        best = self.contender(score).model_copy(update={"unknown": self.journal.record.unknown})
+        scores, drift = self.standing(scope)
+        choice = choose(scores)
+        best = chosen(self.contender(choice.winner, drift), choice)
+        best = best.model_copy(update={"unknown": self.journal.record.unknown})
         self.write(self.paths.best, best)
         why = "predicted to be the fastest that fits; a simulated device proves nothing"
-        self.journal.append(Decided(winner=score.trial.number, why=why, time=now()))
+        self.journal.append(Decided(winner=choice.winner.trial.number, why=why, time=now()))
         return best
 
     def write(self, path: Path, best: Best) -> None:

@@ -17,7 +17,7 @@ from autotune.failure import inspection_failed, lost_with_tuner, stop_at_crash
 from autotune.foresight import Foresight
 from autotune.journal import Journal, now
 from autotune.memory.predictor import Predictor
-from autotune.outcome import Lost, Unsupported
+from autotune.outcome import Drift, Lost, Unsupported
 from autotune.outlook import probes_ahead
 from autotune.paths import RunPaths
 from autotune.placement import unpaddable
@@ -290,7 +290,7 @@ class _Run:
             return f"stopped after {format_duration(record.seconds)} of probes (--time-budget)", "time_budget"
         return None
 
-    def contender(self, score: Score) -> Best:
+    def contender(self, score: Score, drift: Drift) -> Best:
         """Return what `best.yaml` says of a trial, before its proof."""
         inspected = self.journal.record.inspection
         assert inspected is not None
@@ -300,7 +300,7 @@ class _Run:
             self.evaluations[candidate] = self.foresee_evaluation(candidate, inspected)
         return contender(
             self.spec, self.paths.id, score, inspected.facts, self.executor.facts, variables,
-            self.evaluations[candidate],
+            self.evaluations[candidate], drift,
         )  # fmt: skip
 
     def foresee_evaluation(self, candidate: Candidate, inspected: Inspected) -> int | None:

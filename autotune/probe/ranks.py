@@ -78,6 +78,7 @@ def _together(fine: Sequence[Ok], accumulation_steps: int) -> Ok:
                 }
             ),
             "timing": slowest.timing,
+            "step_seconds": slowest.step_seconds,
             # Waiting for a rank that comes later is in the others' times.
             "communication": min(heard, key=lambda own: own.global_step(accumulation_steps), default=None)
             if len(heard) == len(fine)

@@ -93,7 +93,7 @@ def _print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
     console.print(section("Winner", [winner_panel(best)]))
     trials = after_proofs(record.history, record.proofs)
     winner = next(trial for trial in trials if trial.candidate == best.candidate)
-    if lines := rejected_lines(trials, scope, winner):
+    if lines := rejected_lines(trials, scope, winner, best.drift):
         console.print(section("Rejected", lines))
     if passed_over := [skipped(entry.candidate, entry.prediction, scope) for entry in record.skipped]:
         console.print(section("Passed over by prediction", passed_over))

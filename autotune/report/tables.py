@@ -11,10 +11,10 @@ from rich.text import Text
 
 from autotune.best import Best
 from autotune.failure import holes
-from autotune.outcome import Ok
+from autotune.outcome import Drift, Ok
 from autotune.record import Step
 from autotune.report.columns import Cell, Column, FittingTable
-from autotune.report.wording import detail, rejected, verdict
+from autotune.report.wording import choice, detail, rejected, verdict
 from autotune.selection import score
 from autotune.space import Space
 from autotune.specs import DeviceSpec
@@ -204,6 +204,7 @@ def winner_rows(best: Best) -> list[tuple[str, str]]:
             + (f", MFU {best.mfu:.1%}" if best.mfu is not None else ""),
         ),
         *([("attention", _attention(best))] if best.attention or best.attention_kernels else []),
+        *([("choice", said)] if (said := choice(best)) else []),
         ("evidence", best.evidence),
     ]
     if best.communication is not None:
@@ -244,9 +245,9 @@ def _peaks(by_rank: tuple[int, ...]) -> str:
     return f"{format_bytes(min(by_rank))} to {format_bytes(max(by_rank))}"
 
 
-def rejected_lines(history: History, scope: Scope, winner: Trial) -> list[str]:
+def rejected_lines(history: History, scope: Scope, winner: Trial, drift: Drift | None = None) -> list[str]:
     """Return what was rejected, and why."""
-    return [f"{rung}: {why}" for rung, why in rejected(history, scope, winner)]
+    return [f"{rung}: {why}" for rung, why in rejected(history, scope, winner, drift)]
 
 
 def section(title: str, lines: Iterable[RenderableType]) -> RenderableType:

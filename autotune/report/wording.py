@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from autotune.best import Best
 from autotune.candidate import Candidate
-from autotune.outcome import Crash, Lost, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
+from autotune.outcome import Crash, Drift, Lost, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
 from autotune.prediction import Prediction
 from autotune.record import Opened, ProofStarted, Record, Started
 from autotune.selection import Score, rank
 from autotune.strategies.decision import Scope
 from autotune.trial import History, Trial
-from autotune.units import format_bytes, format_duration, format_slowdown
+from autotune.units import format_bytes, format_count, format_duration, format_slowdown
 
 PHASES = {
     "start": "starting up", "build": "building the model", "forward": "forward", "backward": "backward",
@@ -89,9 +90,14 @@ def detail(outcome: Outcome) -> str:
             return ""
 
 
-def rejected(history: History, scope: Scope, winner: Trial) -> list[tuple[str, str]]:
-    """Return each rung other than the winner's, and each larger micro-batch of its own, with why it lost."""
-    scores = rank(history, scope)
+def rejected(
+    history: History, scope: Scope, winner: Trial, drift: Drift | None = None
+) -> list[tuple[str, str]]:
+    """Return each rung other than the winner's, and each larger micro-batch of its own, with why it lost.
+
+    What speed does not tell from the winner is called so: it lost nothing.
+    """
+    scores = rank(history, scope, drift)
     best = next((s for s in scores if s.trial == winner), None)
     reasons: list[tuple[str, str]] = []
     for rung in dict.fromkeys(trial.candidate.rung() for trial in history):
@@ -114,11 +120,35 @@ def rejected(history: History, scope: Scope, winner: Trial) -> list[tuple[str, s
     return reasons
 
 
+_REASONS = {
+    "prediction": "its smaller predicted time",
+    "memory": "its smaller peak",
+    "proof": "its proof, which held",
+}  # fmt: skip
+_SHOWN = 3
+"""Alternatives that are named one by one."""
+
+
+def choice(best: Best) -> str:
+    """Return what made a winner one of several that measured speed does not tell apart; empty where speed alone did."""
+    if not best.alternatives:
+        return ""
+    named = [
+        f"{other.candidate.title()}, micro-batch {other.candidate.micro_batch} "
+        f"({format_count(other.tokens_per_second)} ± {format_count(other.tokens_per_second_interval)} tokens/s)"
+        for other in best.alternatives[:_SHOWN]
+    ]
+    if (more := len(best.alternatives) - _SHOWN) > 0:
+        named.append(f"{more} more")
+    return f"not distinguishable by speed from {'; '.join(named)}: chosen for {_REASONS[best.chosen_by]}"
+
+
 def _slower(score: Score, best: Score) -> str:
-    share = score.seconds / best.seconds - 1
-    size = score.trial.candidate.micro_batch
+    share, noise = score.seconds / best.seconds - 1, score.apart(best) / best.seconds
+    size = f"micro-batch {score.trial.candidate.micro_batch}"
+    if share and abs(share) <= noise:
+        measured = format_slowdown(share) if share > 0 else f"{-share:.1%} faster"
+        return f"{size}: not distinguishable (measured {measured}, ± {noise:.1%})"
     if share > 0:
-        return f"micro-batch {size}: {format_slowdown(share)}"
-    return (
-        f"micro-batch {size}: as fast, but its proof failed" if share < 0 else f"micro-batch {size}: as fast"
-    )
+        return f"{size}: {format_slowdown(share)}"
+    return f"{size}: as fast, but its proof failed" if share < 0 else f"{size}: as fast"

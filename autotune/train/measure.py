@@ -13,7 +13,7 @@ from autotune.train.attention import AttentionKernels
 from autotune.train.communication import listen
 from autotune.train.holdings import Observer, breakdown, gradient_bytes, parameter_bytes, state_bytes
 from autotune.train.phases import Phases
-from autotune.train.sampling import narrow, timing
+from autotune.train.sampling import TRIMMED, narrow, step_seconds, timing
 from autotune.train.steps import MICRO_STEPS, Parts, Stepper
 from autotune.train.training import Training
 
@@ -100,7 +100,7 @@ def sample(
         known = (
             len(samples) >= request.sample_steps
             or time.perf_counter() >= deadline
-            or narrow(samples, request.accumulation_steps)
+            or narrow(samples, request.accumulation_steps, trimmed(stepper))
         )
         return bool(
             stepper.training.ranks.largest(known)
@@ -112,6 +112,11 @@ def sample(
         samples.append(stepper.step(micro_steps))
         phases.on_end = None
     return samples
+
+
+def trimmed(stepper: Stepper) -> float:
+    """Return the share of outliers that means of this training's steps leave out: none where its batches differ."""
+    return TRIMMED if stepper.training.loader is None else 0.0
 
 
 def report(
@@ -136,7 +141,8 @@ def report(
             allocator_retries=peaks.allocator_retries,
             breakdown=breakdown(training, observer, forward_end, phases.training_peak),
         ),
-        timing=timing(samples),
+        timing=timing(samples, trimmed(stepper)),
+        step_seconds=step_seconds(samples, micro_steps),
         phases=reports,
         losses=tuple(stepper.losses),
         accumulation_steps=micro_steps,

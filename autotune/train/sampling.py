@@ -7,50 +7,65 @@ import statistics
 from collections.abc import Sequence
 
 from autotune.outcome import Sample, StepTiming
+from autotune.student import quantile
 from autotune.train.steps import Parts
 
 ENOUGH = 0.03
 """Half-width of the 95% interval, as a share of the mean, at which sampling stops."""
-
-_STUDENT_T = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-"""Two-sided 95% quantiles of Student's t for 1 to 30 degrees of freedom (NIST/SEMATECH e-Handbook,
-1.3.6.7.2).
-"""
+TRIMMED = 0.2
+"""Share of the fastest and of the slowest repetitions that a mean leaves out (the usual one: Wilcox, Introduction to
+Robust Estimation and Hypothesis Testing, 3.3.3), where all do the same work: what slows fewer than one step in five is
+somebody else's. benchmarks/repeatability.py compares it with the plain mean and the median."""
+KEPT = 32
+"""Step times that a measurement keeps, at most."""
 
 
-def summarize(values: Sequence[float]) -> Sample:
-    """Return the mean and its 95% interval. More than 31 values get the quantile of 31, which is slightly too
-    wide.
+def summarize(values: Sequence[float], trimmed: float = 0.0) -> Sample:
+    """Return the mean without the `trimmed` share at either end, and its 95% interval.
+
+    The interval is Student's, of the winsorized deviation (Tukey and McLaughlin, 1963); fewer than 1 / `trimmed` values
+    are not trimmed, which leaves the plain mean and its interval.
     """
     count = len(values)
     if count < 2:
         return Sample(mean=statistics.fmean(values), half_width=None, count=count)
-    quantile = _STUDENT_T[min(count - 1, len(_STUDENT_T)) - 1]
-    half_width = quantile * statistics.stdev(values) / math.sqrt(count)
-    return Sample(mean=statistics.fmean(values), half_width=half_width, count=count)
+    out = int(trimmed * count)
+    kept = sorted(values)[out : count - out]
+    winsorized = [*[kept[0]] * out, *kept, *[kept[-1]] * out]
+    error = statistics.stdev(winsorized) / ((1 - 2 * out / count) * math.sqrt(count))
+    return Sample(mean=statistics.fmean(kept), half_width=quantile(len(kept) - 1) * error, count=count)
 
 
-def timing(samples: Sequence[Parts]) -> StepTiming:
+def timing(samples: Sequence[Parts], trimmed: float = 0.0) -> StepTiming:
     """Return the parts of a global step from repeated measurements, all of the same number of micro-steps.
 
-    Where the last micro-step is the only one, it stands for the others too.
+    Where the last micro-step is the only one, it stands for the others too. `trimmed` is for steps that all do the same
+    work: where batches differ, the slow ones are training's own.
     """
-    last = summarize([parts.last_micro_step for parts in samples])
+    last = summarize([parts.last_micro_step for parts in samples], trimmed)
     others = [parts.micro_steps for parts in samples if parts.micro_steps is not None]
     return StepTiming(
-        micro_step=summarize(others) if others else last,
+        micro_step=summarize(others, trimmed) if others else last,
         last_micro_step=last,
-        optimizer_step=summarize([parts.optimizer_step for parts in samples]),
-        data_wait=summarize([parts.data_wait for parts in samples]),
+        optimizer_step=summarize([parts.optimizer_step for parts in samples], trimmed),
+        data_wait=summarize([parts.data_wait for parts in samples], trimmed),
     )
 
 
-def narrow(samples: Sequence[Parts], accumulation_steps: int) -> bool:
+def step_seconds(samples: Sequence[Parts], micro_steps: int) -> tuple[float, ...]:
+    """Return the seconds of each step, in order; of more than KEPT, means of as many steps each."""
+    seconds = [
+        (micro_steps - 1) * (parts.micro_steps or 0.0) + parts.last_micro_step + parts.optimizer_step
+        for parts in samples
+    ]
+    together = -(-len(seconds) // KEPT)
+    whole = len(seconds) - len(seconds) % together
+    return tuple(statistics.fmean(seconds[at : at + together]) for at in range(0, whole, together))
+
+
+def narrow(samples: Sequence[Parts], accumulation_steps: int, trimmed: float = 0.0) -> bool:
     """Return whether the time of a whole global step is known well enough."""
     if len(samples) < 2:
         return False
-    known = timing(samples)
+    known = timing(samples, trimmed)
     return known.interval(accumulation_steps) <= ENOUGH * known.global_step(accumulation_steps)

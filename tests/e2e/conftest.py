@@ -15,7 +15,9 @@ import pytest
 from tests.docs.readme import commands
 
 AUTOTUNE = [str(Path(sys.executable).parent / "autotune")]
-QUICK = ["--sample-time", "1s", "--proof-time", "2s", "--speed-tolerance", "0.9", "--seq-len", "128"]
+SHORT = ["--sample-time", "1s", "--proof-time", "2s", "--seq-len", "128"]
+"""Short samples."""
+QUICK = [*SHORT, "--speed-tolerance", "0.9"]
 """Short samples, and a speed check that other work on the machine cannot fail: speed is not what is tested."""
 
 

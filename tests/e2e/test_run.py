@@ -14,10 +14,11 @@ import pytest
 import autotune as autotune_api
 from autotune.best import Best
 from autotune.candidate import Candidate
-from autotune.proof import after_proofs
-from autotune.selection import rank
+from autotune.proof import SPEED, standing
+from autotune.selection import fastest
+from autotune.specs import Limits
 from autotune.strategies.decision import Scope
-from tests.e2e.conftest import AUTOTUNE, QUICK, autotune, probes_alive
+from tests.e2e.conftest import AUTOTUNE, QUICK, SHORT, autotune, probes_alive
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
@@ -31,6 +32,16 @@ def test_a_run_meets_real_ooms_and_ends_with_a_proven_winner(winner):
     assert best["evidence"] == "measured"
     assert best["memory"]["device_peak"] <= best["memory"]["budget"]
     assert ended.document["decided"]["winner"] is not None
+
+
+def test_whole_runs_hold_the_default_tolerance_of_speed(winner, foreseen):
+    for _, ended in (winner, foreseen):
+        best = ended.document["best"]
+        assert ended.document["spec"]["limits"]["speed_tolerance"] == Limits().speed_tolerance == 0.1
+        (check,) = [check for check in best["proof"]["checks"] if check["name"] == SPEED]
+        assert check["passed"]
+        assert check["tolerance"] == 0.1
+        assert best["tokens_per_second"] == check["proven"]
 
 
 def test_predictions_spare_probes_and_are_close(winner, foreseen):
@@ -56,13 +67,19 @@ def test_every_oom_is_a_refused_allocation_of_the_worker(winner):
             assert "can't allocate memory" in trial["outcome"]["message"]
 
 
-def test_the_winner_has_the_shortest_global_step_of_all_that_fit(winner):
+def test_nothing_that_fits_is_known_to_be_faster_than_the_winner(winner):
     folder, ended = winner
     run = autotune_api.load_run(folder / ended.document["run"])
     scope = Scope.of(run.spec, run.record.inspection)
-    fastest = rank(after_proofs(run.record.history, run.record.proofs), scope)[0]
-    assert fastest.trial.number == ended.document["decided"]["winner"]
-    assert fastest.seconds == ended.document["best"]["seconds_per_global_step"]
+    scores, drift = standing(run.record.history, run.record.proofs, scope)
+    best = run.best
+    winner = next(score for score in scores if score.trial.number == ended.document["decided"]["winner"])
+    assert winner.seconds == best.seconds_per_global_step
+    assert best.drift == drift
+    assert not any(score.is_faster(winner) for score in scores)
+    assert {other.candidate for other in best.alternatives} == {
+        score.trial.candidate for score in fastest(scores) if score is not winner
+    }
 
 
 def test_the_folder_of_the_run_holds_everything(winner):
@@ -112,7 +129,7 @@ def test_a_finished_run_resumes_to_the_same_winner_at_once(winner):
 def start(folder: Path) -> subprocess.Popen[str]:
     """Start a run and wait until its second probe is under way."""
     process = subprocess.Popen(
-        [*AUTOTUNE, "run", "--model", "tiny-gpt2", "--target-global-batch", "1K", "--device", "cpu:1GiB", *QUICK],
+        [*AUTOTUNE, "run", "--model", "tiny-gpt2", "--target-global-batch", "1K", "--device", "cpu:1GiB", *SHORT],
         cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     while not list(folder.glob("runs/*/probes/0002/request.json")):
@@ -133,6 +150,7 @@ def test_kill_9_leaves_no_process_and_resume_repeats_no_finished_probe(tmp_path)
     done = autotune("resume", "last", "--json", cwd=tmp_path)
     assert done.code == 0, done.stderr
     assert done.document["best"]["proof"]["passed"]
+    assert done.document["spec"]["limits"]["speed_tolerance"] == 0.1
     assert (next(tmp_path.glob("runs/*")) / "probes" / "0001" / "result.json").stat().st_mtime_ns == first
 
 

@@ -23,7 +23,7 @@ class Arithmetic:
     state: int = 200
     activations: int = 50
     checkpointed: int = 10
-    overhead: float = 0.02
+    overhead: float = 0.03
     per_sample: float = 0.01
 
     def in_units(self, unit: int) -> Arithmetic:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from autotune.outcome import Ok
-from autotune.proof import CPU_NOISE, judge
+from autotune.outcome import Drift, Ok
+from autotune.proof import CPU_NOISE, SPEED, judge
+from autotune.selection import throughput
 from autotune.specs import Limits
 from autotune.units import MIB
 from tests.configurations import make_best
@@ -25,3 +26,25 @@ def test_what_libraries_hold_on_a_processor_fails_no_proof_of_a_tiny_model(gpus,
     assert proven(19 * MIB) is passed, "as far apart as was seen"
     assert not proven(17 * MIB + CPU_NOISE)
     assert not proven(15 * MIB - CPU_NOISE)
+
+
+def test_a_shortfall_of_speed_is_a_failure_only_beyond_what_both_intervals_explain():
+    best = make_best(device="cpu")
+    speed = throughput(best.timing, best.accumulation)[1]
+    fine = Ok(memory=best.memory, timing=best.timing, phases=(), losses=(5.0, 4.0), accumulation_steps=3)
+    quiet, noisy = (Drift(share=share, floor=0.02, halves=1, repeats=0) for share in (0.02, 0.4))
+    for recorded, interval, drift, passed in (
+        (speed, 0.0, quiet, True),
+        (speed / 0.75, 0.0, quiet, False),  # 25% slower where 10% is allowed
+        (speed / 0.75, 0.4 * speed, quiet, True),  # the record is not that sure
+        (speed / 0.75, 0.0, noisy, True),  # nor is any measurement of this run
+        (speed / 0.4, 0.0, noisy, False),
+    ):
+        changed = best.model_copy(
+            update={"tokens_per_second": recorded, "tokens_per_second_interval": interval, "drift": drift}
+        )
+        proof = judge(changed, fine, 1.0, Limits())
+        assert proof.passed is passed
+        (check,) = [check for check in proof.checks if check.name == SPEED]
+        assert check.tolerance == 0.1, "the tolerance itself is not widened"
+        assert passed or "that both intervals explain" in proof.why

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from autotune.train.prove import steps_that_fit
-from autotune.train.sampling import narrow, summarize, timing
+from autotune.train.sampling import narrow, step_seconds, summarize, timing
 from autotune.train.steps import Parts
 
 
@@ -25,6 +25,26 @@ def test_many_values_have_the_interval_of_31():
     values = [1.0, 3.0] * 50
     spread = math.sqrt(100 / 99)
     assert summarize(values).half_width == pytest.approx(2.042 * spread / 10)
+
+
+def test_one_slow_step_in_five_is_left_out_of_the_mean_and_widens_its_interval_little():
+    values = [1.0, 1.02, 0.98, 1.01, 3.0]
+    assert summarize(values).mean == pytest.approx(1.402)
+    trimmed = summarize(values, trimmed=0.2)
+    assert trimmed.mean == pytest.approx(1.01)
+    assert trimmed.count == 5
+    # Winsorized: 1, 1.02, 1, 1.01, 1.02; deviation 0.01; t(0.975, 2) = 4.303
+    assert trimmed.half_width == pytest.approx(4.303 * 0.01 / (0.6 * math.sqrt(5)))
+    assert summarize(values[:4], trimmed=0.2) == summarize(values[:4])
+
+
+def test_step_times_are_kept_in_order_and_of_many_their_means():
+    few = [Parts(1.0, 2.0, 0.5), Parts(None, 2.0, 0.5)]
+    assert step_seconds(few, micro_steps=3) == (4.5, 2.5)
+    many = step_seconds([Parts(None, float(number), 0.0) for number in range(100)], micro_steps=1)
+    assert len(many) == 25
+    assert many[0] == pytest.approx(1.5)
+    assert many[-1] == pytest.approx(97.5)
 
 
 def test_without_accumulation_the_last_micro_step_stands_for_all():

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "autotune"
 
 LAYERS = [
-    ("words", ["exit_codes", "errors", "units", "printable", "commands"]),
+    ("words", ["exit_codes", "errors", "units", "student", "printable", "commands"]),
     (
         "data",
         ["user_files", "bounds", "validation", "candidate", "lengths", "outcome", "trial", "specs",
@@ -23,7 +23,7 @@ LAYERS = [
     ),
     (
         "logic",
-        ["memory", "timing", "strategies", "selection", "outlook", "failure", "pricing", "demand", "proof",
+        ["memory", "timing", "strategies", "drift", "selection", "outlook", "failure", "pricing", "demand", "proof",
          "probe.classify", "probe.ranks", "zero", "exports", "report.wording"],
     ),
     ("machine", ["environment", "interruption", "support", "journal", "scratch", "tracing", "trace_cache",
