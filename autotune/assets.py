@@ -25,10 +25,15 @@ def find_text(name: str) -> str:
     if os.path.exists(path) and not (stem in shipped and os.path.isdir(path)):
         return read_text(path)
     if stem in shipped:
-        return (_shelf() / f"{stem}.yaml").read_text(encoding="utf-8")
+        return shipped_text(stem)
     raise InputError(
         f"there is no file {quoted(name)}, and autotune ships none of that name; {nearest(stem, shipped)}"
     )
+
+
+def shipped_text(stem: str) -> str:
+    """Return the text of a file that ships with autotune, whatever the folder at hand holds."""
+    return (_shelf() / f"{stem}.yaml").read_text(encoding="utf-8")
 
 
 def shipped_names() -> tuple[str, ...]:

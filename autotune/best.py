@@ -51,7 +51,7 @@ class BestDevice(Frozen):
     name: str
     """What people call it, such as the GPU's product name."""
     kind: Literal["cuda", "cpu"]
-    torch_name: str
+    torch_name: Annotated[str, Field(pattern=r"^(cpu|cuda:[0-9]{1,4})$")]
     """torch's name: `cpu` or `cuda:0`."""
     driver: str | None = None
     """Version of the GPU's driver; None on a cpu."""

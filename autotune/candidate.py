@@ -262,6 +262,11 @@ class Candidate(Frozen):
         return " + ".join(parts)
 
 
+def is_choice(field: str, value: object) -> bool:
+    """Tell whether a value from a file is one of an axis, of its very type: 1 is no `true`, nor 1.0 a 1."""
+    return any(type(value) is type(choice) and value == choice for choice in choices(field))
+
+
 def choices(field: str) -> tuple[object, ...]:
     """Return the closed set of values of an axis (every field except `micro_batch`)."""
     annotation = Candidate.model_fields[field].annotation

@@ -6,8 +6,9 @@ from typing import Any
 
 from pydantic import field_validator
 
-from autotune.candidate import AXES, Candidate, choices
-from autotune.errors import nearest
+from autotune.candidate import AXES, Candidate, choices, is_choice
+from autotune.errors import SHOWN, nearest
+from autotune.printable import quoted
 from autotune.validation import Frozen
 
 
@@ -38,12 +39,9 @@ def axis_problems(axes: dict[str, Any]) -> list[str]:
         if axis not in AXES:
             problems.append(f"{axis}: unknown axis; {nearest(axis, AXES)}")
             continue
-        valid = choices(axis)
-        problems += [
-            f"{axis}: {value!r} is not one of {', '.join(map(str, valid))}"
-            for value in values
-            if value not in valid
-        ]
+        wrong = [value for value in values if not is_choice(axis, value)]
+        valid = ", ".join(map(str, choices(axis)))
+        problems += [f"{axis}: {quoted(value)} is not one of {valid}" for value in wrong[:SHOWN]]
         if not values:
             problems.append(f"{axis}: at least one value is needed")
     return problems

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from autotune.bounds import MicroBatch
-from autotune.candidate import AXES, UNORDERED, Candidate, choices
+from autotune.candidate import AXES, UNORDERED, Candidate, choices, is_choice
 from autotune.errors import nearest
+from autotune.printable import printable, quoted
 from autotune.validation import Frozen
 
 DONE = "done"
@@ -30,6 +31,12 @@ GROW_EDGES: tuple[str, ...] = ("oom", "limit")
 """Results of a `grow` node: a larger micro-batch does not fit, or none larger makes sense or works."""
 TELLING_EDGES: tuple[str, ...] = ("ok", "oom", "oom_forward", "oom_backward", "limit")
 """Results that tell of memory while activations are alive."""
+
+
+NodeName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,59}$")]
+"""What a node is called: a name that stands in a drawing as it is."""
+MOST_NODES = 300
+"""Nodes of a graph."""
 
 
 class Growth(Frozen):
@@ -70,8 +77,8 @@ class Node(Frozen):
         for axis, value in (self.set or {}).items():
             if axis not in AXES:
                 problems.append(f"set.{axis}: unknown axis; {nearest(axis, AXES)}")
-            elif value not in choices(axis):
-                problems.append(f"set.{axis}: {value!r} is not one of {_listed(choices(axis))}")
+            elif not is_choice(axis, value):
+                problems.append(f"set.{axis}: {quoted(value)} is not one of {_listed(choices(axis))}")
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -89,7 +96,7 @@ class Graph(Frozen):
     """Nodes by name, and where to start. Every target exists, every node can be reached, and no path loops."""
 
     start: str
-    nodes: dict[str, Node]
+    nodes: Annotated[dict[NodeName, Node], Field(min_length=1, max_length=MOST_NODES)]
 
     @model_validator(mode="after")
     def _is_sound(self) -> Graph:
@@ -126,12 +133,17 @@ class Graph(Frozen):
     def _loop(self) -> list[str]:
         """Return the nodes of some loop, or an empty list."""
 
+        sound: set[str] = set()
+
         def visit(name: str, path: list[str]) -> list[str]:
             if name in path:
                 return [*path[path.index(name) :], name]
+            if name in sound:  # else every path through a wide graph would be walked, of which there is no end
+                return []
             for target in self.nodes[name].next.values():
                 if target != DONE and (found := visit(target, [*path, name])):
                     return found
+            sound.add(name)
             return []
 
         return visit(self.start, [])
@@ -173,7 +185,8 @@ class Graph(Frozen):
         lines = ["flowchart TD", f"    _start([start]) --> {self.start}"]
         links: list[tuple[str, str]] = []
         for name, node in self.nodes.items():
-            shape = f'{name}["{node.title}"]' if node.set is not None else f'{name}[/"{node.title}"/]'
+            title = _in_a_drawing(node.title)
+            shape = f'{name}["{title}"]' if node.set is not None else f'{name}[/"{title}"/]'
             lines.append(f"    {shape}")
             for edge in SET_EDGES if node.set is not None else GROW_EDGES:
                 if edge in node.next or edge in {"ok", "oom", "limit"}:  # the others seldom end a search
@@ -189,6 +202,12 @@ class Graph(Frozen):
             if marked:
                 lines.append(f"    linkStyle 0,{','.join(marked)} stroke:#2a7a2a,stroke-width:3px")
         return "\n".join(lines) + "\n"
+
+
+def _in_a_drawing(text: str) -> str:
+    """Return text that Mermaid shows as it is: in its quotes, without markup of its own or of HTML."""
+    codes = {character: f"#{ord(character)};" for character in '"#<>&`\n\\'}
+    return printable("".join(codes.get(character, character) for character in text))
 
 
 def _listed(values: tuple[object, ...]) -> str:

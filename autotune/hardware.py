@@ -100,7 +100,7 @@ def parse_table(text: str, source: str) -> HardwareTable:
 @cache
 def table() -> HardwareTable:
     """Return the table that ships with autotune."""
-    return parse_table(assets.find_text("hardware"), "hardware.yaml")
+    return parse_table(assets.shipped_text("hardware"), "hardware.yaml")
 
 
 def lookup(name: str) -> Hardware | None:

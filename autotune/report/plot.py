@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from autotune.errors import InputError
 from autotune.estimation import Answer
 from autotune.memory.curve import Curve, curve
 from autotune.pricing import Estimate
+from autotune.printable import printable, shortened
 from autotune.report.estimates import accumulated
 from autotune.units import GIB
 
@@ -31,6 +33,10 @@ COLOURS = {
 """The same for the categories of a timeline, in the order in which they are stacked."""
 RESERVE = "#dddddd"
 """What allocator, context and libraries take beyond the tensors."""
+
+
+NAME = 60
+"""Characters of a model's name that a picture shows."""
 
 
 def check_picture(file: Path) -> None:
@@ -69,8 +75,9 @@ def _shown(answer: Answer) -> tuple[int, Curve]:
 
 
 def _heading(answer: Answer) -> str:
+    name = printable(shortened(answer.model.name, NAME))
     return (
-        f"{answer.model.name} on {answer.question.devices}{answer.hardware.id}, "
+        f"{name} on {answer.question.devices}{answer.hardware.id}, "
         f"micro-batch {answer.question.micro_batch} x {answer.seq_len} tokens, {accumulated(answer)} "
         "(predicted, not measured)"
     )
@@ -110,7 +117,9 @@ def _png(answer: Answer, file: Path) -> None:
         height_ratios=[1 + 0.42 * count, 4],
         layout="constrained",
     )
-    figure.suptitle(_heading(answer), fontsize=12)
+    figure.suptitle(
+        _heading(answer), fontsize=12, parse_math=False
+    )  # a name may hold what would be a formula
     left = [0.0] * count
     for name, colour, values in _bars(answer):
         above.barh(
@@ -189,7 +198,7 @@ def _html(answer: Answer, file: Path) -> None:
         annotation_text=answer.hardware.id, annotation_position="top left",
     )  # fmt: skip
     figure.update_layout(
-        barmode="stack", title=_heading(answer), template="plotly_white", height=420 + 46 * count,
+        barmode="stack", title=html.escape(_heading(answer)), template="plotly_white", height=420 + 46 * count,
         hovermode="closest",
     )  # fmt: skip
     figure.update_yaxes(autorange="reversed", row=1, col=1)

@@ -1,6 +1,7 @@
 """Run many examples of every kind, and print what came of them by kind and exit code: `python -m tests.fuzz`.
 
-Examples are drawn in rounds, each from a seed of its own, so that a run can be split or continued: `--first` skips rounds.
+Examples are drawn in rounds, each from a seed of its own, so that a run can be split or continued: `--first` skips
+rounds.
 What fails is made as small as it gets, printed, and written into a folder; the rest goes on.
 """
 
@@ -38,15 +39,17 @@ def main() -> int:
     parser.add_argument(
         "--failures", type=Path, default=Path("fuzz-failures"), help="where failing inputs are written"
     )
+    parser.add_argument("--no-shrink", action="store_true", help="leave failing inputs as they were found")
     asked = parser.parse_args()
-    return Fuzz(asked.seed, asked.failures).go(asked.examples, asked.first, asked.kind)
+    return Fuzz(asked.seed, asked.failures, not asked.no_shrink).go(asked.examples, asked.first, asked.kind)
 
 
 class Fuzz:
     """Counts what came of examples."""
 
-    def __init__(self, seed: int, failures: Path) -> None:
+    def __init__(self, seed: int, failures: Path, shrink: bool) -> None:
         self.seed = seed
+        self.phases = [Phase.generate, *([Phase.shrink] if shrink else [])]
         self.failures = failures.absolute()
         self.seen: Counter[tuple[str, int | None]] = Counter()
         self.failed = 0
@@ -76,7 +79,7 @@ class Fuzz:
 
         @seed(self.seed * 1_000_003 + number)
         @settings(
-            max_examples=ROUND, deadline=None, database=None, phases=[Phase.generate, Phase.shrink],
+            max_examples=ROUND, deadline=None, database=None, phases=self.phases,
             suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
         )  # fmt: skip
         @given(strategy)  # type: ignore[arg-type]
@@ -89,7 +92,7 @@ class Fuzz:
 
         try:
             holds()
-        except BaseException as error:  # noqa: BLE001  hypothesis wraps what an example raised
+        except BaseException as error:  # hypothesis wraps what an example raised
             if isinstance(error, KeyboardInterrupt):
                 raise
             self.failed += 1
@@ -100,9 +103,8 @@ class Fuzz:
         self.failures.mkdir(parents=True, exist_ok=True)
         file = self.failures / f"{kind}-{self.seed}-{number}.txt"
         file.write_text(f"{pprint.pformat(example)}\n\n{complaint(ended)}\n", "utf-8", "backslashreplace")
-        print(
-            f"\n{file}\n{complaint(ended)}"[-3000:].encode("utf-8", "backslashreplace").decode(), flush=True
-        )
+        said = "\n".join((complaint(ended) or "").splitlines()[-12:])
+        print(f"\n{file}\n{said}".encode("utf-8", "backslashreplace").decode(), flush=True)
 
     def report(self) -> None:
         """Print the table."""

@@ -165,24 +165,30 @@ def kinds() -> dict[str, st.SearchStrategy[Example]]:
     reports = [("report", "mine"), ("report", "mine", "--json"), ("report", "mine", "--mermaid"), ("resume", "mine"),
                ("export", "mine", "--out", "out")]  # fmt: skip
     csv = st.composite(_csv)()
+    estimate = ("estimate", "--model", "tiny-gpt2", "--checkpointing", "full")
+    own = ("--model", "config.json")
+    winner = yaml.safe_load((finished_run() / "best.yaml").read_text())
+    verify = [("verify", "best.yaml"), ("verify", "best.yaml", "--device", "cpu:1GiB")]
     return {
-        "spec": on_a_file("spec", "mine.yaml", files(known["spec"]), [("run", "--spec", "mine.yaml"), RUN + ("--spec", "mine.yaml")]),
+        "spec": on_a_file(
+            "spec", "mine.yaml", files(known["spec"]),
+            [("run", "--spec", "mine.yaml"), (*RUN, "--spec", "mine.yaml")],
+        ),
         "space": on_a_file(
             "space", "mine.yaml", files(known["space"]),
-            [(*RUN, "--space", "mine.yaml"), ("spaces", "draw", "mine.yaml"), ("spaces", "draw", "mine.yaml"),
-             ("estimate", "--model", "tiny-gpt2", "--space", "mine.yaml", "--checkpointing", "full")],
+            [(*RUN, "--space", "mine.yaml"), ("spaces", "draw", "mine.yaml"), (*estimate, "--space", "mine.yaml")],
         ),
-        "best": on_a_file("best", "best.yaml", files(known["best"]), [*exports, ("verify", "best.yaml", "--device", "cpu:1GiB"), ("verify", "best.yaml")]),
+        "best": on_a_file("best", "best.yaml", files(known["best"]), [*exports, *verify]),
         "journal": on_a_file("journal", "runs/mine/journal.jsonl", lines(known["journal"]), reports, run=True),
         "run_spec": on_a_file("run_spec", "runs/mine/spec.yaml", files(known["run_spec"]), reports, run=True),
-        "winner": on_a_file("winner", "runs/mine/best.yaml", files(yaml.safe_load((finished_run() / "best.yaml").read_text())), reports, run=True),
+        "winner": on_a_file("winner", "runs/mine/best.yaml", files(winner), reports, run=True),
         "lengths": on_a_file(
             "lengths", "mine.csv", csv | csv | files(known["lengths"], as_yaml=False),
-            [(*RUN, "--lengths", "mine.csv"), ("estimate", "--model", "tiny-gpt2", "--lengths", "mine.csv", "--checkpointing", "full")],
+            [(*RUN, "--lengths", "mine.csv"), (*estimate, "--lengths", "mine.csv")],
         ),
         "config": on_a_file(
             "config", "config.json", files(known["config"], as_yaml=False),
-            [("run", "--model", "config.json", *RUN[3:]), ("estimate", "--model", "config.json", "--precision", "fp32"),
+            [("run", *own, *RUN[3:]), ("estimate", *own, "--precision", "fp32"),
              ("estimate", "--model", ".", "--trust-remote-code", "--precision", "fp32")],
         ),
         "axes": with_axes(),

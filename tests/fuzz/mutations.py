@@ -12,14 +12,20 @@ from hypothesis import strategies as st
 TEXTS = (
     "", " ", "[/red]", "[bold]x", ":smile:", "\x1b[31mred", "\x07", "\0", "\u202egnp", "\x9b2J", "$x_1$", "<b>x</b>",
     "~nosuchuser", "~nosuchuser/x", "x" * 300, "x" * 20_000, "a\nb", "'; touch pwned; '", "$(touch pwned)", "None",
-    "null", "true", "inf", "nan", "-1", "0", "1e999", "9" * 20, "9" * 5000, "²", "１２", "1_000", "0x10", "4M", "64Ki",
-    "30m", "1h30m", "512 samples", "cpu:1GiB", "cpu:0", "sim:h100-80gb", "cuda:99", "auto", "default", "last", "gpt2",
+    "null", "true", "inf", "nan", "-1", "0", "1e999", "9" * 20, "9" * 5000, "²", "\uff11\uff12", "1_000", "0x10", "4M",
+    "64Ki", "30m", "1h30m", "512 samples", "cpu:1GiB", "cpu:0", "sim:h100-80gb", "cuda:99", "auto", "default", "last",
+    "gpt2",
     "tiny-gpt2", "mine:build", "mine.py:build", "./", "/dev/zero", "/dev/full", "a/b", "--help", "-", "=", "x=y",
     "\ud800", "é", "中" * 40, "__class__", "bf16", "none", "full", "on", "100%",
 )  # fmt: skip
 NUMBERS = (
     0, 1, -1, 2, 3, 7, 1000, 2**31, 2**32, 2**53 + 1, 2**63, 2**64, 10**12, 10**20, 10**99, -(10**20), 0.5, -0.5, 1.5,
     1e-320, 1e308, float("inf"), float("-inf"), float("nan"), True, False,
+)  # fmt: skip
+
+PIECES = (
+    b"", b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"\x1b[0m", b"{", b"[" * 100, b"&a [*a]", b": ", b"\n", b"- ", b"%",
+    b"\t", b"!!python/object:os.system ", b"9" * 5000, b"<<: *x", b"'", b'"', b"*a",
 )  # fmt: skip
 
 texts = st.sampled_from(TEXTS) | st.text(max_size=12)
@@ -103,11 +109,7 @@ def scratched(draw, content: bytes) -> bytes:
     for _ in range(draw(st.integers(1, 3))):
         start = draw(st.integers(0, max(0, len(content) - 1)))
         end = min(len(content), start + draw(st.integers(0, 40)))
-        piece = draw(
-            st.sampled_from((b"", b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"\x1b[0m", b"{", b"[" * 100, b"&a [*a]", b": ", b"\n",
-                             b"!!python/object:os.system ", b"- ", b"9" * 5000, b"<<: *x", b"%", b"\t", b"'", b'"', b"*a"))
-            | st.binary(max_size=6)
-        )  # fmt: skip
+        piece = draw(st.sampled_from(PIECES) | st.binary(max_size=6))
         doubled = content[start:end] * draw(st.sampled_from((0, 0, 1, 2)))
         content = content[:start] + piece + doubled + content[end:]
     return content
@@ -122,7 +124,7 @@ def _json(document: Any) -> bytes:
 
 
 def files(document: Any, as_yaml: bool = True) -> st.SearchStrategy[bytes]:
-    """The bytes of a file that should hold such a document. YAML mostly as JSON, which is read a hundred times faster."""
+    """The bytes of a file that should hold such a document. YAML mostly as JSON, which is read faster."""
     whole = mutated(document).map(_json)
     kinds = [whole, whole, whole, whole, whole, whole, st.just(_json(document)).flatmap(scratched)]
     if as_yaml:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,18 @@ def test_pictures_are_written_for_any_answer(tmp_path, ending):
     if ending == "html":
         assert b"optimizer state" in content
         assert b"predicted, not measured" in content
+
+
+@pytest.mark.parametrize("ending", ["png", "html"])
+def test_a_name_is_no_formula_and_no_markup_in_a_picture(tmp_path, ending):
+    """A formula that is none ends in an error of matplotlib's, and a name may be a path of any length."""
+    name = "$\\frac{$ <b onclick=alert(1)>\x1b[31m" + "x" * 300
+    answer = ask(checkpointing="full")
+    draw(replace(answer, model=answer.model.model_copy(update={"name": name})), tmp_path / f"one.{ending}")
+    if ending == "html":
+        page = (tmp_path / "one.html").read_text("utf-8").replace("\\u003c", "<").replace("\\u003e", ">")
+        assert "&lt;b onclick=alert(1)" in page
+        assert "<b onclick=alert(1)" not in page
 
 
 def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_traced(tmp_path):
