@@ -6,7 +6,7 @@ APART := $(abspath $(VENV))/apart
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-fast test-gpu lint format clean
+.PHONY: run test test-fast test-stability test-gpu lint format clean
 
 run: $(VENV)/ready  ## the main job on this machine's CPU, with a real model
 	$(BIN)/autotune run --model gpt2 --seq-len 128 --target-global-batch 8K --device cpu:3GiB \
@@ -19,6 +19,9 @@ test: lint $(APART)/ready  ## everything that needs no GPU; what compares speeds
 
 test-fast: $(VENV)/ready  ## without the tests that train for more than a few seconds
 	$(SIDE_BY_SIDE) -m "not gpu and not slow and not alone"
+
+test-stability: $(VENV)/ready  ## the tests of guards, ranks and timeouts, 50 times beside a busy process: two hours
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stability --times 50
 
 test-gpu: $(VENV)/ready  ## what needs an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu

@@ -31,6 +31,12 @@ LARGE = family("llama", vocab_size=2_000_000)
 SMALL = 512 * MIB
 
 
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Give each rank one thread, so that its libraries take the same on a machine with many cores."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 def run(
     folder: Path,
     named: str | ModelSpec,
