@@ -34,6 +34,9 @@ LONGEST_EVERY = 4
 """One micro-step in so many has the longest rows: they ask for the large blocks that shorter ones have cut up."""
 SHORTEST_SHARE = 8
 """The shortest rows have an eighth of the longest ones' tokens."""
+SHORTER_ON_CPU = 2
+"""Lengths beside the longest on a processor. Its memory has no cache of blocks to fall to pieces, while oneDNN keeps
+kernels for every new shape under bf16: 10 to 15 MiB a length for two layers, up to 1,024 of them (docs/log.md)."""
 ALIGNED = 16
 """fp8 multiplies matrices whose sides are multiples of this."""
 
@@ -98,7 +101,9 @@ def _shuffled(request: ProbeRequest, stepper: Stepper, micro_steps: int, deadlin
     if training.loader is not None:
         stepper.draw = _alternating(stepper)
         return _until(stepper, micro_steps, deadline)
-    lengths = shuffled(request.seq_len, request.seed, ALIGNED if request.candidate.precision == "fp8" else 1)
+    multiple = ALIGNED if request.candidate.precision == "fp8" else 1
+    distinct = SHORTER_ON_CPU if training.device.type == "cpu" else None
+    lengths = shuffled(request.seq_len, request.seed, multiple, distinct)
     shorter = training.shorter
     assert shorter is not None, "asked for only where there is one"
     tokens = 0
@@ -122,13 +127,21 @@ def _shuffled(request: ProbeRequest, stepper: Stepper, micro_steps: int, deadlin
         raise _NoShorter(f"rows of {tokens} tokens fail: {type(error).__name__}: {first}") from error
 
 
-def shuffled(longest: int, seed: int, multiple: int = 1) -> Iterator[int]:
-    """Yield lengths up to the longest, without end: drawn evenly, and every fourth the longest itself."""
+def shuffled(longest: int, seed: int, multiple: int = 1, distinct: int | None = None) -> Iterator[int]:
+    """Yield lengths up to the longest, without end: drawn evenly, and every fourth the longest itself.
+
+    They are of a `multiple`, and at most so many `distinct` ones beside the longest; None sets no limit.
+    """
     drawn = random.Random(seed)
     least = min(longest, max(2, longest // SHORTEST_SHARE))
+
+    def draw() -> int:
+        return min(longest, -(-drawn.randint(least, longest) // multiple) * multiple)
+
+    few = None if distinct is None else [draw() for _ in range(distinct)]
     while True:
-        for _ in range(LONGEST_EVERY - 1):
-            yield min(longest, -(-drawn.randint(least, longest) // multiple) * multiple)
+        for place in range(LONGEST_EVERY - 1):
+            yield draw() if few is None else few[place % len(few)]
         yield longest
 
 
