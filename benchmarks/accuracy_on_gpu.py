@@ -1,6 +1,9 @@
 """Part 3 of `memory_accuracy.py`: predictions against what `gpu_ladder.py` measured on an NVIDIA GPU.
 
 The ladder's recorded results are read, so that this part runs anywhere once they exist.
+
+Targets: of the allocated peak a median error of at most 1% and none above 3%, of the reserved peak a median of at
+most 3%.
 """
 
 from __future__ import annotations
@@ -21,9 +24,10 @@ from autotune.models.resolve import resolve
 from autotune.probe.protocol import ProbeRequest
 from autotune.units import GIB, MIB
 from benchmarks.recording import RESULTS
+from benchmarks.verdict import unmeasured
 
 LIMITS = {"allocated": (0.01, 0.03), "reserved": (0.03, None)}
-"""Median and worst relative error that part 3 aims at."""
+"""Median and worst relative error that are the targets."""
 
 
 def trace_alone(probe: ProbeRequest) -> str:
@@ -88,13 +92,14 @@ def request(model: str, seq_len: int, rung: Candidate) -> ProbeRequest:
     )  # fmt: skip
 
 
-def run(console: Console) -> tuple[list[dict[str, Any]], bool]:
-    """Compare all recorded ladders, print the table, and return its rows and whether the aims are met."""
+def run(console: Console) -> tuple[list[dict[str, Any]], list[str]]:
+    """Compare all recorded ladders, print the table, and return its rows and the targets that are missed."""
     paths = sorted(RESULTS.glob("gpu_ladder-*.json"))
     if not paths:
-        raise SystemExit(
-            "memory_accuracy: part 3 compares with benchmarks/results/gpu_ladder-*.json, and there is none; "
-            "run benchmarks/gpu_ladder.py on a machine with an NVIDIA GPU first"
+        raise unmeasured(
+            "memory_accuracy",
+            "part 3 compares with benchmarks/results/gpu_ladder-*.json, and there is none; run "
+            "`python -m benchmarks.gpu_ladder` on a machine with an NVIDIA GPU first",
         )
     rows: list[dict[str, Any]] = []
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
@@ -112,15 +117,18 @@ def run(console: Console) -> tuple[list[dict[str, Any]], bool]:
             f"{row['outside'] / MIB:.0f}",
         )  # fmt: skip
     console.print(table)
-    fine = bool(rows)
+    missed = [] if rows else ["at least one recorded probe is compared"]
     for key, (median_limit, worst_limit) in LIMITS.items():
         errors = [abs(error(row, key)) for row in rows]
         if not errors:
             continue
         median, worst = statistics.median(errors), max(errors)
         console.print(f"{key}: {len(errors)} rows, median error {median:.2%}, worst {worst:.2%}")
-        fine = fine and median <= median_limit and (worst_limit is None or worst <= worst_limit)
-    return rows, fine
+        if median > median_limit:
+            missed.append(f"{key}: a median error of at most {median_limit:.0%}: {median:.2%}")
+        if worst_limit is not None and worst > worst_limit:
+            missed.append(f"{key}: no error above {worst_limit:.0%}: {worst:.2%}")
+    return rows, missed
 
 
 def error(row: dict[str, Any], key: str) -> float:

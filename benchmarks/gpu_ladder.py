@@ -3,13 +3,16 @@
     python -m benchmarks.gpu_ladder [--model gpt2-xl] [--seq-len 1024] [--device cuda]
 
 For every legal rung: micro-batch 1, 2, 4, ... until the first OOM. Prints the four memory numbers, tokens/s and
-MFU of each probe and writes them as JSON. Needs an NVIDIA GPU; says in one line what is missing without one.
+MFU of each probe and writes them as JSON. Needs an NVIDIA GPU; without one it says so in one line and exits with 2.
+
+Target: every rung ends in a real out-of-memory or at the largest micro-batch, none in a crash or a timeout.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from autotune.selection import mfu
 from autotune.specs import DeviceSpec, ModelFacts, ModelSpec
 from autotune.units import format_bytes
 from benchmarks.recording import RESULTS, record
+from benchmarks.verdict import SMALLEST, unmeasured, verdict
 
 ACCUMULATION = 8
 """Micro-steps of a global step, over which the time of the optimizer step is spread."""
@@ -52,7 +56,7 @@ class Ladder:
         self.count = 0
         answer = self.run(Candidate(), "inspect")
         if not isinstance(answer, Inspection):
-            raise SystemExit(f"{model.name} cannot be inspected: {detail(answer)}")
+            raise unmeasured("gpu_ladder", f"{model.name} cannot be inspected: {detail(answer)}")
         self.facts: ModelFacts = answer.facts
 
     def run(self, candidate: Candidate, kind: str) -> Any:
@@ -116,7 +120,7 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
     console.print(table)
 
 
-def main() -> None:
+def main() -> int:
     """Climb every rung, print the table, record it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="gpt2-xl")
@@ -124,26 +128,34 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--largest", type=int, default=256, help="micro-batch at which to stop")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--smallest", action="store_true", help=SMALLEST)
     options = parser.parse_args()
+    if options.smallest:
+        options.model, options.seq_len, options.largest = "tiny-gpt2", 64, 1
     try:
         executor = LocalExecutor(find(resolve_device(DeviceSpec.parse(options.device))))
         model = resolve(options.model, base=Path.cwd())
     except (AutotuneError, ValueError) as error:
-        raise SystemExit(f"gpu_ladder: nothing was measured: {error}") from None
+        raise unmeasured("gpu_ladder", str(error)) from None
     console = Console()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         ladder = Ladder(executor, model, options.seq_len, Path(folder))
-        for rung in rungs():
+        for rung in rungs()[: 1 if options.smallest else None]:
             rows += ladder.climb(rung, options.largest)
             # Recorded after every rung: a machine that is taken away keeps what was measured.
             path = record(
-                f"gpu_ladder-{options.model}", rows, options.out, device=executor.facts.model_dump(),
+                f"gpu_ladder-{options.model}", rows, options.out, smallest=options.smallest,
+                device=executor.facts.model_dump(),
                 model=ladder.facts.model_dump(), seq_len=options.seq_len, accumulation_steps=ACCUMULATION,
             )  # fmt: skip
     show(rows, console)
     print(path)
+    ended = [row for row in rows if row["verdict"] not in {"ok", "oom", "unsupported"}]
+    return verdict(
+        [f"{row['rung']} ends in memory, not in {row['verdict']}: {row['detail']}" for row in ended]
+    )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

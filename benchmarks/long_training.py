@@ -6,7 +6,8 @@ Each case is an `autotune run` on this machine's processor (one and two ranks, b
 of). What it emitted is then trained for 50 more optimizer steps of two micro-steps at the longest sequences, with an
 evaluation at the micro-batch that the proof found and a checkpoint after every tenth, in processes under the same
 budget. It must not run out of memory, its peak must be within the stated tolerance of `best.yaml`'s, what it takes of
-the device within the budget, and its speed no lower than the interval that `best.yaml` states. Exits with 1 otherwise.
+the device within the budget, and its speed no lower than the interval that `best.yaml` states. These are the targets;
+of the smallest case, whose peak is in the noise of a process, only the budget is judged.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from autotune.selection import throughput
 from autotune.specs import Limits
 from autotune.units import MIB, format_bytes, format_count, format_size
 from benchmarks.recording import RESULTS, record
+from benchmarks.verdict import SMALLEST, verdict
 
 LONG_WORKER = (*WORKER[:-1], "benchmarks.long_training_worker")
 TIMEOUT = 900.0
@@ -126,6 +128,11 @@ CASES = (
          ("--seq-len", "256", "--target-global-batch", "16K", "--device", "cpu:640MiB", "--gpus", "2",
           "--lengths", "lengths.csv", "--space", "packing", "--max-probes", "6"), files={"lengths.csv": LENGTHS}),
 )  # fmt: skip
+SMALLEST_CASE = Case(
+    "tiny gpt2", None,
+    ("--seq-len", "32", "--target-global-batch", "64", "--device", "cpu:512MiB", "--max-probes", "1", "--no-predict",
+     "--speed-tolerance", "0.8"), model="tiny-gpt2",
+)  # fmt: skip
 
 
 def tune(case: Case, folder: Path) -> Best | str:
@@ -134,7 +141,8 @@ def tune(case: Case, folder: Path) -> Best | str:
         (folder / "config.json").write_text(json.dumps(case.config))
     for name, text in case.files.items():
         (folder / name).write_text(text)
-    times = ("--sample-time", "5s", "--proof-time", "20s")
+    shortest = case is SMALLEST_CASE
+    times = ("--sample-time", "0.3s" if shortest else "5s", "--proof-time", "0.5s" if shortest else "20s")
     done = subprocess.run(
         [sys.executable, "-m", "autotune", "run", "--model", case.model, *case.options, *times],
         cwd=folder, capture_output=True, text=True, check=False,
@@ -145,7 +153,7 @@ def tune(case: Case, folder: Path) -> Best | str:
     return Best.read(found[0])
 
 
-def train_on(best: Best, folder: Path) -> dict[str, Any]:
+def train_on(best: Best, folder: Path, smallest: bool) -> dict[str, Any]:
     """Train a winner on, and compare with what `best.yaml` promises."""
     assert best.proof is not None
     limits = Limits()
@@ -166,11 +174,11 @@ def train_on(best: Best, folder: Path) -> dict[str, Any]:
     allowed = max(limits.memory_tolerance * best.memory.allocated, CPU_NOISE)
     least = best.tokens_per_second - best.tokens_per_second_interval
     failed = []
-    if abs(drift) > allowed:
+    if not smallest and abs(drift) > allowed:
         failed.append(f"peak off by {drift / MIB:+.1f} MiB, {allowed / MIB:.1f} MiB are allowed")
     if memory.peak() > memory.budget:
         failed.append(f"{format_bytes(memory.peak())} taken of a budget of {format_bytes(memory.budget)}")
-    if speed < least:
+    if not smallest and speed < least:
         failed.append(f"{format_count(speed)} tokens/s, at least {format_count(least)} are stated")
     return {
         "steps": len(outcome.losses), "micro_steps": outcome.accumulation_steps,
@@ -182,15 +190,16 @@ def train_on(best: Best, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main() -> None:
+def main() -> int:
     """Run the cases, print the table, record it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = [case.name for case in CASES]
     parser.add_argument("--case", action="append", choices=names, help="one case; may be repeated")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--smallest", action="store_true", help=SMALLEST)
     options = parser.parse_args()
     rows = []
-    for case in CASES:
+    for case in (SMALLEST_CASE,) if options.smallest else CASES:
         if options.case and case.name not in options.case:
             continue
         began = time.monotonic()
@@ -202,16 +211,15 @@ def main() -> None:
             else:
                 winner = {"winner": best.candidate.title(), "micro_batch": best.candidate.micro_batch,
                           "accumulation_steps": best.accumulation.steps, "ranks": best.gpus}  # fmt: skip
-                row |= winner | train_on(best, Path(folder))
+                row |= winner | train_on(best, Path(folder), options.smallest)
         row["wall_seconds"] = time.monotonic() - began
         rows.append(row)
         print(json.dumps(row), flush=True)
     show(rows)
     missed = [row["case"] for row in rows if row["failed"]]
-    complete = not options.case
-    print(record("long_training" if complete else "long_training-partial", rows, options.out, missed=missed))
-    if missed:
-        raise SystemExit(f"missed: {', '.join(missed)}")
+    name = "long_training-partial" if options.case else "long_training"
+    print(record(name, rows, options.out, smallest=options.smallest, missed=missed))
+    return verdict([f"{row['case']}: {why}" for row in rows for why in row["failed"]])
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -235,4 +243,4 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

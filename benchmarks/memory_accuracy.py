@@ -1,12 +1,15 @@
 """How far the memory model's predictions are from memory that was measured.
 
-    python benchmarks/memory_accuracy.py             part 1, on the CPU: any machine
-    python benchmarks/memory_accuracy.py --part 2    runs that others published
-    python benchmarks/memory_accuracy.py --part 3    what gpu_ladder.py measured on an NVIDIA GPU
+    python -m benchmarks.memory_accuracy             part 1, on the CPU: any machine
+    python -m benchmarks.memory_accuracy --part 2    runs that others published
+    python -m benchmarks.memory_accuracy --part 3    what gpu_ladder.py measured on an NVIDIA GPU
 
 Part 1 trains small models of eight architectures for two real steps on the CPU, with every allocation counted by
 torch's profiler, and compares the peak with the trace's. What real kernels allocate inside and give back before they
 return is in the measurement and not in the trace: that is the difference there is.
+
+Targets: a median error of the peak of at most 0.1%, and none above 0.5%. Those of the other parts stand in
+`accuracy_published.py` and `accuracy_on_gpu.py`.
 """
 
 from __future__ import annotations
@@ -37,10 +40,12 @@ from autotune.train.trace import trace  # noqa: E402
 from autotune.units import MIB  # noqa: E402
 from benchmarks import accuracy_on_gpu, accuracy_published  # noqa: E402
 from benchmarks.recording import RESULTS, record  # noqa: E402
+from benchmarks.verdict import SMALLEST, verdict  # noqa: E402
 
 MICRO_BATCHES = (1, 3, 6)
 MEDIAN_LIMIT, WORST_LIMIT = 0.001, 0.005
-"""What part 1 promises: relative errors of the peak."""
+"""Targets of part 1: relative errors of the peak."""
+SMALLEST_MODEL = "user's module"
 
 _WIDTH = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 3, "num_attention_heads": 4,
           "vocab_size": 4000}  # fmt: skip
@@ -115,22 +120,23 @@ def measure(probe: ProbeRequest, steps: int = 2) -> int:
     return max(accumulate(event.nbytes() for event in events))
 
 
-def part_one(precision: str, only: str | None = None) -> list[Row]:
-    """Compare trace and measurement on the CPU."""
+def part_one(precision: str, only: str | None = None, smallest: bool = False) -> list[Row]:
+    """Compare trace and measurement on the CPU; `smallest` in one training."""
     rows: list[Row] = []
     chosen = [item for item in ARCHITECTURES.items() if only is None or only.lower() in item[0].lower()]
-    combinations = list(product(chosen, ("none", "full"), ("adamw", "sgd")))
+    combinations = list(product(chosen, ("none", "full"), ("adamw", "sgd")))[: 1 if smallest else None]
+    micro_batches = MICRO_BATCHES[:1] if smallest else MICRO_BATCHES
     for number, ((name, (preset, seq_len, changes)), checkpointing, optimizer) in enumerate(combinations, 1):
         rung = Candidate.model_validate(
             {"precision": precision, "checkpointing": checkpointing, "optimizer": optimizer}
         )
         spec = model_spec(preset, changes)
         timeline = trace(request(spec, seq_len, rung))
-        for micro_batch in MICRO_BATCHES:
+        for micro_batch in micro_batches:
             measured = measure(request(spec, seq_len, rung.at(micro_batch)))
             predicted = timeline.allocated(micro_batch)
             rows.append(Row(name, precision, checkpointing, optimizer, micro_batch, measured, predicted))
-        worst = max(abs(row.error) for row in rows[-len(MICRO_BATCHES) :])
+        worst = max(abs(row.error) for row in rows[-len(micro_batches) :])
         print(f"[{number}/{len(combinations)}] {name}, {rung.title()}: {worst:.4%}", file=sys.stderr)
     return rows
 
@@ -156,20 +162,29 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record")
     parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"), help="of part 1")
     parser.add_argument("--only", help="part of the name of the architectures to try in part 1")
+    parser.add_argument("--smallest", action="store_true", help=SMALLEST)
     options = parser.parse_args()
     console = Console(width=150)
     if options.part != 1:
-        part = accuracy_published if options.part == 2 else accuracy_on_gpu
-        found, fine = part.run(console)
-        record(f"memory_accuracy-part{options.part}", found, options.out)
-        return 0 if fine else 1
-    rows = part_one(options.precision, options.only)
+        if options.part == 2:
+            found, missed = accuracy_published.run(console, options.smallest)
+        else:
+            found, missed = accuracy_on_gpu.run(console)
+        record(f"memory_accuracy-part{options.part}", found, options.out, smallest=options.smallest)
+        return verdict(missed)
+    rows = part_one(options.precision, SMALLEST_MODEL if options.smallest else options.only, options.smallest)
     show(rows, console)
     if options.only is None:
         name = "memory_accuracy-part1" + ("" if options.precision == "fp32" else f"-{options.precision}")
-        record(name, [{**asdict(row), "error": row.error} for row in rows], options.out)
+        found = [{**asdict(row), "error": row.error} for row in rows]
+        record(name, found, options.out, smallest=options.smallest)
     errors = [abs(row.error) for row in rows]
-    return 0 if statistics.median(errors) <= MEDIAN_LIMIT and max(errors) <= WORST_LIMIT else 1
+    missed = []
+    if (median := statistics.median(errors)) > MEDIAN_LIMIT:
+        missed.append(f"a median error of at most {MEDIAN_LIMIT:.1%}: {median:.3%}")
+    if max(errors) > WORST_LIMIT:
+        missed.append(f"no error above {WORST_LIMIT:.1%}: {max(errors):.3%}")
+    return verdict(missed)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,11 @@ from autotune.environment import environment
 RESULTS = Path(__file__).parent / "results"
 
 
-def record(name: str, rows: list[dict[str, Any]], folder: Path, **summary: Any) -> Path:
-    """Write rows and summary to `<folder>/<name>.json` and return its path."""
+def record(
+    name: str, rows: list[dict[str, Any]], folder: Path, *, smallest: bool = False, **summary: Any
+) -> Path:
+    """Write rows and summary to `<folder>/<name>.json` and return its path; the smallest case to a file of its own."""
+    name += "-smallest" if smallest else ""
     folder.mkdir(parents=True, exist_ok=True)
     document = {
         "benchmark": name,

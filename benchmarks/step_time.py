@@ -1,10 +1,16 @@
 """How far predicted step times are from what others published (`data/published_runs.csv`).
 
-    python benchmarks/step_time.py [--limit ROWS]
+    python -m benchmarks.step_time [--limit ROWS]
 
 A row is compared if its training can be expressed: plain data parallelism or FSDP, no compiler, bf16 or fp32. The
 model is traced on one device with the publisher's dimensions, and the collectives of its sharding are added in closed
-form. Nothing is fitted to these rows. Every other row is listed with what is missing.
+form. Every other row is listed with what is missing.
+
+Two constants were chosen after a first comparison with these rows, each from a source of its own: `SHAPE` of
+`autotune.timing.roofline` and `OLD_ATTENTION` here; docs/step_time.md says what they changed. So the comparison shows
+how far off the model is, and is no test of it on rows that nobody had seen.
+
+Targets: the median speed within 25% of what was published, and 80% of the rows within a factor of 1.6.
 """
 
 from __future__ import annotations
@@ -38,6 +44,7 @@ from autotune.timing.roofline import Extra, Machine, step_time  # noqa: E402
 from autotune.train.trace import trace  # noqa: E402
 from benchmarks import published_decoder  # noqa: E402
 from benchmarks.recording import RESULTS, record  # noqa: E402
+from benchmarks.verdict import SMALLEST, unmeasured, verdict  # noqa: E402
 
 DATA = Path(__file__).parent / "data" / "published_runs.csv"
 GPUS = {"a100_40gb": "a100-sxm-40gb", "a100_80gb": "a100-sxm-80gb", "h100_80gb": "h100-sxm-80gb",
@@ -51,7 +58,11 @@ LLAMA = {
 }  # fmt: skip
 OLD_ATTENTION = 0.33
 """Share of the peak that fused attention reached when MPT was measured (2023): the first FlashAttention on A100 25 to
-40% (Dao 2023, abstract); the second on H100 still 329 of 989 TFLOP/s (pytorch/pytorch#142132)."""
+40% (Dao 2023, abstract); the second on H100 still 329 of 989 TFLOP/s (pytorch/pytorch#142132). Chosen after the rows
+had been seen with the kernels of today."""
+MEDIAN_LIMIT, SPREAD_LIMIT = 0.25, 1.6
+"""Targets: of the median, and the factor within which 80% of the rows are."""
+SMALLEST_ROW = "308"
 BERT = {"308": "none", "310": "full"}
 """Rows of BERT large, and their checkpointing."""
 
@@ -208,10 +219,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--limit", type=int, help="compare this many of the published rows")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record")
+    parser.add_argument("--smallest", action="store_true", help=SMALLEST)
     options = parser.parse_args()
     console = Console(width=120)
     rows = list(csv.DictReader(DATA.open(encoding="utf-8")))[: options.limit]
+    if options.smallest:
+        rows = [row for row in rows if row["id"] == SMALLEST_ROW]
     results, left = compare(rows, console)
+    if not results:
+        raise unmeasured("step_time", f"none of the first {options.limit} rows can be expressed")
     table = Table("row", "model", "gpu", "gpus", "seq", "micro", "checkpointing", "published", "predicted", "ratio",
                   "bound by", box=None)  # fmt: skip
     for result in results:
@@ -228,11 +244,18 @@ def main() -> int:
     for reason, names in sorted(left.items(), key=lambda item: -len(item[1])):
         console.print(f"{len(names)} rows not expressed for {reason}: {', '.join(names)}", highlight=False)
     record(
-        "step_time", results, options.out, median_ratio=statistics.median(ratios),
+        "step_time", results, options.out, smallest=options.smallest, median_ratio=statistics.median(ratios),
         median_error=statistics.median(abs(ratio - 1) for ratio in ratios),
         not_expressed=left,
     )  # fmt: skip
-    return 0
+    missed = []
+    median = statistics.median(ratios)
+    if abs(median - 1) > MEDIAN_LIMIT:
+        missed.append(f"a median within {MEDIAN_LIMIT:.0%} of what was published: {median:.2f} times it")
+    near = sum(1 / SPREAD_LIMIT <= ratio <= SPREAD_LIMIT for ratio in ratios) / len(ratios)
+    if near < 0.8:
+        missed.append(f"80% of the rows within a factor of {SPREAD_LIMIT:g}: {near:.0%}")
+    return verdict(missed)
 
 
 if __name__ == "__main__":

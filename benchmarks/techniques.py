@@ -3,9 +3,12 @@
     python -m benchmarks.techniques                          a GPT-2-like and a Llama-like model, on this CPU
     python -m benchmarks.techniques --device cuda            gpt2-xl and llama-3.2-1b, on an NVIDIA GPU
 
-On the CPU peaks are those of torch's allocator (profiler events), files of offload left out, as the kernel leaves them
-out of a budget. On a GPU every rung is a probe in a process of its own; what does not fit is said so, and speeds are
-then compared with the first rung that does. The micro-batch is the same everywhere.
+On the CPU peaks are those of torch's allocator (profiler events), files of offload left out, as the kernel leaves
+them out of a budget. On a GPU every rung is a probe in a process of its own; what does not fit is said so, and speeds
+are then compared with the first rung that does. The micro-batch is the same everywhere.
+
+Targets, of the peaks that a trace predicts: a median error of at most 0.1%, and none above 5%; on a GPU of at most
+3%, and none above 10%.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ from autotune.train.training import Training
 from autotune.units import MIB
 from benchmarks.memory_accuracy import model_spec
 from benchmarks.recording import RESULTS, record
+from benchmarks.verdict import SMALLEST, unmeasured, verdict
 
 BASELINE: dict[str, Any] = {"precision": "fp32"}
 ALONE: tuple[dict[str, Any], ...] = (
@@ -84,6 +88,9 @@ MODELS: dict[str, dict[str, tuple[str, dict[str, Any], int, int]]] = {
 """By device and name: preset, what makes it small, sequence length, micro-batch."""
 STEPS = 3
 """Timed optimizer steps, after one that warms up; the median counts."""
+LIMITS = {"cpu": (0.001, 0.05), "cuda": (0.03, 0.10)}
+"""Median and worst relative error of a predicted peak that are the targets."""
+SMALLEST_MODEL = {"tiny-gpt2": ("tiny-gpt2", {}, 32, 1)}
 TIMEOUT = 600.0
 """Seconds for one probe, or one trace, on a GPU's machine."""
 
@@ -299,17 +306,19 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--only", default="", help="part of the name of the models to measure")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record")
+    parser.add_argument("--smallest", action="store_true", help=SMALLEST)
     options = parser.parse_args()
     try:
         measure = on_cpu if options.device == "cpu" else OnGpu(options.device)
     except AutotuneError as error:
-        raise SystemExit(f"techniques: nothing was measured: {error}") from None
+        raise unmeasured("techniques", str(error)) from None
     rows: list[dict[str, Any]] = []
-    for name, (preset, changes, seq_len, micro_batch) in MODELS[options.device].items():
+    models = SMALLEST_MODEL if options.smallest else MODELS[options.device]
+    for name, (preset, changes, seq_len, micro_batch) in models.items():
         if options.only.lower() not in name.lower():
             continue
         spec = model_spec(preset, changes) if changes else model_spec(preset, {})
-        for part, technique, candidate in rungs(options.device):
+        for part, technique, candidate in rungs(options.device)[: 2 if options.smallest else None]:
             row = {
                 "model": name,
                 "part": part,
@@ -320,12 +329,21 @@ def main() -> int:
             print(f"{name}: {part} {technique}", file=sys.stderr)
             compare(rows)
             path = record(
-                f"techniques-{options.device}", rows, options.out, micro_steps=1,
-                models={key: list(value) for key, value in MODELS[options.device].items()},
+                f"techniques-{options.device}", rows, options.out, smallest=options.smallest, micro_steps=1,
+                models={key: list(value) for key, value in models.items()},
             )  # fmt: skip
+    if not rows:
+        raise unmeasured("techniques", f"no model has {options.only!r} in its name")
     show(rows, Console(width=160))
     print(path)
-    return 0
+    errors = [abs(row["error"]) for row in rows if row.get("error") is not None]
+    middle, worst = LIMITS[options.device]
+    missed = [] if errors else ["at least one peak is predicted and measured"]
+    if errors and statistics.median(errors) > middle:
+        missed.append(f"a median error of at most {middle:.1%}: {statistics.median(errors):.2%}")
+    if errors and max(errors) > worst:
+        missed.append(f"no error above {worst:.0%}: {max(errors):.2%}")
+    return verdict(missed)
 
 
 if __name__ == "__main__":

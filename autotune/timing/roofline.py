@@ -5,9 +5,10 @@ Roofline, 2009), and a little for starting it. What runs on engines of its own o
 long as the busiest of compute, the processor that launches, the link to the host (each way for itself), and the
 links between devices. That is the best case, in which every copy is issued early enough.
 
-The shares of the peaks that kernels reach are constants with their source, the same for all models and never fitted
-to a published run. Not covered: matrix shapes that fill the last wave of a GPU badly, clocks under a power limit,
-caches, and fusion by a compiler. Probes correct all of that (`autotune.timing.pace`).
+The shares of the peaks that kernels reach are constants with their source, the same for all models. One, `SHAPE`, was
+looked for after a comparison with published runs had come out 1.5 times too fast (docs/step_time.md). Not covered:
+matrix shapes that fill the last wave of a GPU badly, clocks under a power limit, caches, and fusion by a compiler.
+Probes correct all of that (`autotune.timing.pace`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from autotune.timing.work import COLLECTIVES, Kind, MathType, Operator, Work
 from autotune.units import MIB
 
 SHAPE = 0.85
-"""Matrix products of any large shape reach 80 to 90% of what the best shape does (source as below)."""
+"""Matrix products of any large shape reach 80 to 90% of what the best shape does (source as below). Chosen after the
+published runs of `benchmarks/step_time.py` had been seen without it."""
 MATRIX = {7: 0.8 * SHAPE, 8: 0.85 * SHAPE, 9: 0.8 * SHAPE, 10: 0.8 * SHAPE, 12: 0.85 * SHAPE}
 """Share of the peak that large matrix products reach, by major compute capability. The best shapes, of S. Bekman,
 Machine Learning Engineering, "Maximum Achievable Matmul FLOPS" (torch 2.5 to 2.7): A100 SXM 87%, A100 PCIe 81%, H100
@@ -34,8 +36,8 @@ MATRIX_AMD = 0.55 * SHAPE
 ATTENTION = {7: 0.33, 8: 0.6, 9: 0.55, 10: 0.55, 12: 0.6}
 """Share of the peak that fused attention reaches. FlashAttention-2 on A100: 50 to 73%, its predecessor 25 to 40%, which
 stands for older GPUs (Dao 2023, abstract). Hopper: cuDNN's kernel, which torch prefers there since 2.11, as
-FlashAttention-3's own measurements show it (Shah et al. 2024: backward 550 of 989 TFLOP/s). Blackwell's RTX cards, which lack
-Hopper's instructions, as Ampere: assumed."""
+FlashAttention-3's own measurements show it (Shah et al. 2024: backward 550 of 989 TFLOP/s). Blackwell's
+RTX cards, which lack Hopper's instructions, as Ampere: assumed."""
 ATTENTION_AMD = 0.4
 """Assumed: FlashAttention-2's share lowered as that of matrix products is."""
 MEMORY = 0.85

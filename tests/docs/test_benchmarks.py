@@ -1,0 +1,97 @@
+"""The smallest case of every benchmark runs, and each says its targets and exits with 1 where one is missed."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import verdict
+from benchmarks.recording import RESULTS
+
+ROOT = Path(__file__).parents[2]
+SIDE_BY_SIDE = (
+    "coverage", "step_time", "memory_accuracy", "memory_accuracy --part 2", "memory_accuracy --part 3", "techniques",
+    "largest_model", "gpu_ladder",
+)  # fmt: skip
+"""Run in one process, in this order: `coverage` forks before anything runs, and the stand-in for CUDA that `step_time`
+traces on comes before a real backward pass."""
+UNMEASURED = {"gpu_ladder": "GPU", "memory_accuracy --part 3": "gpu_ladder"}
+"""What cannot be measured where there is no GPU, and what its line names."""
+PAGES = {"techniques_page": "techniques.md", "ranks_page": "ranks.md"}
+WORKERS = {"long_training_worker", "fault_worker"}
+TRIED_ELSEWHERE = {"faults": "tests/unit/test_faults.py"}
+"""Has a test of its own, which runs its smallest cases."""
+SCRIPTS = [path.stem for path in sorted((ROOT / "benchmarks").glob("*.py")) if "__main__" in path.read_text()]
+ALONE = sorted(
+    {*SCRIPTS} - {command.split()[0] for command in SIDE_BY_SIDE} - {*PAGES, *TRIED_ELSEWHERE} - WORKERS
+)
+"""All others, a new one too: they start processes of their own."""
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "AUTOTUNE_CACHE": str(folder / "cache"), "COLUMNS": "200"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("script", sorted({*SCRIPTS} - {*PAGES, *TRIED_ELSEWHERE} - WORKERS))
+def test_a_benchmark_says_its_targets(script: str) -> None:
+    path = ROOT / "benchmarks" / f"{script}.py"
+    assert "arget" in (ast.get_docstring(ast.parse(path.read_text())) or "")
+
+
+def test_smallest_cases_run_and_a_missing_gpu_is_named_in_one_line(tmp_path: Path) -> None:
+    done = run(["tests.docs.on_benchmarks", str(tmp_path), *SIDE_BY_SIDE], tmp_path)
+    found = json.loads(done.stdout.splitlines()[-1])
+    measured = {command for command, code in found.items() if code == verdict.MET}
+    if not list(RESULTS.glob("gpu_ladder-*.json")):
+        assert measured >= set(SIDE_BY_SIDE) - set(UNMEASURED), (found, done.stderr)
+    for command in set(found) - measured:
+        assert found[command] == verdict.UNMEASURED, found[command]
+        (line,) = [
+            line for line in done.stderr.splitlines() if line.startswith(command.split()[0] + ": nothing was")
+        ]
+        assert UNMEASURED[command] in line
+    records = {path.name for path in tmp_path.glob("*.json")}
+    assert records >= {"step_time-smallest.json", "memory_accuracy-part2-smallest.json"}
+    assert all(name.endswith("-smallest.json") for name in records)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ALONE)
+def test_the_smallest_case_that_starts_processes_runs(script: str, tmp_path: Path) -> None:
+    done = run([f"benchmarks.{script}", "--smallest", "--out", str(tmp_path)], tmp_path)
+    assert done.returncode == verdict.MET, done.stderr
+    assert (tmp_path / f"{script}-smallest.json").is_file()
+
+
+@pytest.mark.parametrize("script", PAGES)
+def test_a_page_is_filled_in_place(script: str, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / PAGES[script]).read_text()
+    page = tmp_path / PAGES[script]
+    page.write_text(text)
+    done = run([f"benchmarks.{script}", "--write", str(page)], tmp_path)
+    assert done.returncode == verdict.MET, done.stderr
+    assert page.read_text() == text
+
+
+def test_a_missed_target_is_printed_and_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verdict.verdict([]) == 0
+    assert verdict.verdict(["a median error of at most 5%: 7%"]) == 1
+    assert capsys.readouterr().err == "target missed: a median error of at most 5%: 7%\n"
+
+
+def test_a_prediction_that_is_off_misses_its_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from benchmarks import memory_accuracy
+
+    row = memory_accuracy.Row("m", "fp32", "none", "adamw", 1, measured=1000, predicted=1100)
+    monkeypatch.setattr(memory_accuracy, "part_one", lambda *_: [row])
+    monkeypatch.setattr(sys, "argv", ["memory_accuracy", "--out", str(tmp_path)])
+    assert memory_accuracy.main() == verdict.MISSED
