@@ -83,6 +83,8 @@ class Proof(Frozen):
     """Optimizer steps of training as it was recorded."""
     micro_steps: int | None = None
     """Micro-steps of each of these; fewer than `accumulation.steps` where three whole global steps took too long."""
+    plain_peak: Bytes | None = None
+    """Most that the process took of the device in these, with the longest rows."""
     stresses: tuple[Stress, ...] = ()
     """Steps that load memory more than those, each with its peak; none may be beyond the budget."""
     losses: tuple[float, ...] = ()
@@ -300,7 +302,7 @@ def _is_bytes(model: type[BaseModel], name: str) -> bool:
 _BYTE_FIELDS = {
     "Memory": ("allocated", "reserved", "device_peak", "budget", "baseline"),
     "Breakdown": ("parameters", "gradients", "optimizer_state", "activations", "other"),
-    "Proof": ("checkpoint_bytes",),
+    "Proof": ("checkpoint_bytes", "plain_peak"),
     "Alternative": ("peak",),
     "Stress": ("peak",),
 }

@@ -181,6 +181,8 @@ class Ok(Frozen):
     """Optimizer steps of a proof before its stresses; None where every one has its loss above."""
     accumulation_steps: int
     """Micro-steps that the probe ran for each optimizer step: in a proof all of a global step, or as many as fit."""
+    plain_peak: Bytes | None = None
+    """Most that the process of a proof took of the device before its stresses, with the longest rows."""
     stresses: tuple[Stress, ...] = ()
     """What a proof trained beyond that; `memory` has their peaks in `reserved` and `device_peak`."""
     attention: str | None = None

@@ -108,7 +108,8 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
     return Proof(
         passed=passed, why=_held(best, outcome, speed) if passed else _failed(checks), checks=checks,
         optimizer_steps=outcome.optimizer_steps or len(outcome.losses), micro_steps=outcome.accumulation_steps,
-        stresses=outcome.stresses, losses=outcome.losses, evaluation_loss=outcome.evaluation_loss,
+        plain_peak=outcome.plain_peak, stresses=outcome.stresses,
+        losses=outcome.losses, evaluation_loss=outcome.evaluation_loss,
         evaluation_micro_batch=outcome.evaluation_micro_batch,
         checkpoint_bytes=outcome.checkpoint_bytes, seconds=seconds,
     )  # fmt: skip
@@ -168,14 +169,17 @@ def trained(best: Best, outcome: Ok) -> str:
 
 
 def _peaks(outcome: Ok) -> str:
-    """Return what each stress came to, in brackets; empty where there was none."""
+    """Return what each stress came to beside the other steps, in brackets; empty where there was none."""
+    plain = (
+        [] if outcome.plain_peak is None else [f"{format_bytes(outcome.plain_peak)} with the longest rows"]
+    )
     said = [
         f"without {stress.name}: {stress.skipped}"
         if stress.peak is None
         else f"{format_bytes(stress.peak)} with {stress.name}"
         for stress in outcome.stresses
     ]
-    return f" ({'; '.join(said)})" if said else ""
+    return f" ({'; '.join([*plain, *said])})" if said else ""
 
 
 def _failed(checks: tuple[Check, ...]) -> str:

@@ -88,6 +88,7 @@ def _together(fine: Sequence[Ok], accumulation_steps: int) -> Ok:
             ),
             "evaluation_loss": statistics.fmean(evaluations) if evaluations else None,
             "checkpoint_bytes": max(checkpoints, default=None),
+            "plain_peak": max((ok.plain_peak for ok in fine if ok.plain_peak is not None), default=None),
             # All ranks are loaded alike, and leave out the same.
             "stresses": tuple(
                 max(same, key=lambda stress: stress.peak or 0)

@@ -57,7 +57,7 @@ def prove(request: ProbeRequest, training: Training, phases: Phases, warmed_up: 
     fitting = steps_that_fit(request.accumulation_steps, plain - (time.perf_counter() - began), parts)
     micro_steps = -int(training.ranks.largest(-fitting))  # as many as all ranks have time for
     samples = _train(stepper, micro_steps, began + plain, observer)
-    losses, training_peak = tuple(stepper.losses), phases.training_peak
+    losses, training_peak, plain_peak = tuple(stepper.losses), phases.training_peak, phases.meter.section()
 
     phases.close_look = False
     deadline = began + plain
@@ -78,6 +78,7 @@ def prove(request: ProbeRequest, training: Training, phases: Phases, warmed_up: 
         update={
             "losses": thinned(losses),
             "optimizer_steps": len(losses),
+            "plain_peak": plain_peak,
             "stresses": tuple(stressed),
             "evaluation_loss": evaluation_loss,
             "checkpoint_bytes": checkpoint_bytes,

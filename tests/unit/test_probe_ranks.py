@@ -13,6 +13,7 @@ from autotune.outcome import (
     PhaseReport,
     Sample,
     StepTiming,
+    Stress,
     Timeout,
 )  # fmt: skip
 from autotune.probe.ranks import RankOutcome, join
@@ -117,3 +118,16 @@ def test_what_failed_before_the_deadline_explains_it():
     late = Timeout(phase="backward", seconds=9)
     assert joined(late, GONE, since=[9.0, 8.0]).kind == "crash"
     assert joined(late, Oom(phase="forward", message="refused"), GONE, since=[9.0, 8.0, 8.1]).rank == 1
+
+
+def test_the_peaks_of_a_stress_are_the_fullest_rank_s():
+    def stressed(peak, plain):
+        left_out = Stress(
+            name="loaded experts", skipped="its experts are in no module that is told which to take"
+        )
+        found = (Stress(name="shuffled lengths", steps=2, peak=peak), left_out)
+        return ok(5, 1.0).model_copy(update={"stresses": found, "plain_peak": plain})
+
+    joined_ranks = join([RankOutcome(0, stressed(70, 20)), RankOutcome(1, stressed(60, 30))], 4)
+    assert [stress.peak for stress in joined_ranks.stresses] == [70, None]
+    assert joined_ranks.plain_peak == 30

@@ -52,6 +52,7 @@ def test_a_mixture_of_experts_is_proven_at_every_length_and_with_all_tokens_on_t
     for stress in outcome.stresses:
         assert stress.steps == 2, "four micro-steps at least, two of which are a step"
         assert 0 < stress.peak <= outcome.memory.peak()
+    assert 0 < outcome.plain_peak <= outcome.memory.peak()
     assert outcome.optimizer_steps == len(outcome.losses) == 4, "of the others alone"
     assert outcome.accumulation_steps == 2
     assert [report.phase for report in outcome.phases] == [
@@ -183,7 +184,7 @@ def judged(*found: Stress, steps=5) -> Proof:
     best = make_best(steps=64)
     best = best.model_copy(update={"memory": best.memory.model_copy(update={"allocated": 64 * MIB})})
     fine = Ok(
-        memory=best.memory, timing=best.timing, phases=(), losses=(5.0, 4.0), optimizer_steps=steps,
+        memory=best.memory, timing=best.timing, phases=(), losses=(5.0, 4.0), optimizer_steps=steps, plain_peak=GIB // 2,
         accumulation_steps=2, stresses=found,
     )  # fmt: skip
     return judge(best, fine, 1.0, Limits(), judge_speed=False)
@@ -195,14 +196,16 @@ def test_the_worse_peak_decides_and_each_is_told():
         Stress(name="loaded experts", steps=9, peak=GIB),
     )
     assert proof.passed
-    assert "(2.00 GiB with shuffled lengths; 1.00 GiB with loaded experts)" in proof.why
+    peaks = "512 MiB with the longest rows; 2.00 GiB with shuffled lengths; 1.00 GiB with loaded experts"
+    assert f"({peaks})" in proof.why
+    assert proof.plain_peak == GIB // 2
     assert [stress.peak for stress in proof.stresses] == [2 * GIB, GIB]
     proof = judged(Stress(name="loaded experts", steps=9, peak=4 * GIB))
     assert not proof.passed
     assert proof.why == "did not hold: peak with loaded experts 4.00 GiB is more than the budget of 3.00 GiB"
     proof = judged(Stress(name="shuffled lengths", skipped="images are all of one size"))
     assert proof.passed
-    assert "(without shuffled lengths: images are all of one size)" in proof.why
+    assert "; without shuffled lengths: images are all of one size)" in proof.why
 
 
 def test_a_proof_says_how_many_of_a_global_step_s_micro_steps_it_ran():
