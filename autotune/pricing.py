@@ -12,12 +12,33 @@ from autotune.candidate import Candidate
 from autotune.demand import loader_bytes
 from autotune.hardware import Hardware
 from autotune.memory.predictor import Ground, Predictor
-from autotune.memory.timeline import Timeline
+from autotune.memory.timeline import Peak, Timeline, Unfused
 from autotune.outcome import Breakdown, Phase, StepTiming
+from autotune.units import format_bytes
 from autotune.validation import Frozen
 
 LARGEST = 4096
 """Samples beyond which no larger micro-batch is looked for."""
+SHOWN = 12
+"""Holders of the peak that are listed."""
+NOTED = 0.05
+"""Share of a peak from which on it is said what a model keeps needlessly."""
+_TEXTS: dict[Unfused, str] = {
+    "activation": "activation functions that are several operators hold {held} of the peak, where one keeps "
+    "its input alone; gelu_new is gelu_pytorch_tanh in the model's configuration",
+    "attention": "the model has eager attention alone, whatever is asked for: it holds {held} of the peak, growing with "
+    "the square of the sequence, and no flash or memory-efficient kernel can run",
+}
+
+
+class Note(Frozen):
+    """Something about the model that decides its peak, and is none of the candidate's techniques."""
+
+    unfused: Unfused
+    """What it computes in several operators."""
+    bytes: int
+    """What that holds at the peak."""
+    text: str
 
 
 class Estimate(Frozen):
@@ -48,6 +69,8 @@ class Estimate(Frozen):
     """In which the peak is reached."""
     holders: tuple[tuple[str, str, int], ...]
     """The modules, and what else, that hold most at the peak: (module, what, bytes)."""
+    notes: tuple[Note, ...] = ()
+    """What the model itself adds to the peak, where that is more than a twentieth of it."""
     usable_bytes: int
     """What the candidate may take: the device's memory less the headroom."""
     fits: bool
@@ -127,7 +150,8 @@ def price(
         disk_bytes=timeline.allocated(candidate.micro_batch, accumulating, "disk"),
         breakdown=prediction.breakdown,
         phase=peak.phase,
-        holders=tuple((holder.module, holder.category, holder.bytes) for holder in peak.holders),
+        holders=tuple((holder.module, holder.category, holder.bytes) for holder in peak.holders[:SHOWN]),
+        notes=_notes(timeline, peak),
         usable_bytes=usable,
         fits=fits,
         largest_micro_batch=largest,
@@ -137,4 +161,17 @@ def price(
         trace_seconds=float(timeline.facts.get("seconds", 0.0)),
         trace_cached=cached,
         price_seconds=round(priced, 4),
+    )
+
+
+def _notes(timeline: Timeline, peak: Peak) -> tuple[Note, ...]:
+    held: dict[Unfused, int] = {}
+    for holder in peak.holders:
+        kind = timeline.unfused.get(holder.module)
+        if kind is not None and holder.category in {"activation", "temporary"}:
+            held[kind] = held.get(kind, 0) + holder.bytes
+    return tuple(
+        Note(unfused=kind, bytes=size, text=_TEXTS[kind].format(held=format_bytes(size)))
+        for kind, size in held.items()
+        if size >= NOTED * peak.bytes
     )

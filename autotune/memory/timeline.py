@@ -25,6 +25,10 @@ FORMAT = 5
 """Raised with every change that older code would misread; cached traces of another format are ignored."""
 
 
+Unfused = Literal["activation", "attention"]
+"""What a model computes in several operators though there is one that keeps less."""
+
+
 class Holder(NamedTuple):
     """A module and the bytes that it holds at the peak, in one category."""
 
@@ -53,7 +57,7 @@ class Peak:
     """Index of the event of the composed timeline at which the peak is reached."""
     breakdown: dict[Category, int]
     holders: tuple[Holder, ...]
-    """The largest, largest first."""
+    """Largest first."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class Timeline:
     attention_kernels: tuple[AttentionKernel, ...] = ()
     """Which of torch's attention kernels the trace took the device to choose. On CUDA never cuDNN's, which torch
     prefers on Hopper and later, and whose outputs are those of the flash kernel."""
+    unfused: dict[str, Unfused] = field(default_factory=dict)
+    """Modules that compute in several operators what one could, by name."""
     micro_steps: int = 1
     """How many micro-steps `micro` and `single` stand for, all that an optimizer step has."""
     several: Timeline | None = None
@@ -224,7 +230,7 @@ class Timeline:
             step=step,
             event=fullest.event,
             breakdown=breakdown,
-            holders=tuple(largest[:12]),
+            holders=tuple(largest),
         )
 
     def dump(self) -> str:

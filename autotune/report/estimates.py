@@ -11,7 +11,7 @@ from rich.text import Text
 
 from autotune.accumulation import ASSUMED_STEPS
 from autotune.estimation import Answer
-from autotune.pricing import Estimate, Unpriced
+from autotune.pricing import Estimate, Note, Unpriced
 from autotune.report.columns import Cell, Column, FittingTable
 from autotune.report.wording import PHASES
 from autotune.units import format_bytes, format_count, format_counted
@@ -64,6 +64,8 @@ def print_estimates(answer: Answer, console: Console) -> None:
         console.print(_in_full(answer.priced[0].estimate))
     elif answer.priced:
         console.print(_table([rung.estimate for rung in answer.priced], question.micro_batch))
+        for entry, note in _most_noted(answer):
+            console.print(Text(f"{entry.candidate.title()}: {note.text}", style="yellow"))
     for rung in answer.rungs:
         if isinstance(rung, Unpriced):
             console.print(
@@ -71,6 +73,13 @@ def print_estimates(answer: Answer, console: Console) -> None:
             )
     if answer.priced:
         console.print(Text("\nSpeed is a rough upper bound; probes measure it.", style="dim"))
+
+
+def _most_noted(answer: Answer) -> list[tuple[Estimate, Note]]:
+    """Return each kind of note once, with the rung that it costs most."""
+    noted = [(rung.estimate, note) for rung in answer.priced for note in rung.estimate.notes]
+    noted.sort(key=lambda pair: pair[1].bytes)
+    return list({note.unfused: (entry, note) for entry, note in noted}.values())
 
 
 def _table(estimates: list[Estimate], micro_batch: int) -> FittingTable:
@@ -132,6 +141,7 @@ def _in_full(entry: Estimate) -> Table:
             "speed",
             f"{_speed(entry.tokens_per_second)} tokens/s; {_speed(entry.largest_tokens_per_second)} at the largest",
         ),
+        *(("note", note.text) for note in entry.notes),
         ("took", f"{_traced(entry)}, price {entry.price_seconds * 1000:.0f} ms"),
     ]  # fmt: skip
     for name, value in rows:

@@ -42,6 +42,7 @@ from autotune.train.recording import recording
 from autotune.train.refusal import CannotRun
 from autotune.train.tracer import COMPILED, PLAIN, Pair, StepTracer
 from autotune.train.training import Training
+from autotune.train.unfused import unfused_modules
 from autotune.train.worklog import Calls
 
 
@@ -305,6 +306,7 @@ def _timeline(
         work=work if micro_steps == 1 else None,
         exact=exact,
         attention_kernels=seen.kernels if seen else (),
+        unfused=unfused_modules(training.model, request.candidate.attention, training.attention),
         micro_steps=micro_steps,
         facts={
             "model": type(training.model).__name__,

@@ -235,6 +235,19 @@ def test_a_users_function_takes_of_the_device_what_its_model_takes_by_name(field
     assert ours.bytes == pytest.approx(named.bytes, rel=0.01)
 
 
+def test_activations_in_several_operators_and_eager_attention_are_known_by_module():
+    plain = trace(traced("tiny-gpt2", device="cuda:0", precision="bf16"))
+    fused = family("gpt2", activation_function="gelu_pytorch_tanh")
+    other = trace(traced(device="cuda:0", precision="bf16").model_copy(update={"model": fused}))
+    assert set(plain.unfused.values()) == {"activation"}
+    assert set(plain.unfused) <= set(plain.modules)
+    assert not other.unfused
+    spec = ModelSpec(name="mpt", source="config", config=coverage.small("mpt", shallow=True))
+    eager = trace(traced(device="cuda:0", precision="bf16").model_copy(update={"model": spec}))
+    assert "attention" in eager.unfused.values()
+    assert eager.attention_kernels == ()
+
+
 @pytest.fixture(scope="class")
 def device():
     with fake_cuda() as device, Recorder(device.type, {}):
@@ -253,7 +266,9 @@ class TestCudaRules:
             assert low.softmax(-1).dtype == torch.float32
             assert low.pow(2).dtype == torch.float32
             assert low.sum().dtype == torch.float32
-            assert torch.nn.functional.layer_norm(low, (8,)).dtype == torch.float32
+            # Also over what FSDP2 has cast to bf16: the fp32 copy of its input is kept for backward.
+            normed = torch.nn.functional.layer_norm(low.clone().requires_grad_(), (8,))
+            assert normed.dtype == normed.grad_fn._saved_input.dtype == torch.float32
             assert torch.nn.functional.gelu(low).dtype == torch.bfloat16
             assert torch.cat([low, x]).dtype == torch.float32
             assert (low + x).dtype == torch.float32

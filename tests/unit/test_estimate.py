@@ -88,6 +88,28 @@ def test_an_estimate_from_the_cache_says_so(cached, took):
     assert took in console.file.getvalue()
 
 
+class NotedTracer(MadeTracer):
+    """Says that the only module of its model is unfused."""
+
+    def trace(self, request, folder, **options):
+        found = super().trace(request, folder, **options)
+        for trace in found.values():
+            trace.timeline.unfused[trace.timeline.modules[0]] = "attention"
+        return found
+
+
+def test_what_the_model_itself_adds_to_the_peak_is_said_where_it_decides():
+    for options in ({"precision": "fp32", "micro_batch": 4}, {"micro_batch": 4}):
+        answer = ask(NotedTracer(), **options)
+        entry = estimates_document(answer)
+        (note,) = (entry if "precision" in options else entry["rungs"][0])["notes"]
+        assert note["unfused"] == "attention"
+        assert note["bytes"] >= 0.05 * answer.priced[0].estimate.allocated_peak_bytes
+        print_estimates(answer, console := Console(file=io.StringIO(), width=300))
+        assert console.file.getvalue().count("the model has eager attention alone") == 1
+    assert not ask(precision="fp32").priced[0].estimate.notes
+
+
 def test_without_a_candidate_every_rung_is_estimated():
     answer = ask()
     titles = [rung.estimate.candidate.title() for rung in answer.priced]
