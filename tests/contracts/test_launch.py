@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -249,8 +250,18 @@ def test_a_guard_or_keeper_that_is_killed_takes_its_tree_along(run: Run, which: 
 
 
 def test_a_guard_that_stands_still_does_not_hold_the_tuner(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = 0.0
+
+    def stand_still(_: Progress) -> None:
+        nonlocal late
+        keeper_and_guard()[1].suspend()
+        late = 1000.0
+
+    # The deadline passes when the guard stands still, on a machine of any speed.
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + late, sleep=time.sleep)
+    monkeypatch.setattr(launching, "time", clock)
     monkeypatch.setattr(launching, "GRACE", 0.3)
-    report = run("hang_after_daemons", timeout=0.3, on_progress=lambda _: keeper_and_guard()[1].suspend())
+    report = run("hang_after_daemons", on_progress=stand_still)
     assert report.ending is None
     assert report.progress is not None
 

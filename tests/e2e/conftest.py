@@ -12,7 +12,15 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.docs.readme import commands
+from autotune.candidate import Candidate
+from autotune.devices.cpu import CpuDevice
+from autotune.devices.host import total_memory
+from autotune.executors.local import LocalExecutor
+from autotune.models import catalog
+from autotune.models.resolve import resolve
+from autotune.outcome import Ok
+from autotune.probe.protocol import ProbeRequest
+from autotune.units import GIB, MIB
 
 AUTOTUNE = [str(Path(sys.executable).parent / "autotune")]
 SHORT = ["--sample-time", "1s", "--proof-time", "2s", "--seq-len", "128"]
@@ -49,23 +57,60 @@ def probes_alive(folder: Path) -> list[int]:
     ]
 
 
-@pytest.fixture(scope="session")
-def winner(tmp_path_factory) -> tuple[Path, Ended]:
-    """Return the working folder and the output of the README's run without predictions.
+def budget(room: int) -> int:
+    """Return a budget with `room` bytes beside libraries and threads, which take more the more cores there are."""
+    return CpuDevice(min(total_memory(), 64 * GIB)).minimum() + room
 
-    It meets real OOMs and ends with a winner.
+
+def cpu(size: int) -> str:
+    """Return a budget in bytes as `--device` takes it."""
+    return f"cpu:{size // MIB}MiB"
+
+
+def wide(folder: Path) -> str:
+    """Write a configuration whose logits take most of the memory (16 MiB a sample of 256 tokens); return its name."""
+    preset = catalog.find("tiny-gpt2")
+    assert preset is not None
+    (folder / "wide.json").write_text(json.dumps({**preset.config, "vocab_size": 16384}))
+    return "./wide.json"
+
+
+@pytest.fixture(scope="session")
+def tight(tmp_path_factory) -> str:
+    """Return a device on which 4 samples train and are proven and the goal's 8 do not fit, from what 4 take here.
+
+    So growth without predictions meets an OOM on any machine: no size between these two is useful, and no headroom is
+    asked for that 4 samples could miss.
     """
-    return _readmes_run(tmp_path_factory.mktemp("winner"), "--no-predict")
+    folder = tmp_path_factory.mktemp("measured")
+    request = ProbeRequest(
+        kind="prove", model=resolve(wide(folder), base=folder), candidate=Candidate(micro_batch=4), seq_len=256,
+        accumulation_steps=2, device="cpu", budget=budget(2 * GIB), seed=0, sample_seconds=0.1, sample_steps=3,
+        folder="",
+    )  # fmt: skip
+    outcome = LocalExecutor(CpuDevice(budget(2 * GIB))).run(request, folder, timeout=280).answer
+    assert isinstance(outcome, Ok), outcome
+    return cpu(
+        outcome.memory.peak() + outcome.memory.allocated // 4
+    )  # 8 samples take twice what is allocated
 
 
 @pytest.fixture(scope="session")
-def foreseen(tmp_path_factory) -> tuple[Path, Ended]:
-    """Return the same of the README's run as it stands there, with predictions."""
-    return _readmes_run(tmp_path_factory.mktemp("foreseen"))
+def winner(tmp_path_factory, tight) -> tuple[Path, Ended]:
+    """Return the working folder and the output of a run without predictions, which meets real OOMs."""
+    return _shared_run(tmp_path_factory.mktemp("winner"), tight, "--no-predict")
 
 
-def _readmes_run(folder: Path, *more: str) -> tuple[Path, Ended]:
-    shown = next(command for command in commands() if command[:2] == ["autotune", "run"])
-    ended = autotune(*shown[1:], *more, "--json", cwd=folder)
+@pytest.fixture(scope="session")
+def foreseen(tmp_path_factory, tight) -> tuple[Path, Ended]:
+    """Return the same of that run with predictions."""
+    return _shared_run(tmp_path_factory.mktemp("foreseen"), tight)
+
+
+def _shared_run(folder: Path, device: str, *more: str) -> tuple[Path, Ended]:
+    ended = autotune(
+        "run", "--model", wide(folder), "--target-global-batch", "2Ki", "--device", device, "--headroom", "0", *QUICK,
+        "--seq-len", "256", *more, "--json", cwd=folder,
+    )  # fmt: skip
     assert ended.code == 0, ended.stderr
     return folder, ended

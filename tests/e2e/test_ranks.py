@@ -9,14 +9,16 @@ import sys
 import pytest
 
 from autotune.best import Best
-from tests.e2e.conftest import QUICK, autotune, probes_alive
+from autotune.units import MIB, format_bytes
+from tests.e2e.conftest import QUICK, autotune, budget, cpu, probes_alive
 
 
 @pytest.mark.slow
 @pytest.mark.alone
 def test_two_ranks_are_tuned_to_a_proven_winner_that_trains_as_it_was_exported(tmp_path):
+    each = budget(128 * MIB)
     done = autotune(
-        "run", "--model", "tiny-gpt2", "--target-global-batch", "256", "--gpus", "2", "--device", "cpu:512MiB",
+        "run", "--model", "tiny-gpt2", "--target-global-batch", "256", "--gpus", "2", "--device", cpu(each),
         "--max-probes", "2", *QUICK, "--proof-time", "1s", "--json", cwd=tmp_path,
     )  # fmt: skip
     assert done.code == 0, done.stderr
@@ -39,7 +41,7 @@ def test_two_ranks_are_tuned_to_a_proven_winner_that_trains_as_it_was_exported(t
     assert best.accumulation.equation() == "256 = 128 x 2 x 1"
     assert best.evaluation_micro_batch == 16, "as many times the training's as are worth looking for"
     assert 1 <= best.proof.evaluation_micro_batch <= 16
-    assert "512 MiB each" in done.stderr
+    assert f"{format_bytes(each)} each" in done.stderr
     assert "on 2 devices" in done.stderr
     assert "--to native|accelerate " in done.stderr, (
         "DDP alone, of what is sharded; the Trainer would keep other buffers"

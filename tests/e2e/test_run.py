@@ -18,9 +18,12 @@ from autotune.proof import SPEED, standing
 from autotune.selection import fastest
 from autotune.specs import Limits
 from autotune.strategies.decision import Scope
-from tests.e2e.conftest import AUTOTUNE, QUICK, SHORT, autotune, probes_alive
+from autotune.units import MIB, format_bytes
+from tests.e2e.conftest import AUTOTUNE, QUICK, SHORT, autotune, budget, cpu, probes_alive
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
+
+ROOMY = cpu(budget(640 * MIB))
 
 
 def test_a_run_meets_real_ooms_and_ends_with_a_proven_winner(winner):
@@ -129,7 +132,7 @@ def test_a_finished_run_resumes_to_the_same_winner_at_once(winner):
 def start(folder: Path) -> subprocess.Popen[str]:
     """Start a run and wait until its second probe is under way."""
     process = subprocess.Popen(
-        [*AUTOTUNE, "run", "--model", "tiny-gpt2", "--target-global-batch", "1K", "--device", "cpu:1GiB", *SHORT],
+        [*AUTOTUNE, "run", "--model", "tiny-gpt2", "--target-global-batch", "1K", "--device", ROOMY, *SHORT],
         cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     while not list(folder.glob("runs/*/probes/0002/request.json")):
@@ -169,7 +172,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_resume(tmp_path):
 
 def test_a_full_disk_loses_nothing_and_says_how_to_go_on(tmp_path):
     # A limit on the size of files refuses writes to the journal as a full disk does; it holds for this command alone.
-    arguments = ["run", "--model", "tiny-gpt2", "--target-global-batch", "1K", "--device", "cpu:1GiB", *QUICK]
+    arguments = ["run", "--model", "tiny-gpt2", "--target-global-batch", "1K", "--device", ROOMY, *QUICK]
     done = subprocess.run(
         [*AUTOTUNE, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=280,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (6000, resource.RLIM_INFINITY)),
@@ -187,19 +190,13 @@ def test_a_full_disk_loses_nothing_and_says_how_to_go_on(tmp_path):
 
 
 def test_when_nothing_fits_it_says_how_much_is_missing(tmp_path):
+    least = budget(64 * MIB)  # the logits of 1,024 tokens alone take 196 MiB
     done = autotune(
-        "run",
-        "--model",
-        "gpt2",
-        "--target-global-batch",
-        "1K",
-        "--device",
-        "cpu:448MiB",
-        *QUICK,
+        "run", "--model", "gpt2", "--target-global-batch", "1K", "--device", cpu(least), *QUICK, "--seq-len", "1024",
         cwd=tmp_path,
-    )
+    )  # fmt: skip
     assert done.code == 3
-    assert "nothing fits 448 MiB" in done.stderr
+    assert f"nothing fits {format_bytes(least)}" in done.stderr
     assert "at least" in done.stderr
     record = autotune("report", "last", "--json", cwd=tmp_path).document
     assert Candidate.model_validate(record["trials"][-1]["candidate"]).offload == "full"
@@ -224,7 +221,7 @@ def test_a_bug_in_the_users_model_stops_the_run_with_its_traceback(tmp_path):
         "--target-global-batch",
         "1K",
         "--device",
-        "cpu:1GiB",
+        ROOMY,
         *QUICK,
         cwd=tmp_path,
     )
