@@ -90,9 +90,8 @@ def tight(tmp_path_factory) -> str:
     )  # fmt: skip
     outcome = LocalExecutor(CpuDevice(budget(2 * GIB))).run(request, folder, timeout=280).answer
     assert isinstance(outcome, Ok), outcome
-    return cpu(
-        outcome.memory.peak() + outcome.memory.allocated // 4
-    )  # 8 samples take twice what is allocated
+    memory = outcome.memory
+    return cpu(memory.peak() + memory.allocated // 4)  # 8 samples take twice what is allocated
 
 
 @pytest.fixture(scope="session")
@@ -109,7 +108,7 @@ def foreseen(tmp_path_factory, tight) -> tuple[Path, Ended]:
 
 def _shared_run(folder: Path, device: str, *more: str) -> tuple[Path, Ended]:
     ended = autotune(
-        "run", "--model", wide(folder), "--target-global-batch", "2Ki", "--device", device, "--headroom", "0", *QUICK,
+        "run", "--model", wide(folder), "--target-global-batch", "2Ki", "--device", device, "--headroom", "0", *SHORT,
         "--seq-len", "256", *more, "--json", cwd=folder,
     )  # fmt: skip
     assert ended.code == 0, ended.stderr
