@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from autotune.outcome import Drift, Ok
 from autotune.record import ProofFinished
 from autotune.strategies.decision import Scope
-from autotune.student import NORMAL, quantile
+from autotune.student import quantile
 from autotune.trial import History
 
 FLOOR = 0.02
@@ -46,7 +46,7 @@ def drift_of(history: History, proofs: Iterable[ProofFinished], scope: Scope) ->
             repeats.append(math.log(again / first) ** 2 / 2)
     count = PRIOR_WEIGHT + len(halves) + len(repeats)
     seen = max(0.0, math.fsum(halves)) + math.fsum(repeats)
-    deviation = math.sqrt((PRIOR_WEIGHT * (FLOOR / NORMAL) ** 2 + seen) / count)
+    deviation = math.sqrt((PRIOR_WEIGHT * (FLOOR / quantile(PRIOR_WEIGHT)) ** 2 + seen) / count)
     share = max(FLOOR, quantile(count) * deviation)
     return Drift(share=share, floor=FLOOR, halves=len(halves), repeats=len(repeats))
 

@@ -7,8 +7,6 @@ _T = (
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 """Two-sided 95% quantiles for 1 to 30 degrees of freedom (NIST/SEMATECH e-Handbook, 1.3.6.7.2)."""
-NORMAL = 1.960
-"""Two-sided 95% quantile of the normal distribution, which Student's t comes to with many repetitions."""
 
 
 def quantile(degrees: int) -> float:

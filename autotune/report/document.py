@@ -9,8 +9,10 @@ from rich.text import Text
 
 from autotune.best import Best
 from autotune.commands import command
+from autotune.drift import drift_of
 from autotune.exports import possible
 from autotune.journal import holder, read_record
+from autotune.outcome import Drift
 from autotune.paths import RunPaths
 from autotune.proof import after_proofs
 from autotune.record import Record
@@ -42,7 +44,7 @@ def document(paths: RunPaths) -> dict[str, Any]:
         "evidence": "predicted" if simulated else "measured",
         "spec": spec.model_dump(mode="json", exclude={"space"}),
         "model": record.inspection.facts.model_dump(mode="json") if record.inspection else None,
-        "trials": [_trial(trial, scope) for trial in record.history] if scope else [],
+        "trials": _trials(record, scope) if scope else [],
         "skipped": [entry.model_dump(mode="json", exclude={"type"}) for entry in record.skipped],
         "traced": [entry.model_dump(mode="json", exclude={"type"}) for entry in record.traced],
         "path": [[step.node, step.edge, "predicted" if simulated else step.evidence] for step in record.path],
@@ -127,13 +129,21 @@ def _print_next(lines: list[str], console: Console, title: str = "Next") -> None
         console.print(Text(f"  {line}"), soft_wrap=True)
 
 
-def _trial(trial: Trial, scope: Scope) -> dict[str, Any]:
+def _trials(record: Record, scope: Scope) -> list[dict[str, Any]]:
+    """Return each probe as it measured, its interval with the drift between the run's measurements."""
+    drift = drift_of(record.history, record.proofs, scope)
+    return [_trial(trial, scope, drift) for trial in record.history]
+
+
+def _trial(trial: Trial, scope: Scope, drift: Drift) -> dict[str, Any]:
     entry = {
         **trial.model_dump(mode="json"), "verdict": verdict(trial.outcome, scope),
         "prediction_error": trial.error(), "time_prediction_error": trial.time_error(),
     }  # fmt: skip
     if trial.outcome.kind == "ok" and scope.of_rung(trial.candidate).allows(trial.candidate.micro_batch):
-        entry["tokens_per_second"] = score(trial, scope).tokens_per_second
+        found = score(trial, scope, drift)
+        entry["tokens_per_second"] = found.tokens_per_second
+        entry["tokens_per_second_interval"] = found.interval
     return entry
 
 

@@ -7,7 +7,7 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.drift import FLOOR, PRIOR_WEIGHT, drift_of
 from autotune.record import ProofFinished
-from autotune.student import NORMAL, quantile
+from autotune.student import quantile
 from autotune.trial import Trial
 from tests.unit.simulation import ok
 
@@ -41,11 +41,13 @@ def test_halves_that_differ_widen_it_and_a_noisy_step_beside_steady_ones_less_so
 def test_a_proof_that_differs_from_its_probe_widens_it(scope):
     history = (trial(1, ok(500, micro=0.1, step=0.0)),)
     drift = drift_of(history, (proof(1, ok(500, micro=0.2, step=0.0)),), scope())
-    variance = (PRIOR_WEIGHT * (FLOOR / NORMAL) ** 2 + math.log(2) ** 2 / 2) / (PRIOR_WEIGHT + 1)
+    variance = (PRIOR_WEIGHT * (FLOOR / quantile(PRIOR_WEIGHT)) ** 2 + math.log(2) ** 2 / 2) / (
+        PRIOR_WEIGHT + 1
+    )
     assert drift.share == pytest.approx(quantile(PRIOR_WEIGHT + 1) * math.sqrt(variance))
     assert drift.repeats == 1
     same = drift_of(history, (proof(1, ok(500, micro=0.1, step=0.0)),), scope())
-    assert same.share == pytest.approx(FLOOR, rel=0.3)
+    assert same.share == FLOOR
 
 
 def test_what_was_not_measured_says_nothing(scope):

@@ -12,6 +12,7 @@ from rich.console import Console
 from autotune.admission import Admission
 from autotune.best import Best
 from autotune.candidate import Candidate
+from autotune.drift import FLOOR
 from autotune.errors import InputError, ModelError, NoDiskSpace, NothingFits, NothingProven, ProbeError
 from autotune.journal import Journal, read_record
 from autotune.options import load_space
@@ -554,4 +555,6 @@ def test_a_report_shows_predictions_and_what_was_passed_over(tmp_path):
     said = document(paths)
     assert [entry["candidate"]["micro_batch"] for entry in said["skipped"]] == [13, 64]
     assert abs(said["trials"][0]["prediction_error"]) < 0.02
+    speed, interval = (said["trials"][0][f"tokens_per_second{end}"] for end in ("", "_interval"))
+    assert interval > FLOOR * speed, "its own steps' spread, and the drift"
     assert said["path"][1] == ["grow", "oom", "predicted"]
