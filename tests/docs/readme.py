@@ -9,8 +9,13 @@ from pathlib import Path
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
-def commands() -> list[list[str]]:
-    """Return every command of the README's shell blocks that needs no GPU, in order, as argument lists."""
+def lines() -> list[str]:
+    """Return every line of the README's shell blocks that needs no GPU, word for word and in order."""
     blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines() if line.strip()]
-    return [shlex.split(line, comments=True) for line in lines if "# needs a GPU" not in line]
+    shown = [line for block in blocks for line in block.splitlines() if line.strip()]
+    return [line for line in shown if "# needs a GPU" not in line]
+
+
+def commands() -> list[list[str]]:
+    """Return the same as argument lists."""
+    return [shlex.split(line, comments=True) for line in lines()]

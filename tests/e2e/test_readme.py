@@ -3,31 +3,58 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 import autotune
 from autotune.cli import app
-from tests.docs.readme import README, commands
+from tests.docs.readme import README, lines
+from tests.e2e.conftest import AUTOTUNE, Ended
 from tests.e2e.conftest import autotune as call
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(scope="module")
+def readme(tmp_path_factory) -> tuple[Path, list[tuple[str, Ended]]]:
+    """Return an empty folder in which a shell was given every line of the README in order, with what each gave."""
+    folder = tmp_path_factory.mktemp("readme")
+    path = f"{Path(AUTOTUNE[0]).parent}{os.pathsep}{os.environ['PATH']}"
+    given = []
+    for line in lines():
+        done = subprocess.run(
+            ["sh", "-c", line], cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True,
+            timeout=900,
+        )  # fmt: skip
+        given.append((line, Ended(done.returncode, done.stdout, done.stderr)))
+    return folder, given
+
+
 @pytest.mark.slow
 @pytest.mark.alone
-def test_every_command_of_the_readme_runs(winner):
-    folder, _ = winner  # the README's own run
-    (best,) = (path.relative_to(folder) for path in folder.glob("runs/*/best.yaml"))
-    for command in commands():
-        if command[:2] == ["autotune", "run"]:
-            continue
-        assert command[0] == "autotune"
-        done = call(*(str(best) if part == "runs/*/best.yaml" else part for part in command[1:]), cwd=folder)
-        assert done.code == 0, f"{command}: {done.stderr}"
-        assert done.stdout or done.stderr
+@pytest.mark.timeout(1800)
+def test_every_line_of_the_readme_runs_in_order_in_one_folder(readme):
+    folder, given = readme
+    assert [line for line, _ in given] == lines()
+    for line, ended in given:
+        assert line.startswith("autotune ")
+        assert ended.code == 0, f"{line}: {ended.stderr}"
+        assert ended.stdout or ended.stderr
+    assert (folder / "estimate.png").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.timeout(1800)
+def test_the_readmes_run_on_a_simulated_gpu_ends_with_a_winner(readme):
+    folder, _ = readme
+    document = call("report", "last", "--json", cwd=folder).document
+    assert document["evidence"] == "predicted"
+    assert {"ok", "oom"} <= {trial["outcome"]["kind"] for trial in document["trials"]}
 
 
 def test_set_up_is_two_commands_that_the_makefile_has():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.docs.readme import commands
 from tests.e2e.conftest import autotune
 
 
@@ -51,12 +50,3 @@ def test_a_decided_run_on_a_simulated_gpu_resumes_to_the_same(predicted):
     again = autotune("resume", "last", "--json", cwd=folder)
     assert again.code == 0, again.stderr
     assert again.document["best"] == ended.document["best"]
-
-
-@pytest.mark.slow
-def test_the_readmes_run_on_a_simulated_gpu_ends_with_a_winner(tmp_path):
-    shown = next(command for command in commands() if any(part.startswith("sim:") for part in command))
-    ended = autotune(*shown[1:], "--json", cwd=tmp_path)
-    assert ended.code == 0, ended.stderr
-    kinds = {trial["outcome"]["kind"] for trial in ended.document["trials"]}
-    assert {"ok", "oom"} <= kinds
