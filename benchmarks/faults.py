@@ -8,7 +8,7 @@ left; nothing that was finished started again. Most trials answer probes by arit
 processes under real guards, so that everything must be equal; `--real` adds 15 with probes that train, whose speeds
 are noise and whose winner may differ by the stated margin. Faults that need a file system of their own (a full one, a
 read-only one) are left out, and said to be, where the user may not mount one. `--soak` looks for growth instead:
-200 runs one after the other, then 200 by 8 tuners at a time. Exits with 1 on any miss.
+200 runs one after the other, then 200 by 8 tuners at a time. Target: no miss; exits with 1 on any.
 """
 
 from __future__ import annotations
