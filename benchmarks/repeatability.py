@@ -169,9 +169,9 @@ def main() -> int:
     )
     path = record(
         "repeatability", rows, options.out, smallest=options.smallest, device=executor.facts.name, load=load,
-        cores=os.cpu_count(), target=options.target, sample_seconds=options.sample_time, proof_seconds=options.proof_time,
-        refused_plain=plain, refused=ruled, floor=min(floors.values()), half_width_by_case=floors,
-        median_ratio_by_case=off,
+        cores=os.cpu_count(), target=options.target, sample_seconds=options.sample_time,
+        proof_seconds=options.proof_time, refused_plain=plain, refused=ruled, floor=min(floors.values()),
+        half_width_by_case=floors, median_ratio_by_case=off,
     )  # fmt: skip
     print(path)
     missed = [f"no proof refused for its speed: {ruled} of {len(rows)}"] if ruled else []
