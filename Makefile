@@ -6,7 +6,7 @@ APART := $(abspath $(VENV))/apart
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-fast test-stability test-gpu lint format clean
+.PHONY: run test test-fast test-stability test-gpu fuzz lint format clean
 
 run: $(VENV)/ready  ## the main job on this machine's CPU, with a real model
 	$(BIN)/autotune run --model gpt2 --seq-len 128 --target-global-batch 8K --device cpu:3GiB \
@@ -25,6 +25,9 @@ test-stability: $(VENV)/ready  ## the tests of guards, ranks and timeouts, 50 ti
 
 test-gpu: $(VENV)/ready  ## what needs an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu
+
+fuzz: $(VENV)/ready  ## FUZZ_EXAMPLES (100,000) odd inputs from FUZZ_SEED (0): codes as documented, no traceback
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.fuzz
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@ Only the seams are replaced: what finds an executor, what traces, and what asks 
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import resource
@@ -15,15 +16,21 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from unittest.mock import patch
+
+from typer.main import get_command
 
 from autotune.cli import main
-from autotune.errors import InputError
+from autotune.errors import InputError, NothingFits
 from autotune.exit_codes import BY_VERB, ExitCode
 from autotune.tracing import Trace
+from autotune.user_files import parse_yaml
 from tests.unit.executor import ArithmeticExecutor
 from tests.unit.simulation import Arithmetic, timeline
 
+FILES = Path(__file__).parents[2] / "search_spaces"
 SECONDS = 60
 """After which a command counts as one without an end; the machine may be busy."""
 MEMORY = 2 * 2**30
@@ -50,14 +57,22 @@ class MadeTracer:
 
 @contextmanager
 def seams() -> Iterator[None]:
-    """Replace what launches, traces, and asks the network; no test waits for a disk either."""
-    from unittest.mock import patch
+    """Replace what launches, traces, and asks the network; no test waits for a disk either.
 
+    A run that begins ends at once, with an error of its own; one that is resumed goes on from its journal. The shipped
+    YAML files are read as JSON, and the parser of the command line is built once: each takes longer than a command.
+    """
     from autotune.devices.find import find
+    from autotune.run import tune as go_on
 
     def find_executor(spec, tracer, gpus=1, nodes=1):
         find(spec)
         return ArithmeticExecutor(Arithmetic(budget=1000))
+
+    def tune(spec, paths, *rest):
+        if paths.journal.exists():
+            return go_on(spec, paths, *rest)
+        raise NothingFits("nothing was tried")
 
     def fetch_config(name):
         raise InputError(f"model {name} is not on this machine, and there is no network")
@@ -66,10 +81,18 @@ def seams() -> Iterator[None]:
         patch("autotune.executors.find.find_executor", find_executor),
         patch("autotune.verification.find_executor", find_executor),
         patch("autotune.tracing.LocalTracer", MadeTracer),
+        patch("autotune.run.tune", tune),
+        patch("autotune.assets.shipped_text", _as_json),
+        patch("typer.main.get_command", cache(get_command)),
         patch("autotune.models.hub.fetch_config", fetch_config),
         patch("os.fsync", lambda handle: None),
     ):
         yield
+
+
+@cache
+def _as_json(stem: str) -> str:
+    return json.dumps(parse_yaml((FILES / f"{stem}.yaml").read_text("utf-8"), stem))
 
 
 class TooSlow(BaseException):
