@@ -1,14 +1,17 @@
 """The append-only journal of a run: one JSON line an event, on disk before anything follows from it.
 
 Every line is flushed with fsync. A torn last line (the tuner was killed while writing) is dropped; damage
-anywhere else is an error, because a run must never go on from a history that is not the one it had.
+anywhere else is an error, because a run must never go on from a history that is not the one it had. So is an edit:
+each line ends with a seal, a digest of itself and of the line before it, and stands where a tuner would write it.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -20,6 +23,7 @@ from pydantic import ValidationError
 
 from autotune.errors import InputError, JournalError, NoDiskSpace
 from autotune.interruption import interruption, name_of, shielded
+from autotune.order import Order
 from autotune.record import ENTRY, Entry, Interrupted, Record, Work
 from autotune.units import MIB
 from autotune.user_files import read_bytes
@@ -39,15 +43,18 @@ class Journal:
         self._record = Record(())
         self._whole = 0
         """Bytes that hold whole lines."""
+        self._last = b""
+        """The last of them."""
 
     def __enter__(self) -> Self:
         try:
             self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self._acquire(self._lock)
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            entries, whole = parse_journal(read_bytes(self._path, most=LARGEST), self._path)
+            entries, whole, last = parse_journal(read_bytes(self._path, most=LARGEST), self._path)
             self._record = Record.of(entries)
             self._whole = whole
+            self._last = last
         except OSError as error:
             self.close()
             raise InputError(
@@ -78,13 +85,13 @@ class Journal:
     def append(self, entry: Entry) -> None:
         """Write one line durably. Raises JournalError when the disk refuses; what was recorded before stays."""
         assert self._file is not None, "the journal is open"
-        line = entry.model_dump_json().encode() + b"\n"
+        line = _sealed(entry.model_dump_json().encode(), self._last)
         with shielded():
             try:
                 # Drop what a write that was cut short has left, or the line would be glued to it.
                 os.ftruncate(self._file, self._whole)
                 os.lseek(self._file, 0, os.SEEK_END)
-                view = memoryview(line)
+                view = memoryview(line + b"\n")
                 while view:
                     view = view[os.write(self._file, view) :]
                 os.fsync(self._file)
@@ -93,7 +100,8 @@ class Journal:
                 raise JournalError(
                     f"{self._path} cannot be written: {error.strerror}. Everything up to this moment is recorded"
                 ) from error
-            self._whole += len(line)
+            self._whole += len(line) + 1
+            self._last = line
             self._record = Record((*self._record.entries, entry))
 
     @contextmanager
@@ -149,17 +157,19 @@ def read_record(path: Path) -> Record:
     return Record.of(parse_journal(content, path)[0])
 
 
-def parse_journal(content: bytes, path: Path) -> tuple[tuple[Entry, ...], int]:
-    """Return the entries, and the number of bytes that hold whole lines.
+def parse_journal(content: bytes, path: Path) -> tuple[tuple[Entry, ...], int, bytes]:
+    """Return the entries, the number of bytes that hold whole lines, and the last of these.
 
-    Raises JournalError for a line that is damaged and not the last.
+    Raises JournalError for a line that is damaged and not the last, and for one that no tuner writes at its place.
     """
     entries: list[Entry] = []
-    whole = 0
+    order = Order()
+    whole, last = 0, b""
     lines = content.split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is torn
         try:
-            entries.append(ENTRY.validate_json(line))
+            seal = _SEAL.search(line)
+            entries.append(ENTRY.validate_json(line if seal is None else line[: seal.start()] + b"}"))
         except ValidationError as error:
             if number == len(lines) - 1 and not lines[-1]:
                 break  # a last line whose end reached the disk before its middle
@@ -167,8 +177,26 @@ def parse_journal(content: bytes, path: Path) -> tuple[tuple[Entry, ...], int]:
                 f"{path}:{number}: this line of the journal is damaged ({error.errors()[0]['msg']}). A run is "
                 "never continued from a damaged record; start a new one, or restore the file from a copy"
             ) from None
-        whole += len(line) + 1
-    return tuple(entries), whole
+        wrong = order.refusal(entries[-1])
+        if wrong is None and (seal is None or line != _sealed(line[: seal.start()] + b"}", last)):
+            wrong = "it is not what was written after the line before it"
+        if wrong is not None:
+            raise JournalError(
+                f"{path}:{number}: this line of the journal ({entries[-1].type}) is out of order: {wrong}. Lines were "
+                "edited, moved, added or taken out, and a run is never continued from such a record; start a new one, "
+                "or restore the file from a copy"
+            )
+        whole, last = whole + len(line) + 1, line
+    return tuple(entries), whole, last
+
+
+_SEAL = re.compile(rb',"seal":"[0-9a-f]{16}"\}$')
+
+
+def _sealed(entry: bytes, before: bytes) -> bytes:
+    """Return an entry's JSON with a digest of it and of the line before it, by which an edit shows, wherever it is."""
+    digest = hashlib.sha256(before + b"\n" + entry).hexdigest()[:16]
+    return entry[:-1] + b',"seal":"' + digest.encode() + b'"}'
 
 
 def reason(error: BaseException) -> str:

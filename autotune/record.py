@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
 from autotune.candidate import Candidate
 from autotune.outcome import Lost, Outcome
 from autotune.prediction import Prediction
-from autotune.specs import ModelFacts
+from autotune.specs import ModelFacts, RunSpec
 from autotune.trial import History, Trial
 from autotune.validation import Frozen
 
@@ -21,6 +23,22 @@ TRIES = 3
 
 Work = Literal["inspection", "trace", "probe", "proof"]
 """What a tuner has a worker do."""
+
+
+class Asked(Frozen):
+    """What the run was asked for when it began: its spec.yaml, which must not change under it."""
+
+    type: Literal["asked"] = "asked"
+    spec: dict[str, Any]
+    digest: str
+    """SHA-256 of the spec as JSON with sorted keys."""
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> Asked:
+        """Return the line for a spec."""
+        plain = json.loads(spec.model_dump_json())
+        text = json.dumps(plain, sort_keys=True)
+        return cls(spec=plain, digest=hashlib.sha256(text.encode()).hexdigest())
 
 
 class Opened(Frozen):
@@ -192,7 +210,8 @@ class Decided(Frozen):
 
 
 Entry = (
-    Opened
+    Asked
+    | Opened
     | Inspected
     | Traced
     | Skipped
@@ -259,6 +278,11 @@ class Record:
     def of(cls, entries: Iterable[Entry]) -> Record:
         """Fold lines into a record."""
         return cls(tuple(entries))
+
+    @property
+    def asked(self) -> Asked | None:
+        """What the run was asked for; None before its first start."""
+        return next((entry for entry in self.entries if isinstance(entry, Asked)), None)
 
     @property
     def inspection(self) -> Inspected | None:

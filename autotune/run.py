@@ -26,6 +26,7 @@ from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.proving import Proving
 from autotune.record import (
     TRIES,
+    Asked,
     Finished,
     Inspected,
     Opened,
@@ -35,6 +36,7 @@ from autotune.record import (
     Skipped,
     Started,
 )  # fmt: skip
+from autotune.runs import require_unedited
 from autotune.selection import Score
 from autotune.space import Space
 from autotune.specs import RunSpec
@@ -91,6 +93,9 @@ class _Run:
 
     def go(self, retry_lost: bool) -> Best:
         """Inspect, search, prove; or return at once what was decided before."""
+        if self.journal.record.asked is None:
+            self.journal.append(Asked.of(self.spec))
+        require_unedited(self.spec, self.journal.record, self.paths)
         if retry_lost:
             self.reopen()
         if (decided := self.journal.record.decided) and decided.winner is not None:

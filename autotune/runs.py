@@ -20,10 +20,13 @@ from autotune.journal import read_record
 from autotune.paths import RunPaths
 from autotune.printable import quoted
 from autotune.probe.folder import write_atomically
-from autotune.record import Started
+from autotune.record import Asked, Record, Started
 from autotune.specs import RunSpec
 from autotune.user_files import parse_yaml, read_text, require_kind, user_path
 
+CHANGES = 5
+"""Edited values of a spec that are told one by one."""
+_NONE = object()
 SLUG = 60
 """Characters of a model's name, and of a device's, in the name of a run's folder."""
 
@@ -103,11 +106,41 @@ def find_best(name: str, parent: Path) -> Path:
 
 
 def load_spec(paths: RunPaths) -> RunSpec:
-    """Read what a run was asked for. Raises InputError when the file is unreadable or not a spec."""
+    """Read what a run was asked for. Raises InputError when the file is unreadable, not a spec, or was edited."""
     source = str(paths.spec)
     data = parse_yaml(read_text(paths.spec), source)
     require_kind(data, "the spec.yaml of a run", source)
-    return RunSpec.load(data, source)
+    spec = RunSpec.load(data, source)
+    if paths.journal.exists():
+        require_unedited(spec, read_record(paths.journal), paths)
+    return spec
+
+
+def require_unedited(spec: RunSpec, record: Record, paths: RunPaths) -> None:
+    """Raise InputError where a run was asked for something else when it began: what was measured is of that."""
+    if record.asked is None or (now := Asked.of(spec)).digest == record.asked.digest:
+        return
+    before, after = _leaves(record.asked.spec), _leaves(now.spec)
+    changed = [name for name in {**before, **after} if before.get(name, _NONE) != after.get(name, _NONE)]
+    told = [f"{name} is {_told(after, name)} and was {_told(before, name)}" for name in changed[:CHANGES]]
+    more = f"; and {len(changed) - CHANGES} more" if len(changed) > CHANGES else ""
+    raise InputError(
+        f"{paths.spec} was edited after the run began ({'; '.join(told) or 'its first journal line was'}{more}). What "
+        "the run has measured is of what it was asked for then, so it is not continued: put the file back as it was, "
+        "or start a new run with `autotune run`"
+    )
+
+
+def _leaves(value: object, name: str = "") -> dict[str, object]:
+    """Return the values of nested keys by their dotted names."""
+    if isinstance(value, dict) and value:
+        parts = (_leaves(part, f"{name}.{key}" if name else str(key)) for key, part in value.items())
+        return {key: leaf for part in parts for key, leaf in part.items()}
+    return {name: value}
+
+
+def _told(leaves: dict[str, object], name: str) -> str:
+    return quoted(leaves[name]) if name in leaves else "not there"
 
 
 def dump_spec(spec: RunSpec) -> str:

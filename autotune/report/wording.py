@@ -8,7 +8,7 @@ from autotune.best import Best
 from autotune.candidate import Candidate
 from autotune.outcome import Crash, Drift, Lost, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
 from autotune.prediction import Prediction
-from autotune.record import Opened, ProofStarted, Record, Started
+from autotune.record import Asked, Opened, ProofStarted, Record, Started
 from autotune.selection import Score, rank
 from autotune.strategies.decision import Scope
 from autotune.trial import History, Trial
@@ -69,7 +69,7 @@ def under_way(record: Record, now: datetime | None = None) -> str:
             return f"proof of probe {number}, for {since(time)}"
         case [Opened(time=time)] if record.inspection is None:
             return f"looking at the model, for {since(time)}"
-        case []:
+        case [] | [Asked()]:
             return "beginning"
         case _:
             return f"between probes, {len(record.history)} finished"

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.best import Best
 from autotune.candidate import Candidate
-from autotune.errors import NothingProven, NothingTrained, ProbeError
+from autotune.errors import NothingTrained, ProbeError
 from autotune.executors.executor import Finding
 from autotune.interruption import Interruption
 from autotune.journal import read_record
@@ -48,8 +48,8 @@ def finish(paths: RunPaths, **options) -> tuple[Best, list[tuple[str, Candidate]
 
 
 def told(best: Best) -> dict:
-    """Return what a best.yaml says, but for its run and date, and how many proofs it took."""
-    return best.model_dump(exclude={"run": True, "created": True, "drift": {"repeats"}})
+    """Return what a best.yaml says, but for its run and date."""
+    return best.model_dump(exclude={"run", "created"})
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def test_what_was_lost_is_tried_again_on_demand_after_the_run_was_decided(tmp_pa
     assert less.unknown
     assert finish(paths)[1] == []  # decided, and an ordinary resume leaves it so
     best, launched = finish(paths, retry_lost=True)
-    assert told(best) == told(expected)
+    assert (best.candidate, best.timing, best.unknown) == (expected.candidate, expected.timing, ())
     assert launched == [("train", expected.candidate), ("prove", expected.candidate)]
     assert read_record(paths.journal).unknown == ()
     assert finish(paths, retry_lost=True)[1] == []  # nothing is lost any more
@@ -217,7 +217,8 @@ def test_a_proof_lost_three_times_leaves_its_candidate_unproven(tmp_path, undist
     best = tune(SPEC, paths, Losing(expected.candidate, 3, "prove"))
     assert best.candidate != expected.candidate
     assert [(entry.candidate, entry.lost) for entry in best.unknown] == [(expected.candidate, "proof")]
-    assert told(finish(paths, retry_lost=True)[0]) == told(expected)
+    again, _ = finish(paths, retry_lost=True)
+    assert (again.candidate, again.timing, again.unknown) == (expected.candidate, expected.timing, ())
 
 
 def test_nothing_is_said_not_to_fit_that_was_lost(tmp_path):
@@ -227,7 +228,7 @@ def test_nothing_is_said_not_to_fit_that_was_lost(tmp_path):
             return finding if request.kind == "inspect" else Finding(LOST, 0, 1.0)
 
     paths = create_run(SPEC, tmp_path)
-    with pytest.raises((NothingTrained, NothingProven, ProbeError), match=r"--retry-lost|ended from outside"):
+    with pytest.raises(NothingTrained, match="--retry-lost"):
         tune(SPEC, paths, LosingEverything(Arithmetic(budget=1000)))
 
 

@@ -8,7 +8,8 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.errors import InputError, JournalError
 from autotune.journal import Journal, read_record
-from autotune.record import Finished, Opened, ProofStarted, Started
+from autotune.record import Asked, Finished, Inspected, Opened, ProofStarted, Started
+from tests.unit.executor import FACTS
 from tests.unit.simulation import ok
 
 
@@ -22,15 +23,26 @@ def finished(number):
     return Finished(number=number, outcome=ok(10), seconds=1.5)
 
 
+def begin(journal):
+    """Write what comes before the first probe."""
+    for entry in (
+        Asked(spec={}, digest=""),
+        Opened(version="0", time="now"),
+        Inspected(facts=FACTS, baseline=0, budget=1000),
+    ):
+        journal.append(entry)
+
+
 @pytest.fixture
 def opened(tmp_path):
-    """Return a function that opens the journal of this test's run folder."""
+    """Return a function that opens the journal of this test's run folder, in which a run began."""
+    with Journal(tmp_path / "journal.jsonl", tmp_path / "lock") as journal:
+        begin(journal)
     return lambda: Journal(tmp_path / "journal.jsonl", tmp_path / "lock")
 
 
 def test_what_is_appended_is_read_back(opened, tmp_path):
     with opened() as journal:
-        journal.append(Opened(version="0", time="now"))
         journal.append(started(1))
         journal.append(finished(1))
         assert journal.record == read_record(tmp_path / "journal.jsonl")
@@ -73,7 +85,7 @@ def test_a_torn_middle_is_an_error_and_changes_nothing(opened, tmp_path):
         journal.append(finished(1))
     damaged = path.read_bytes().replace(b'"node"', b'"nod', 1)
     path.write_bytes(damaged)
-    with pytest.raises(JournalError, match=r"journal.jsonl:1: .*damaged"), opened():
+    with pytest.raises(JournalError, match=r"journal.jsonl:4: .*damaged"), opened():
         pass
     assert path.read_bytes() == damaged
 
@@ -90,13 +102,13 @@ def test_a_full_disk_keeps_everything_recorded(tmp_path):
     script = f"""
 import resource, signal, sys
 from pathlib import Path
-from tests.unit.test_journal import started, finished
+from tests.unit.test_journal import begin, started, finished
 from autotune.errors import JournalError
 from autotune.journal import Journal, read_record
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 root = Path({str(tmp_path)!r})
 with Journal(root / "journal.jsonl", root / "lock") as journal:
-    journal.append(started(1)); journal.append(finished(1))
+    begin(journal); journal.append(started(1)); journal.append(finished(1))
     size = (root / "journal.jsonl").stat().st_size
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, size + 20))
     try:

@@ -16,7 +16,7 @@ from autotune.errors import InputError, ModelError
 from autotune.journal import Journal, holder, now, read_record
 from autotune.options import load_space
 from autotune.outcome import Unsupported
-from autotune.record import Inspected, Opened, ProofStarted, Record, Started, Step
+from autotune.record import Asked, Inspected, Opened, ProofStarted, Record, Started, Step
 from autotune.report.document import document, print_report
 from autotune.report.live import Terminal
 from autotune.report.tables import path_lines
@@ -30,6 +30,12 @@ from tests.unit.test_run import make_spec
 
 START = Opened(version="0", time=now())
 PROBE = Started(number=1, candidate=Candidate(), node="start", why="start of the graph", time=now())
+
+
+def begin(journal: Journal) -> None:
+    """Write what comes before the first probe."""
+    for entry in (Asked.of(make_spec()), START, Inspected(facts=FACTS, baseline=0, budget=1000)):
+        journal.append(entry)
 
 
 def shown(paths, width=200) -> str:
@@ -68,7 +74,7 @@ def test_a_path_that_looks_like_an_option_is_none():
 
 def test_a_run_that_is_running_says_so_and_what_is_under_way(spaced):
     with new_run(make_spec(), spaced) as paths, Journal(paths.journal, paths.lock) as journal:
-        journal.append(START)
+        begin(journal)
         journal.append(PROBE)
         process = holder(paths.lock)
         text, data = shown(paths), document(paths)
@@ -132,7 +138,7 @@ def test_what_a_run_recorded_stays_however_it_ended(spaced):
 
     def refuse(paths):
         with Journal(paths.journal, paths.lock) as journal:
-            journal.append(START)
+            begin(journal)
             journal.append(PROBE)
         raise InputError("after a probe was started")
 

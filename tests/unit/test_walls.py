@@ -17,7 +17,7 @@ LAYERS = [
     (
         "data",
         ["user_files", "bounds", "validation", "candidate", "lengths", "outcome", "trial", "specs",
-         "accumulation", "constraints", "rules", "placement", "graph", "space", "record", "paths",
+         "accumulation", "constraints", "rules", "placement", "graph", "space", "record", "order", "paths",
          "best", "prediction", "variables", "probe.protocol", "probe.ending", "assets", "hardware",
          "devices.device"],
     ),
