@@ -47,6 +47,7 @@ def test_a_benchmark_says_its_targets(script: str) -> None:
     assert "arget" in (ast.get_docstring(ast.parse(path.read_text())) or "")
 
 
+@pytest.mark.timeout(900)  # half a minute of arithmetic, on a machine that may be busy
 def test_smallest_cases_run_and_a_missing_gpu_is_named_in_one_line(tmp_path: Path) -> None:
     done = run(["tests.docs.on_benchmarks", str(tmp_path), *SIDE_BY_SIDE], tmp_path)
     found = json.loads(done.stdout.splitlines()[-1])
@@ -65,6 +66,7 @@ def test_smallest_cases_run_and_a_missing_gpu_is_named_in_one_line(tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("script", ALONE)
 def test_the_smallest_case_that_starts_processes_runs(script: str, tmp_path: Path) -> None:
     done = run([f"benchmarks.{script}", "--smallest", "--out", str(tmp_path)], tmp_path)
