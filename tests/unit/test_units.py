@@ -94,6 +94,13 @@ def test_a_global_batch_that_is_none_is_refused_with_examples(text):
         GlobalBatch.parse(text)
 
 
+@pytest.mark.timeout(20)
+def test_a_long_text_is_refused_at_once():
+    for text in ("1" + " " * 10**6 + "x", "1" * 10**5 + "x", "1 " + "tokens " * 10**5):
+        with pytest.raises(ValueError, match="write it like"):
+            GlobalBatch.parse(text)
+
+
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
