@@ -34,9 +34,9 @@ LONGEST_EVERY = 4
 """One micro-step in so many has the longest rows: they ask for the large blocks that shorter ones have cut up."""
 SHORTEST_SHARE = 8
 """The shortest rows have an eighth of the longest ones' tokens."""
-SHORTER_ON_CPU = 2
+SHORTER_ON_CPU = 1
 """Lengths beside the longest on a processor. Its memory has no cache of blocks to fall to pieces, while oneDNN keeps
-kernels for every new shape under bf16: 10 to 15 MiB a length for two layers, up to 1,024 of them (docs/log.md)."""
+kernels for every new shape under bf16: 10 to 20 MiB a length for two layers, up to 1,024 kernels (docs/log.md)."""
 ALIGNED = 16
 """fp8 multiplies matrices whose sides are multiples of this."""
 
