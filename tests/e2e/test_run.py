@@ -157,17 +157,55 @@ def test_kill_9_leaves_no_process_and_resume_repeats_no_finished_probe(tmp_path)
     assert (next(tmp_path.glob("runs/*")) / "probes" / "0001" / "result.json").stat().st_mtime_ns == first
 
 
-def test_ctrl_c_stops_cleanly_and_says_how_to_resume(tmp_path):
-    process = start(tmp_path)
-    second = autotune("resume", "last", cwd=tmp_path)
-    assert second.code == 2
-    assert "another autotune" in second.stderr
-    os.kill(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "autotune resume runs/" in said
-    assert "Traceback" not in said
-    assert probes_alive(tmp_path) == []
+def interrupted(folder: Path, number: int, place: str, *arguments: str) -> tuple[int, str]:
+    """Run a command until its worker is at a place, then send it a signal; return its exit code and what it said."""
+    process = subprocess.Popen(
+        [*AUTOTUNE, *arguments], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    before = {path: path.stat().st_mtime_ns for path in folder.glob(place)}
+    while {path: path.stat().st_mtime_ns for path in folder.glob(place)} == before:
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    if place.endswith("0001/request.json") and not before:
+        second = autotune("resume", "last", cwd=folder)
+        assert second.code == 2
+        assert "another autotune" in second.stderr
+    os.kill(process.pid, number)
+    _, said = process.communicate(timeout=120)
+    return process.returncode, said
+
+
+def test_interruptions_in_the_same_place_change_nothing_and_say_how_to_resume(tmp_path):
+    # One sequence a step leaves one candidate: with its probe lost there would be no winner.
+    run = [
+        "run",
+        "--model",
+        "tiny-gpt2",
+        "--target-global-batch",
+        "128",
+        "--device",
+        "cpu:1GiB",
+        "--no-predict",
+        *QUICK,
+    ]
+    probe, proof = "runs/*/probes/0001/request.json", "runs/*/probes/0001-proof/request.json"
+    for signal_, code, place, arguments in (
+        (signal.SIGINT, 130, probe, run),
+        (signal.SIGINT, 130, probe, ["resume"]),
+        (signal.SIGTERM, 143, probe, ["resume"]),
+        (signal.SIGHUP, 129, proof, ["resume"]),
+    ):
+        ended, said = interrupted(tmp_path, signal_, place, *arguments)
+        assert ended == code, said
+        assert "autotune resume runs/" in said
+        assert "Traceback" not in said
+        assert probes_alive(tmp_path) == []
+    done = autotune("resume", "last", "--json", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    assert [trial["outcome"]["kind"] for trial in done.document["trials"]] == ["ok"]
+    assert done.document["decided"]["winner"] == 1
+    assert done.document["best"]["proof"]["passed"]
+    assert done.document["unknown"] == done.document["best"]["unknown"] == []
 
 
 def test_a_full_disk_loses_nothing_and_says_how_to_go_on(tmp_path):
