@@ -26,8 +26,8 @@ NOTED = 0.05
 _TEXTS: dict[Unfused, str] = {
     "activation": "activation functions that are several operators hold {held} of the peak, where one keeps "
     "its input alone; gelu_new is gelu_pytorch_tanh in the model's configuration",
-    "attention": "the model has eager attention alone, whatever is asked for: it holds {held} of the peak, growing with "
-    "the square of the sequence, and no flash or memory-efficient kernel can run",
+    "attention": "the model has eager attention alone, whatever is asked for: it holds {held} of the peak, growing "
+    "with the square of the sequence, and no flash or memory-efficient kernel can run",
 }
 
 

@@ -78,7 +78,7 @@ def test_a_duration_is_finite(name, value):
     "text", ["cuda:99999", "cuda:²", "cuda:" + "9" * 5000, "cpu:" + "9" * 30 + "GiB", "cpu:-1GiB"]
 )
 def test_a_device_that_cannot_be_is_refused(text):
-    with pytest.raises(ValueError, match="unknown|more than there is|not a quantity") as caught:
+    with pytest.raises(ValueError, match=r"unknown|more than there is|not a quantity") as caught:
         DeviceSpec.parse(text)
     assert len(str(caught.value)) < 400
 

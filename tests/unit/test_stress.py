@@ -184,7 +184,8 @@ def judged(*found: Stress, steps=5) -> Proof:
     best = make_best(steps=64)
     best = best.model_copy(update={"memory": best.memory.model_copy(update={"allocated": 64 * MIB})})
     fine = Ok(
-        memory=best.memory, timing=best.timing, phases=(), losses=(5.0, 4.0), optimizer_steps=steps, plain_peak=GIB // 2,
+        memory=best.memory, timing=best.timing, phases=(), losses=(5.0, 4.0), optimizer_steps=steps,
+        plain_peak=GIB // 2,
         accumulation_steps=2, stresses=found,
     )  # fmt: skip
     return judge(best, fine, 1.0, Limits(), judge_speed=False)
