@@ -146,7 +146,7 @@ class Best(Frozen):
     """What made it the winner: speed; or prediction, memory or proof, where speed leaves alternatives."""
     alternatives: tuple[Alternative, ...] = ()
     """What measured speed does not tell from it: not slower by more than the intervals explain."""
-    seconds_per_global_step: float
+    seconds_per_global_step: Annotated[float, Field(gt=0)]
     mfu: float | None = None
     """Model FLOPs utilization, 0 to 1; null where the device's peak is not known."""
     attention: str | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from autotune.bounds import Amount, Duration
 from autotune.validation import Frozen
@@ -35,6 +35,13 @@ class StepTiming(Frozen):
     """Optimizer step and clearing of the gradients."""
     data_wait: Sample | None = None
     """Of each micro-step, and counted in its time: until its batch was there. None where predicted, or not recorded."""
+
+    @field_validator("last_micro_step")
+    @classmethod
+    def _takes_time(cls, value: Sample) -> Sample:
+        if value.mean <= 0:
+            raise ValueError("a micro-step takes time")
+        return value
 
     def global_step(self, accumulation_steps: int) -> float:
         """Return the seconds of a whole global step of `accumulation_steps` micro-steps."""
@@ -111,7 +118,7 @@ class Memory(Frozen):
     """Peak that the allocator held (CUDA: max_memory_reserved; cpu: private data that RLIMIT_DATA counts)."""
     device_peak: Bytes
     """Peak of the whole process on the device (CUDA: NVML; cpu: anonymous memory, interpreter included)."""
-    budget: Bytes
+    budget: Annotated[Bytes, Field(gt=0)]
     """What the device grants: usable memory of the GPU, or the enforced limit of the cpu device."""
     baseline: Bytes
     """What was taken before the model was built: interpreter and libraries, or the CUDA context."""

@@ -35,4 +35,4 @@ class Prediction(Frozen):
 
     def error(self, measured: int) -> float:
         """Return by what share of the measured peak (bytes) the prediction was off; positive when too high."""
-        return self.peak / measured - 1
+        return self.peak / max(1, measured) - 1

@@ -12,6 +12,7 @@ from autotune.executors.simulated import SimulatedExecutor
 from autotune.placement import unlaunched
 from autotune.specs import DeviceSpec
 from autotune.tracing import Tracer
+from autotune.units import format_bytes
 
 
 def find_executor(spec: DeviceSpec, tracer: Tracer, gpus: int = 1, nodes: int = 1) -> Executor:
@@ -28,6 +29,12 @@ def find_executor(spec: DeviceSpec, tracer: Tracer, gpus: int = 1, nodes: int = 
     if gpus == 1:
         return LocalExecutor(device)
     if spec.kind == "cpu":
+        needed, there = gpus * device.facts().budget, device.facts().total
+        if needed > there:
+            raise InputError(
+                f"{gpus} ranks of {format_bytes(device.facts().budget)} each take {format_bytes(needed)}, and this "
+                f"machine has {format_bytes(there)}; give each less (--device cpu:...), or --gpus and --nodes fewer"
+            )
         return RanksExecutor([device] * gpus, nodes=nodes)
     first = resolve_device(spec)
     others = [find(first.model_copy(update={"index": first.index + rank})) for rank in range(1, gpus)]

@@ -7,6 +7,7 @@ import pytest
 from autotune.best import Best
 from autotune.errors import InputError
 from autotune.estimation import Question, settle
+from autotune.executors.find import find_executor
 from autotune.graph import MOST_NODES
 from autotune.models.config import parse_config
 from autotune.options import RunOptions, to_spec
@@ -89,6 +90,12 @@ def test_a_device_that_cannot_be_is_refused(text):
 def test_a_configuration_without_an_end_is_refused(key):
     text = json.dumps({"model_type": "gpt2", "text_config": {key: 10**12}})
     assert f"text_config.{key}: 1000000000000 is more than" in refused(parse_config, text, "mine", False, ".")
+
+
+def test_ranks_on_this_machine_share_its_memory():
+    """A million of them would be started one by one."""
+    with pytest.raises(InputError, match=r"16384 ranks of 1\.00 GiB each take"):
+        find_executor(DeviceSpec.parse("cpu:1GiB"), None, 16_384)
 
 
 def graph(nodes):
