@@ -59,7 +59,9 @@ def _case(group: str, name: str, kind: Kind, work: Callable[[Trial, Expected], N
 
 
 def place(entry: Entry) -> tuple[str, object]:
-    """Return which line of a journal this is, also when it is written again."""
+    """Return which line of a journal this is, also when it is written again; which trial is proven, speeds decide."""
+    if entry.type == "proof_started":
+        return entry.type, None
     return entry.type, getattr(entry, "number", None) or getattr(entry, "candidate", None)
 
 
