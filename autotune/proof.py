@@ -20,9 +20,9 @@ SPEED = "tokens per second"
 """Name of the check of speed."""
 CPU_NOISE = 4 * MIB
 """Bytes by which a rank's peak differs from one run to the next on the cpu device, where the kernel counts what is no
-tensor too. On one rank 41 and 44 MiB were seen of one training; why was not looked into (MKL's buffers for packing
-are a guess). Over ranks gloo's threads hold buffers a little longer than their caller (docs/ranks.md). It matters for
-tiny models alone."""
+tensor too. On one rank 41 and 44 MiB were seen of one training: what Python took to import the measuring code came now
+before, now behind the baseline (docs/log.md), which it no longer does. Over ranks gloo's threads hold buffers a little
+longer than their caller (docs/ranks.md). It matters for tiny models alone."""
 
 
 def proof_request(

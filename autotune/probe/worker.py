@@ -201,9 +201,14 @@ class Probe:
             import autotune.train.sharding.replicated  # some 30 MiB that are not the model's
 
             if self._request.candidate.tensor_parallel > 1:
-                import autotune.train.tensor_parallel  # noqa: F401 - likewise
+                import autotune.train.tensor_parallel
         if self._request.candidate.compile != "none":
             import torch._inductor.compile_fx  # some 100 MiB that are not the model's
+        # Not the model's either: imported behind the baseline, it made peaks differ by 2 MiB between launches.
+        import autotune.train.build
+        import autotune.train.measure
+        import autotune.train.prove  # noqa: F401
+
         meter = meter_for(device)  # before anything else touches the GPU: it takes the difference
         self._phases.measure_with(meter)
         if device.type == "cuda":

@@ -163,6 +163,12 @@ def test_the_parts_of_a_global_step_are_timed(trained):
     assert timing.micro_step.half_width is not None
 
 
+def test_the_baseline_has_all_that_is_imported_to_measure(trained):
+    """What came behind it was counted as tensors: 1 or 3 MiB, by the launch."""
+    start = next(entry for entry in trained.outcome.phases if entry.phase == "start")
+    assert start.peak < MIB // 2
+
+
 def test_losses_are_recorded_for_every_optimizer_step_and_fall(trained):
     losses = trained.outcome.losses
     assert trained.outcome.attention == "sdpa"
