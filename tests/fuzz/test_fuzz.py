@@ -18,6 +18,7 @@ EXAMPLES = 200
 KINDS = kinds()
 
 
+@pytest.mark.timeout(1200)  # a few seconds each on a machine that does nothing else
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_input_ends_in_a_traceback(kind, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
