@@ -10,11 +10,12 @@ from typing import Protocol
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.memory.timeline import Timeline
-from autotune.outcome import Crash, Ok, Unsupported
+from autotune.outcome import Crash, Lost, Ok, Unsupported
 from autotune.probe.classify import classify
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import Launcher, launch
 from autotune.probe.protocol import ProbeRequest, Progress, Traced, TracedRung
+from autotune.record import TRIES
 from autotune.trace_cache import TraceCache
 
 
@@ -28,6 +29,8 @@ class Trace:
     """Why not, and what to do."""
     seconds: float = 0.0
     """Wall time of the worker, shared by all that it traced; 0 from the cache."""
+    lost: Lost | None = None
+    """That something outside ended the worker each time, so that nothing is known."""
     cached: bool = False
     """Whether it was made before, and read from the cache."""
 
@@ -88,14 +91,20 @@ class LocalTracer:
         changes = {"kind": "trace", "folder": str(place.scratch), "candidate": first, "also": tuple(rest)}
         request = request.model_copy(update=changes)
         try:
-            report = self._launch(
-                request, place,
-                environment={"CUDA_VISIBLE_DEVICES": ""},  # a context on the GPU would take of its memory
-                data_limit=None, timeout=timeout, on_progress=on_progress,
-            )  # fmt: skip
+            for _ in range(TRIES):  # what ended a worker from outside says nothing of the trace
+                report = self._launch(
+                    request, place,
+                    environment={"CUDA_VISIBLE_DEVICES": ""},  # a context on the GPU would take of its memory
+                    data_limit=None, timeout=timeout, on_progress=on_progress,
+                )  # fmt: skip
+                if isinstance(report.answer, Traced):
+                    break
+                outcome = classify(request, report, kind="cpu")
+                if not isinstance(outcome, Lost):
+                    break
             if not isinstance(report.answer, Traced):
-                failed = Trace(None, _reason(classify(request, report, kind="cpu")), report.seconds)
-                return dict.fromkeys(candidates, failed)
+                lost = outcome if isinstance(outcome, Lost) else None
+                return dict.fromkeys(candidates, Trace(None, _reason(outcome), report.seconds, lost))
             share = report.seconds / len(candidates)
             return {rung.candidate: self._read(request, rung, place, share) for rung in report.answer.rungs}
         finally:
@@ -118,6 +127,8 @@ def _reason(outcome: object) -> str:
             return reason
         case Crash(message=message):
             return f"tracing failed: {message}"
+        case Lost(message=message):
+            return f"tracing was ended from outside, {TRIES} times: {message}"
         case Ok():
             raise AssertionError("a trace does not train")
         case _:

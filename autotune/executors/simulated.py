@@ -18,7 +18,7 @@ from autotune.executors.executor import Finding
 from autotune.memory.allocator import OutOfDeviceMemory
 from autotune.memory.predictor import CUDA_CONTEXT, Ground, breakdown
 from autotune.memory.timeline import Timeline
-from autotune.outcome import Memory, Ok, Oom, Outcome, Phase, PhaseReport, Unsupported
+from autotune.outcome import Lost, Memory, Ok, Oom, Outcome, Phase, PhaseReport, Unsupported
 from autotune.probe.classify import classify
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import Launcher, launch
@@ -65,9 +65,14 @@ class SimulatedExecutor:
             )
             return Finding(Unsupported(reason=reason), None, 0.0)
         timeline = self._timeline(request, folder, timeout, on_progress)
-        outcome: Outcome = (
-            Unsupported(reason=timeline) if isinstance(timeline, str) else self._price(request, timeline)
-        )
+        outcome: Outcome
+        match timeline:
+            case Lost():
+                outcome = timeline
+            case str():
+                outcome = Unsupported(reason=timeline)
+            case _:
+                outcome = self._price(request, timeline)
         return Finding(outcome, CUDA_CONTEXT, time.monotonic() - began)
 
     def _inspect(
@@ -96,13 +101,15 @@ class SimulatedExecutor:
         folder: Path,
         timeout: float,
         on_progress: Callable[[Progress], None] | None,
-    ) -> Timeline | str:
-        """Return the timeline of the request's rung, or why there is none."""
+    ) -> Timeline | Lost | str:
+        """Return the timeline of the request's rung, or why there is none; a trace that was lost may be made later."""
         candidate = request.candidate
         for known in (candidate, candidate.rung()):
             if known in self._timelines:
                 return self._timelines[known]
         trace = self._tracer.trace(request, folder, timeout=timeout, on_progress=on_progress)[candidate]
+        if trace.lost is not None:
+            return trace.lost
         if trace.timeline is None:
             found: Timeline | str = f"{trace.reason} (a simulated GPU has nothing but traces)"
         elif trace.timeline.work is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -207,3 +208,12 @@ def test_a_real_worker_traces_a_tiny_model_and_says_what_it_cannot(tmp_path):
     assert other.allocated(8) < plain.allocated(8)
     one = tracer.trace(probe.model_copy(update={"candidate": checkpointed}), tmp_path / "trace", timeout=120)
     assert one[checkpointed].timeline == other
+
+
+def test_a_trace_that_something_outside_ended_is_made_again_and_at_last_unknown(tmp_path):
+    killed = Launch(None, ending=Ending(signal=signal.SIGKILL, oom_kills=0, seconds=1))
+    probe = request(family("gpt2"), tmp_path)
+    trace = LocalTracer(TraceCache(tmp_path / "cache"), killed).trace(probe, tmp_path / "probe", timeout=1.0)
+    assert len(killed.launched) == 3
+    assert trace[probe.candidate].lost.cause == "worker"
+    assert "ended from outside, 3 times" in trace[probe.candidate].reason
