@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from autotune.api import Run, estimate, load_run, tune
-    from autotune.best import Best
     from autotune.candidate import Candidate
     from autotune.errors import (
         AutotuneError,
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
         ProbeError,
     )
     from autotune.outcome import Outcome
+    from autotune.run.best import Best
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "Best": "autotune.best",
+    "Best": "autotune.run.best",
     "Candidate": "autotune.candidate",
     "Outcome": "autotune.outcome",
     "Run": "autotune.api",

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.best import Best
 from autotune.candidate import Optimizer
 from autotune.errors import InputError
-from autotune.journal import read_record
 from autotune.models.callable import importable
-from autotune.paths import RunPaths
-from autotune.record import Record
-from autotune.runs import find_run, load_spec, new_run
+from autotune.run.best import Best
+from autotune.run.callbacks import Watch
+from autotune.run.events import Record
+from autotune.run.folder import find_run, load_spec, new_run
+from autotune.run.journal import read_record
+from autotune.run.paths import RunPaths
 from autotune.specs import RunSpec
-from autotune.watch import Watch
 
 if TYPE_CHECKING:
-    from autotune.estimation import Answer
+    from autotune.estimation.request import Answer
 
 Model = str | Path | Callable[[], Any]
 """A preset, a path to a config.json or its folder, a hub name, `module:function` or `file.py:function`; or the function
@@ -88,8 +88,8 @@ def tune(
     from autotune.devices.find import check_device
     from autotune.executors.find import find_executor
     from autotune.options import RunOptions, to_spec
-    from autotune.run import tune as loop
-    from autotune.tracing import LocalTracer
+    from autotune.run.loop import tune as loop
+    from autotune.tracing.client import LocalTracer
 
     base = _name_model(given)
     spec = to_spec(RunOptions.load(given, "options"), check_device, base)
@@ -124,9 +124,9 @@ def estimate(
     and `unpriced` what cannot be traced, with the reason. Raises InputError with every mistake, or ProbeError.
     """
     given = _given(locals(), "candidate")
-    from autotune.estimation import Question
-    from autotune.estimation import estimate as answer_to
-    from autotune.tracing import LocalTracer
+    from autotune.estimation.request import Question
+    from autotune.estimation.request import estimate as answer_to
+    from autotune.tracing.client import LocalTracer
 
     base = _name_model(given)
     return answer_to(Question.gather({**given, **(candidate or {})}, base), LocalTracer(), base)

@@ -30,7 +30,7 @@ from autotune.terminal import (
 )
 
 if TYPE_CHECKING:
-    from autotune.paths import RunPaths
+    from autotune.run.paths import RunPaths
     from autotune.specs import RunSpec
 
 app = typer.Typer(
@@ -151,7 +151,7 @@ def run(
         given.pop(name, None)
     from autotune.devices.find import check_device
     from autotune.options import RunOptions, to_spec
-    from autotune.runs import new_run
+    from autotune.run.folder import new_run
 
     def resolve(options: RunOptions) -> RunSpec:
         return to_spec(options, check_device, Path.cwd())
@@ -171,7 +171,7 @@ def resume(
     json: JsonOption = False,
 ) -> None:
     """Go on with a run that was interrupted, from its journal."""
-    from autotune.runs import find_run, load_spec
+    from autotune.run.folder import find_run, load_spec
 
     paths = find_run(run, runs)
     _tune(load_spec(paths), paths, json, retry_lost)
@@ -192,10 +192,10 @@ def verify(
     """Repeat the proof of emitted configurations on this machine, one after the other."""
     from autotune.errors import AutotuneError
     from autotune.exit_codes import worst
-    from autotune.runs import find_best
+    from autotune.run.folder import find_best
+    from autotune.run.verify import Verified, read_device
+    from autotune.run.verify import verify as repeat
     from autotune.specs import Limits
-    from autotune.verification import Verified, read_device
-    from autotune.verification import verify as repeat
 
     given = {
         "proof_seconds": proof_time,
@@ -231,8 +231,8 @@ def report(
     json: JsonOption = False,
 ) -> None:
     """Show what a run tried, which path it took, and what won."""
-    from autotune.report.document import document, drawing, print_report
-    from autotune.runs import find_run
+    from autotune.reporting.document import document, drawing, print_report
+    from autotune.run.folder import find_run
 
     paths = find_run(run, runs)
     if json:
@@ -252,11 +252,11 @@ def export(
     json: JsonOption = False,
 ) -> None:
     """Write the winner as files that a training library loads."""
-    from autotune.best import Best
-    from autotune.emission import PREDICTED, write_files
     from autotune.exports import export as render
-    from autotune.paths import RunPaths
-    from autotune.runs import find_best
+    from autotune.run.best import Best
+    from autotune.run.folder import find_best
+    from autotune.run.paths import RunPaths
+    from autotune.run.write_best import PREDICTED, write_files
 
     file = find_best(run, runs)
     best = Best.read(file)
@@ -318,20 +318,20 @@ def estimate(
     """Predict memory and speed of one candidate, or of every rung, on GPUs that need not be there."""
     given = {name: value for name, value in locals().items() if value is not None}
     from autotune.errors import NotPriced
-    from autotune.estimation import Question
-    from autotune.estimation import estimate as answer_to
-    from autotune.report.estimates import estimates_document, print_estimates
-    from autotune.tracing import LocalTracer
+    from autotune.estimation.request import Question
+    from autotune.estimation.request import estimate as answer_to
+    from autotune.estimation.tables import estimates_document, print_estimates
+    from autotune.tracing.client import LocalTracer
 
     for name in ("plot", "json"):
         given.pop(name, None)
     if plot is not None:
-        from autotune.report.plot import check_picture
+        from autotune.estimation.plot import check_picture
 
         check_picture(plot)
     answer = answer_to(Question.gather(given, Path.cwd()), LocalTracer(), Path.cwd())
     if plot is not None and answer.priced:
-        from autotune.report.plot import draw
+        from autotune.estimation.plot import draw
 
         draw(answer, plot)
     if json:
@@ -345,7 +345,7 @@ def estimate(
 @app.command()
 def doctor(json: JsonOption = False) -> None:
     """Say what this machine offers, and what is missing."""
-    from autotune.diagnosis import diagnose
+    from autotune.doctor import diagnose
 
     findings = diagnose()
     if json:
@@ -370,7 +370,7 @@ def models(json: JsonOption = False) -> None:
     if json:
         print_json([preset.model_dump(exclude={"config"}) for preset in presets])
         return
-    from autotune.report.columns import Column, FittingTable
+    from autotune.reporting.columns import Column, FittingTable
 
     table = FittingTable(
         [
@@ -419,10 +419,10 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool, retry_lost: bool = False) 
     from autotune.commands import command
     from autotune.errors import JournalError, NothingFits, NothingProven, NothingTrained, ProbeError
     from autotune.executors.find import find_executor
-    from autotune.report.document import document, print_result
-    from autotune.report.live import Terminal
-    from autotune.run import tune
-    from autotune.tracing import LocalTracer
+    from autotune.reporting.document import document, print_result
+    from autotune.reporting.live import Terminal
+    from autotune.run.loop import tune
+    from autotune.tracing.client import LocalTracer
 
     console = console_for()
     tracer = LocalTracer()

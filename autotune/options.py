@@ -14,9 +14,9 @@ from autotune.candidate import Optimizer
 from autotune.errors import InputError
 from autotune.lengths import Lengths
 from autotune.models.resolve import resolve
-from autotune.placement import unlaunched
-from autotune.space import Space
+from autotune.search.space import Space
 from autotune.specs import DeviceSpec, GlobalBatch, Goal, Limits, ModelSpec, RunSpec
+from autotune.techniques.topology import unlaunched
 from autotune.user_files import OPTIONS, parse_yaml, read_text, require_kind, user_path
 from autotune.validation import Frozen
 

@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.candidate import Candidate
-from autotune.hardware import lookup
-from autotune.memory.timeline import Timeline
+from autotune.devices.hardware import lookup
 from autotune.models.resolve import resolve
 from autotune.probe.protocol import ProbeRequest
+from autotune.timeline.timeline import Timeline
 from autotune.units import GIB, MIB
 from benchmarks.recording import RESULTS
 from benchmarks.verdict import unmeasured
@@ -32,7 +32,7 @@ LIMITS = {"allocated": (0.01, 0.03), "reserved": (0.03, None)}
 
 def trace_alone(probe: ProbeRequest) -> str:
     """Trace in this process, which must be fresh; return the timeline as text, or `!` and why there is none."""
-    from autotune.train.trace import CannotTrace, trace
+    from autotune.worker.tracing.trace import CannotTrace, trace
 
     try:
         return trace(probe).dump()

@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.candidate import Candidate
-from autotune.memory.formula import Architecture, Setup, estimate
-from autotune.memory.timeline import Timeline
+from autotune.memory.closed_form import Architecture, Setup, estimate
 from autotune.probe.protocol import ProbeRequest
 from autotune.specs import ModelSpec
+from autotune.timeline.timeline import Timeline
 from autotune.units import GIB, MIB
 
 DATA = Path(__file__).parent / "data" / "published_runs.csv"
@@ -82,9 +82,9 @@ EXPRESSED: dict[str, Expressed] = {
 
 def trace_published(row: Expressed, seq_len: int, ranks: int) -> str:
     """Trace a row's training in this process, which must be fresh; return it, or `!` and why there is none."""
-    from autotune.train import construction
-    from autotune.train.model import BuiltModel
-    from autotune.train.trace import CannotTrace, trace
+    from autotune.worker.build import model_init
+    from autotune.worker.model import BuiltModel
+    from autotune.worker.tracing.trace import CannotTrace, trace
     from benchmarks import published_litgpt, published_models, published_titan
 
     def built(_: ModelSpec, __: int, device: Any, ___: str) -> BuiltModel:
@@ -104,7 +104,7 @@ def trace_published(row: Expressed, seq_len: int, ranks: int) -> str:
     )  # fmt: skip
     try:
         # Not through a user's function: some publishers' parameters are bf16, which autotune refuses of its users.
-        with mock.patch.object(construction, "build_model", built):
+        with mock.patch.object(model_init, "build_model", built):
             return trace(probe).dump()
     except CannotTrace as error:
         return f"! {error}"

@@ -104,7 +104,7 @@ def one(model_type: str, device: str) -> str:
 
     from autotune.candidate import Candidate
     from autotune.specs import ModelSpec
-    from autotune.train.trace import CannotTrace, trace
+    from autotune.worker.tracing.trace import CannotTrace, trace
     from benchmarks.memory_accuracy import request
 
     transformers.logging.set_verbosity_error()
@@ -154,7 +154,7 @@ def main() -> int:
     options = parser.parse_args()
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    import autotune.train.trace  # noqa: F401 - the children find all imported
+    import autotune.worker.tracing.trace  # noqa: F401 - the children find all imported
 
     results = []
     for model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:

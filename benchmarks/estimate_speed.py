@@ -42,13 +42,13 @@ def traced(model: str, seq_len: int, device: str) -> dict[str, Any]:
     import transformers  # noqa: F401 - part of the imports that are not timed
 
     from autotune.candidate import Candidate
-    from autotune.train.trace import trace
+    from autotune.worker.tracing.trace import trace
     from benchmarks.memory_accuracy import model_spec, request
 
     candidate = Candidate(precision="bf16" if device != "cpu" else "fp32")
     probe = request(model_spec(model, {}), seq_len, candidate, device)
     # transformers imports a model's code when it is first built; that is an import too.
-    from autotune.train.model import build_model
+    from autotune.worker.model import build_model
 
     build_model(probe.model, seq_len, torch.device("meta"))
     began = time.perf_counter()
@@ -81,7 +81,7 @@ def mem_tracker(model: str, seq_len: int, device: str) -> dict[str, Any]:  # noq
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
-    from autotune.train.model import build_model
+    from autotune.worker.model import build_model
     from benchmarks.memory_accuracy import model_spec
 
     spec = model_spec(model, {})

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import autotune.journal
+import autotune.run.journal
 from autotune.probe.protocol import ProbeRequest, Progress
-from autotune.record import Entry
+from autotune.run.events import Entry
 from benchmarks.fault_trial import (
     ENDED_BY,
     MACHINE,
@@ -294,7 +294,7 @@ def clock_set_back(kind: Kind) -> Case:
 
         def setup() -> None:
             clock = time.time
-            autotune.journal.datetime = Backwards
+            autotune.run.journal.datetime = Backwards
             time.time = lambda: clock() + offset[0].total_seconds()
 
         trial.disturbed(Hooks(after_line=after_line, setup=setup), -signal.SIGKILL)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.executors.local import LocalExecutor
-from autotune.paths import RunPaths
-from autotune.run import tune
-from autotune.runs import load_spec
+from autotune.run.folder import load_spec
+from autotune.run.loop import tune
+from autotune.run.paths import RunPaths
 from benchmarks.fault_trial import files_of
 from benchmarks.fault_tuner import TRIAL as MARK
 from benchmarks.fault_tuner import (

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.best import Best
-from autotune.journal import read_record
-from autotune.paths import RunPaths
-from autotune.record import Entry, Finished, Inspected, ProofFinished, ProofStarted, Record, Started
+from autotune.run.best import Best
+from autotune.run.events import Entry, Finished, Inspected, ProofFinished, ProofStarted, Record, Started
+from autotune.run.journal import read_record
+from autotune.run.paths import RunPaths
 from benchmarks.fault_tuner import Hooks, Kind, Tuner, finish, is_lost, make_run, remaining, start
 
 MARGIN = 3.0

@@ -18,26 +18,26 @@ from typing import Any, Literal
 import psutil
 
 import autotune.executors.find
-import autotune.journal
-import autotune.report.document
-import autotune.report.live
-import autotune.tracing
+import autotune.reporting.document
+import autotune.reporting.live
+import autotune.run.journal
+import autotune.tracing.client
 from autotune import cli
 from autotune.candidate import Candidate
 from autotune.devices.device import DeviceFacts
 from autotune.executors.executor import Finding
 from autotune.executors.find import find_executor
 from autotune.executors.local import LocalExecutor
-from autotune.journal import Journal
 from autotune.options import load_space
 from autotune.outcome import Lost
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import launch
 from autotune.probe.protocol import Inspection, ProbeRequest, Progress, Result
-from autotune.record import Entry
-from autotune.runs import create_run
+from autotune.run.events import Entry
+from autotune.run.folder import create_run
+from autotune.run.journal import Journal
 from autotune.specs import DeviceSpec, Goal, Limits, ModelSpec, RunSpec
-from autotune.tracing import Trace
+from autotune.tracing.client import Trace
 from autotune.units import MIB
 from tests.unit.executor import ArithmeticExecutor
 from tests.unit.simulation import Arithmetic, timeline
@@ -218,7 +218,7 @@ def start(root: Path, kind: Kind, hooks: Hooks, mark: str) -> tuple[int, int]:
 def _instrument(kind: Kind, hooks: Hooks) -> None:
     autotune.executors.find.find_executor = partial(executor_of, kind, hooks)  # type: ignore[assignment]
     if kind != "real":
-        autotune.tracing.LocalTracer = ArithmeticTracer  # type: ignore[assignment, misc]
+        autotune.tracing.client.LocalTracer = ArithmeticTracer  # type: ignore[assignment, misc]
     append, written = Journal.append, iter(range(10**9))
 
     def counted(journal: Journal, entry: Entry) -> None:

@@ -28,10 +28,10 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.api import load_run, tune
-from autotune.best import Best
 from autotune.errors import NothingFits
 from autotune.outcome import Oom
-from autotune.trace_cache import VARIABLE
+from autotune.run.best import Best
+from autotune.tracing.cache import VARIABLE
 from benchmarks.memory_accuracy import model_spec
 from benchmarks.recording import RESULTS, record
 from benchmarks.verdict import SMALLEST, unmeasured, verdict

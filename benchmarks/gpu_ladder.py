@@ -28,8 +28,8 @@ from autotune.models.resolve import resolve
 from autotune.options import load_space
 from autotune.outcome import Ok, Oom
 from autotune.probe.protocol import Inspection, ProbeRequest
-from autotune.report.wording import detail
-from autotune.selection import mfu
+from autotune.search.selection import mfu
+from autotune.search.wording import detail
 from autotune.specs import DeviceSpec, ModelFacts, ModelSpec
 from autotune.units import format_bytes
 from benchmarks.recording import RESULTS, record

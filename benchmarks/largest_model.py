@@ -6,7 +6,7 @@
 
 The family is Llama's shape with one number free: n layers of width 128 n with n heads, gated feed-forward
 layers of 3.5 times the width, a vocabulary of 32,000. Micro-batch 1, sequences of 2,048 tokens, gradients
-accumulated, AdamW, 5% of the memory kept free. The closed form of `autotune.memory.formula` needs no model. It does not
+accumulated, AdamW, 5% of the memory kept free. The closed form of `autotune.memory.closed_form` needs no model. It does not
 know what a model's code keeps beside the textbook's tensors, so where all activations are kept, on one GPU without
 checkpointing, `--trace` traces the largest that the formula lets fit, and smaller ones until one does fit.
 
@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.candidate import Candidate
+from autotune.devices.hardware import Hardware, find_hardware, table
 from autotune.devices.simulated import HOST_MEMORY
-from autotune.hardware import Hardware, find_hardware, table
-from autotune.memory.formula import Architecture, Setup, estimate
+from autotune.memory.closed_form import Architecture, Setup, estimate
 from autotune.memory.predictor import CUDA_CONTEXT
 from autotune.probe.protocol import ProbeRequest
 from autotune.specs import Goal, ModelSpec
@@ -123,7 +123,7 @@ The table has the parameters of the largest Llama-like model that fits, by GPU a
 is on from the second column on. Nothing here was measured on a GPU.
 
 The first column is decided by traces of the model's real code (`benchmarks/results/largest_model.json`), the others by
-the formulas of `autotune/memory/formula.py`. Without checkpointing the formulas are 2 to 6% low, because they leave out
+the formulas of `autotune/memory/closed_form.py`. Without checkpointing the formulas are 2 to 6% low, because they leave out
 the float32 copies that norms keep. With it they were within 1% of traces, from 13 to 40 layers.
 """
 
@@ -224,7 +224,7 @@ def trace_rungs(smallest: bool = False) -> list[dict[str, Any]]:
 
 def traced(rung: Rung, n: int) -> dict[str, Any]:
     """Return the bytes of a rung's tensors by its trace, beside the formula's."""
-    from autotune.train.trace import trace  # late: the page needs no torch
+    from autotune.worker.tracing.trace import trace  # late: the page needs no torch
 
     assert rung.candidate is not None
     config = {

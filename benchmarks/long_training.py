@@ -26,16 +26,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from autotune.best import Best
 from autotune.devices.cpu import CpuDevice
 from autotune.executors.executor import Executor
 from autotune.executors.local import LocalExecutor
 from autotune.executors.ranks import RanksExecutor
 from autotune.outcome import Ok
 from autotune.probe.launch import WORKER, launch
-from autotune.proof import CPU_NOISE, proof_request
-from autotune.report.wording import detail
-from autotune.selection import throughput
+from autotune.run.best import Best
+from autotune.run.proof import CPU_NOISE, proof_request
+from autotune.search.selection import throughput
+from autotune.search.wording import detail
 from autotune.specs import Limits
 from autotune.units import MIB, format_bytes, format_count, format_size
 from benchmarks.recording import RESULTS, record

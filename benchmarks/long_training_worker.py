@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from autotune.outcome import Ok
 from autotune.probe.protocol import ProbeRequest
-from autotune.probe.worker import Channel, Probe, main
+from autotune.worker import Channel, Probe, main
 
 if TYPE_CHECKING:
-    from autotune.train.phases import Phases
-    from autotune.train.training import Training
+    from autotune.worker.measuring.phases import Phases
+    from autotune.worker.training import Training
 
 STEPS = 50
 """Optimizer steps after the first, which makes the optimizer's state."""
@@ -32,10 +32,10 @@ def train(request: ProbeRequest, training: Training, phases: Phases, warmed_up: 
     """Take 50 optimizer steps of the longest sequences, with evaluation and a checkpoint after every tenth."""
     import torch
 
-    from autotune.train.evaluation import forward_only
-    from autotune.train.holdings import Observer, local
-    from autotune.train.measure import forget_compiler, report, warm_up
-    from autotune.train.steps import Stepper
+    from autotune.worker.measuring.evaluation import forward_only
+    from autotune.worker.measuring.measure import forget_compiler, report, warm_up
+    from autotune.worker.measuring.memory_breakdown import Observer, local
+    from autotune.worker.measuring.steps import Stepper
 
     stepper = Stepper(training, request.candidate.micro_batch, phases)
     observer = Observer(training)
@@ -70,9 +70,9 @@ class LongProbe(Probe):
 
     def _start(self) -> None:
         super()._start()
-        import autotune.train.prove  # only now: the baseline is taken behind the imports of a probe
+        import autotune.worker.measuring.prove  # only now: the baseline is taken behind the imports of a probe
 
-        autotune.train.prove.prove = train  # the worker looks it up when the model is built
+        autotune.worker.measuring.prove.prove = train  # the worker looks it up when the model is built
 
 
 if __name__ == "__main__":

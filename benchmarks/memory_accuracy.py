@@ -34,10 +34,10 @@ from autotune.candidate import Candidate  # noqa: E402
 from autotune.models.resolve import resolve  # noqa: E402
 from autotune.probe.protocol import ProbeRequest  # noqa: E402
 from autotune.specs import ModelSpec  # noqa: E402
-from autotune.train.build import assemble  # noqa: E402
-from autotune.train.steps import gradient_norm  # noqa: E402
-from autotune.train.trace import trace  # noqa: E402
 from autotune.units import MIB  # noqa: E402
+from autotune.worker.build.composition import assemble  # noqa: E402
+from autotune.worker.measuring.steps import gradient_norm  # noqa: E402
+from autotune.worker.tracing.trace import trace  # noqa: E402
 from benchmarks import accuracy_on_gpu, accuracy_published  # noqa: E402
 from benchmarks.recording import RESULTS, record  # noqa: E402
 from benchmarks.verdict import SMALLEST, verdict  # noqa: E402

@@ -31,15 +31,15 @@ from autotune.devices.cpu import CpuDevice
 from autotune.executors.executor import Executor
 from autotune.executors.local import LocalExecutor
 from autotune.executors.ranks import RanksExecutor
-from autotune.memory.formula import States, states
+from autotune.memory.closed_form import States, states
 from autotune.outcome import Memory, Ok
-from autotune.placement import misplaced
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.protocol import ProbeRequest
-from autotune.proof import CPU_NOISE
-from autotune.report.wording import detail
-from autotune.rules import illegal
-from autotune.tracing import LocalTracer
+from autotune.run.proof import CPU_NOISE
+from autotune.search.wording import detail
+from autotune.techniques.rules import illegal
+from autotune.techniques.topology import misplaced
+from autotune.tracing.client import LocalTracer
 from autotune.units import GIB, MIB
 from benchmarks.memory_accuracy import model_spec
 from benchmarks.recording import RESULTS, record

@@ -34,14 +34,14 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from autotune.candidate import Candidate  # noqa: E402
-from autotune.hardware import Hardware, find_hardware  # noqa: E402
-from autotune.memory.timeline import Timeline  # noqa: E402
+from autotune.devices.hardware import Hardware, find_hardware  # noqa: E402
 from autotune.models.resolve import resolve  # noqa: E402
 from autotune.probe.protocol import ProbeRequest  # noqa: E402
 from autotune.specs import ModelSpec  # noqa: E402
-from autotune.timing.communication import collectives  # noqa: E402
+from autotune.timeline.timeline import Timeline  # noqa: E402
+from autotune.timing.collectives import collectives  # noqa: E402
 from autotune.timing.roofline import Extra, Machine, step_time  # noqa: E402
-from autotune.train.trace import trace  # noqa: E402
+from autotune.worker.tracing.trace import trace  # noqa: E402
 from benchmarks import published_decoder  # noqa: E402
 from benchmarks.recording import RESULTS, record  # noqa: E402
 from benchmarks.verdict import SMALLEST, unmeasured, verdict  # noqa: E402

@@ -33,19 +33,20 @@ from autotune.candidate import Candidate
 from autotune.devices.find import find, resolve_device
 from autotune.errors import AutotuneError
 from autotune.executors.local import LocalExecutor
-from autotune.memory.timeline import Timeline
 from autotune.outcome import Ok
 from autotune.probe.protocol import ProbeRequest
-from autotune.report.wording import detail
-from autotune.rules import illegal
+from autotune.search.wording import detail
 from autotune.specs import DeviceSpec, ModelSpec
-from autotune.tracing import LocalTracer
-from autotune.train import build, mapped, resting
-from autotune.train.mapped import MappedFiles
-from autotune.train.steps import gradient_norm
-from autotune.train.trace import trace
-from autotune.train.training import Training
+from autotune.techniques.rules import illegal
+from autotune.timeline.timeline import Timeline
+from autotune.tracing.client import LocalTracer
 from autotune.units import MIB
+from autotune.worker.build import composition
+from autotune.worker.measuring.steps import gradient_norm
+from autotune.worker.techniques import mapped_files, offload_store
+from autotune.worker.techniques.mapped_files import MappedFiles
+from autotune.worker.tracing.trace import trace
+from autotune.worker.training import Training
 from benchmarks.memory_accuracy import model_spec
 from benchmarks.recording import RESULTS, record
 from benchmarks.verdict import SMALLEST, unmeasured, verdict
@@ -151,13 +152,13 @@ _UNCOUNTED: set[int] = set()
 @contextmanager
 def uncounted() -> Iterator[None]:
     """Let offload use `UncountedFiles`."""
-    real = (resting.MappedFiles, mapped.is_mapped)
-    resting.MappedFiles = UncountedFiles
-    mapped.is_mapped = lambda tensor: tensor.untyped_storage().data_ptr() in _UNCOUNTED
+    real = (offload_store.MappedFiles, mapped_files.is_mapped)
+    offload_store.MappedFiles = UncountedFiles
+    mapped_files.is_mapped = lambda tensor: tensor.untyped_storage().data_ptr() in _UNCOUNTED
     try:
         yield
     finally:
-        resting.MappedFiles, mapped.is_mapped = real
+        offload_store.MappedFiles, mapped_files.is_mapped = real
         _UNCOUNTED.clear()
 
 
@@ -168,7 +169,7 @@ def peak_on_cpu(probe: ProbeRequest) -> int:
     with (
         uncounted(),
         torch.profiler.profile(activities=activities, profile_memory=True) as profiler,
-        closing(build.assemble(probe)) as training,
+        closing(composition.assemble(probe)) as training,
     ):
         for step in range(2):
             _step(training, step, probe.candidate.micro_batch)
@@ -183,7 +184,7 @@ def peak_on_cpu(probe: ProbeRequest) -> int:
 
 def seconds_on_cpu(probe: ProbeRequest) -> float:
     """Return the median time of an optimizer step."""
-    with closing(build.assemble(probe)) as training:
+    with closing(composition.assemble(probe)) as training:
         times = []
         for step in range(1 + STEPS):
             began = time.perf_counter()

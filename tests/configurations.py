@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from autotune.accumulation import accumulate
-from autotune.best import Best, BestDevice
 from autotune.candidate import Candidate
 from autotune.models.resolve import resolve
 from autotune.outcome import Breakdown, Memory, Sample, StepTiming
+from autotune.run.best import Best, BestDevice
 from autotune.specs import ModelFacts, ModelSpec
 
 SAMPLE = Sample(mean=0.1, half_width=0.002, count=9)

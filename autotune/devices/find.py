@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable
 
 from autotune.devices.cpu import CpuDevice
-from autotune.devices.cuda import CudaDevice, visible_gpus
 from autotune.devices.device import Device
+from autotune.devices.gpu import CudaDevice, visible_gpus
+from autotune.devices.hardware import find_hardware
 from autotune.devices.host import available_memory
-from autotune.devices.nvml import Gpu, NoGpu, Nvml, NvmlError, NvmlLibrary
+from autotune.devices.monitor.nvml import Gpu, NoGpu, Nvml, NvmlError, NvmlLibrary
 from autotune.devices.simulated import DEFAULT, SimulatedDevice
 from autotune.errors import InputError
-from autotune.hardware import find_hardware
 from autotune.specs import DeviceSpec
 from autotune.units import GIB
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autotune.candidate import Candidate, RestingPlace, allocator_options
-from autotune.devices.cuda import own_options
 from autotune.devices.device import PREPARE_TIMEOUT, DeviceFacts
-from autotune.hardware import Hardware
+from autotune.devices.gpu import own_options
+from autotune.devices.hardware import Hardware
 from autotune.memory.predictor import CUDA_CONTEXT
 from autotune.units import GIB
 

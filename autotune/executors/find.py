@@ -9,9 +9,9 @@ from autotune.executors.executor import Executor
 from autotune.executors.local import LocalExecutor
 from autotune.executors.ranks import RanksExecutor
 from autotune.executors.simulated import SimulatedExecutor
-from autotune.placement import unlaunched
 from autotune.specs import DeviceSpec
-from autotune.tracing import Tracer
+from autotune.techniques.topology import unlaunched
+from autotune.tracing.client import Tracer
 from autotune.units import format_bytes
 
 

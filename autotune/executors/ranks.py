@@ -17,7 +17,7 @@ from autotune.executors.executor import Executor, Finding
 from autotune.executors.local import LocalExecutor
 from autotune.interruption import shielded
 from autotune.outcome import Ok, Outcome, Timeout
-from autotune.probe.ending import Report
+from autotune.probe.exit import Report
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import Launcher, launch
 from autotune.probe.protocol import Inspection, ProbeRequest, Progress

@@ -17,15 +17,15 @@ from autotune.devices.simulated import SimulatedDevice
 from autotune.executors.executor import Finding
 from autotune.memory.allocator import OutOfDeviceMemory
 from autotune.memory.predictor import CUDA_CONTEXT, Ground, breakdown
-from autotune.memory.timeline import Timeline
 from autotune.outcome import Lost, Memory, Ok, Oom, Outcome, Phase, PhaseReport, Unsupported
 from autotune.probe.classify import classify
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import Launcher, launch
 from autotune.probe.protocol import Inspection, ProbeRequest, Progress
-from autotune.timing.pace import Pace
+from autotune.timeline.timeline import Timeline
+from autotune.timing.calibration import Pace
 from autotune.timing.roofline import Machine, StepTime, step_time
-from autotune.tracing import Tracer
+from autotune.tracing.client import Tracer
 
 
 class SimulatedExecutor:

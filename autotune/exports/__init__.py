@@ -11,9 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import cast
 
-from autotune.best import Best
 from autotune.errors import InputError, nearest
 from autotune.exports.fields import CannotExport
+from autotune.run.best import Best
 
 Exporter = Callable[[Best], dict[str, str]]
 

@@ -8,7 +8,6 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import SingleQuotedScalarString
 
-from autotune.best import Best
 from autotune.exports.fields import Expressed, refuse
 from autotune.exports.shared import (
     launch_script,
@@ -35,6 +34,7 @@ from autotune.exports.shared import (
     refuse_tensor_parallel,
     script,
 )
+from autotune.run.best import Best
 
 
 def _refuse_sharding(best: Best) -> str | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from autotune.best import Best
 from autotune.candidate import Candidate
 from autotune.errors import InputError
+from autotune.run.best import Best
 
 
 class CannotExport(InputError):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from autotune.best import Best
 from autotune.exports.fields import Expressed, refuse
 from autotune.exports.shared import launch_script, on_all_ranks, refuse_ranks, script
+from autotune.run.best import Best
 
 _FILE = Expressed("best.yaml: candidate")
 FIELDS = {

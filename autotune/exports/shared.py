@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.best import Best
 from autotune.candidate import allocator_options
+from autotune.run.best import Best
 
 SCRIPTS = Path(__file__).with_name("scripts")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.best import Best
 from autotune.candidate import Candidate
 from autotune.exports.fields import Expressed, refuse
 from autotune.exports.shared import (
@@ -32,7 +31,8 @@ from autotune.exports.shared import (
     refuse_tensor_parallel,
     script,
 )
-from autotune.zero import deepspeed_settings
+from autotune.run.best import Best
+from autotune.techniques.deepspeed_config import deepspeed_settings
 
 
 def _refuse_kernel(best: Best) -> str | None:

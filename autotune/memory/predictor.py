@@ -13,10 +13,10 @@ from typing import Literal
 
 from autotune.candidate import Candidate
 from autotune.memory.calibration import Calibration, Corrected, Observation, Prior
-from autotune.memory.segment import CATEGORIES
-from autotune.memory.timeline import Peak, Timeline
 from autotune.outcome import Breakdown, Ok, Oom, Phase
 from autotune.prediction import Prediction
+from autotune.timeline.step_events import CATEGORIES
+from autotune.timeline.timeline import Peak, Timeline
 from autotune.trial import History
 from autotune.units import MIB
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from autotune.errors import NoDiskSpace
 from autotune.outcome import Crash, Lost, Ok, Oom, Outcome, Phase, Timeout
-from autotune.probe.ending import Ending, Report
+from autotune.probe.exit import Ending, Report
 from autotune.probe.protocol import DiskFull, Inspection, ProbeRequest, Result, Traced
 from autotune.units import format_bytes
 

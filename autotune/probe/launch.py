@@ -21,12 +21,12 @@ from pydantic import ValidationError
 import autotune
 from autotune.errors import ProbeError
 from autotune.interruption import shielded
-from autotune.probe.ending import Ending, Report
+from autotune.probe.exit import Ending, Report
 from autotune.probe.folder import ProbeFolder, write_atomically
-from autotune.probe.inbox import Inbox
+from autotune.probe.messages import Inbox
 from autotune.probe.protocol import ProbeRequest, Progress
 
-WORKER = (sys.executable, "-P", "-m", "autotune.probe.worker")
+WORKER = (sys.executable, "-P", "-m", "autotune.worker")
 """Command line of the worker, before the request's path and the number of the result pipe. `-P` keeps the
 current folder off its import path: a file torch.py there must not be what the worker imports."""
 

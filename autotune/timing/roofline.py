@@ -8,7 +8,7 @@ links between devices. That is the best case, in which every copy is issued earl
 The shares of the peaks that kernels reach are constants with their source, the same for all models. One, `SHAPE`, was
 looked for after a comparison with published runs had come out 1.5 times too fast (docs/step_time.md). Not covered:
 matrix shapes that fill the last wave of a GPU badly, clocks under a power limit, caches, and fusion by a compiler.
-Probes correct all of that (`autotune.timing.pace`).
+Probes correct all of that (`autotune.timing.calibration`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from autotune.hardware import Hardware
-from autotune.memory.timeline import Timeline
+from autotune.devices.hardware import Hardware
 from autotune.outcome import Communication, Phase, Sample, StepTiming
-from autotune.timing.communication import ACHIEVED, NETWORK, SERVER, Links, collectives
-from autotune.timing.work import COLLECTIVES, Kind, MathType, Operator, Work
+from autotune.timeline.op_counts import COLLECTIVES, Kind, MathType, Operator, Work
+from autotune.timeline.timeline import Timeline
+from autotune.timing.collectives import ACHIEVED, NETWORK, SERVER, Links, collectives
 from autotune.units import MIB
 
 SHAPE = 0.85

@@ -17,14 +17,14 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.devices import host
 from autotune.devices.cpu import CpuDevice
-from autotune.devices.cuda import CudaDevice, visible_gpus
 from autotune.devices.device import Device, DeviceBusy
 from autotune.devices.find import check_device, find, resolve_device
-from autotune.devices.nvml import Gpu, MemoryUse, NoGpu, NvmlError, NvmlLibrary
+from autotune.devices.gpu import CudaDevice, visible_gpus
+from autotune.devices.hardware import find_hardware
+from autotune.devices.monitor.nvml import Gpu, MemoryUse, NoGpu, NvmlError, NvmlLibrary
 from autotune.devices.simulated import SimulatedDevice
-from autotune.diagnosis import diagnose
+from autotune.doctor import diagnose
 from autotune.errors import InputError
-from autotune.hardware import find_hardware
 from autotune.memory.predictor import CUDA_CONTEXT
 from autotune.specs import DeviceSpec
 from autotune.units import GIB, MIB

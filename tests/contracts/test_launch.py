@@ -23,7 +23,7 @@ from autotune.errors import ProbeError
 from autotune.outcome import Crash, Lost, Oom, Timeout, Unsupported
 from autotune.probe import launch as launching
 from autotune.probe.classify import classify
-from autotune.probe.ending import Report
+from autotune.probe.exit import Report
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import MARK, launch
 from autotune.probe.protocol import ProbeRequest, Progress, Result

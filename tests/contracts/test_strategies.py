@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from autotune.candidate import Candidate
 from autotune.outcome import Crash, NonFinite, Ok, Timeout, Unsupported
-from autotune.selection import rank
-from autotune.space import Space
+from autotune.search import graph_walk
+from autotune.search.selection import rank
+from autotune.search.space import Space
+from autotune.search.strategy import Done, Scope, Try
 from autotune.specs import Goal
-from autotune.strategies import climb
-from autotune.strategies.decision import Done, Scope, Try
 from autotune.trial import Trial
 from autotune.units import MIB
 from tests.unit.simulation import Arithmetic, foreseeing, search
@@ -22,21 +22,21 @@ SPACE = Space.parse(DEFAULT, "default.yaml")
 
 
 def climb_blindly(_device):
-    return climb.propose
+    return graph_walk.propose
 
 
 def climb_foreseeing(device):
-    return partial(climb.propose, predictor=foreseeing(device))
+    return partial(graph_walk.propose, predictor=foreseeing(device))
 
 
 def climb_deceived(device):
     """The memory model says half of what is true: everything seems to fit."""
-    return partial(climb.propose, predictor=foreseeing(device, factor=0.5))
+    return partial(graph_walk.propose, predictor=foreseeing(device, factor=0.5))
 
 
 def climb_scared(device):
     """The memory model says three times what is true: little seems to fit."""
-    return partial(climb.propose, predictor=foreseeing(device, factor=3.0))
+    return partial(graph_walk.propose, predictor=foreseeing(device, factor=3.0))
 
 
 STRATEGIES = (climb_blindly, climb_foreseeing, climb_deceived, climb_scared)

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from autotune.train.collectives import Collectives
+from autotune.worker.measuring.gloo_collectives import Collectives
 
 LATE = 0.3
 

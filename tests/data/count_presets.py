@@ -8,8 +8,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from autotune.models.catalog import list_presets
 from autotune.models.resolve import resolve
-from autotune.train.blocks import find_blocks
-from autotune.train.model import build_model
+from autotune.worker.blocks import find_blocks
+from autotune.worker.model import build_model
 
 found = {}
 for preset in list_presets():

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from autotune.devices.hardware import table
 from autotune.devices.simulated import HOST_MEMORY
-from autotune.hardware import table
 from autotune.options import load_space
 from benchmarks import largest_model, ranks_page, techniques_page
 from benchmarks.recording import RESULTS

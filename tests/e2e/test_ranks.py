@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from autotune.best import Best
+from autotune.run.best import Best
 from autotune.units import MIB, format_bytes
 from tests.e2e.conftest import QUICK, autotune, budget, cpu, probes_alive
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import autotune as autotune_api
-from autotune.best import Best
 from autotune.candidate import Candidate
-from autotune.proof import SPEED, standing
-from autotune.selection import fastest
+from autotune.run.best import Best
+from autotune.run.proof import SPEED, standing
+from autotune.search.selection import fastest
+from autotune.search.strategy import Scope
 from autotune.specs import Limits
-from autotune.strategies.decision import Scope
 from autotune.units import MIB, format_bytes
 from tests.e2e.conftest import AUTOTUNE, QUICK, SHORT, autotune, budget, cpu, probes_alive
 

@@ -22,8 +22,8 @@ from autotune.cli import app
 from autotune.exports import EXPORTERS
 from autotune.models.catalog import find
 from autotune.options import load_space
-from autotune.run import tune
-from autotune.runs import create_run, load_spec
+from autotune.run.folder import create_run, load_spec
+from autotune.run.loop import tune
 from tests.configurations import make_best
 from tests.fuzz.mutations import files, lines, odd, texts
 from tests.fuzz.surface import Ended, command
@@ -92,7 +92,7 @@ def documents() -> dict[str, Any]:
 
 def load_spec_document(root: Path) -> Any:
     """Return the spec of the finished run as data."""
-    from autotune.paths import RunPaths
+    from autotune.run.paths import RunPaths
 
     return load_spec(RunPaths(root)).model_dump(mode="json")
 

@@ -25,7 +25,7 @@ from typer.main import get_command
 from autotune.cli import main
 from autotune.errors import InputError, NothingFits
 from autotune.exit_codes import BY_VERB, ExitCode
-from autotune.tracing import Trace
+from autotune.tracing.client import Trace
 from autotune.user_files import parse_yaml
 from tests.unit.executor import ArithmeticExecutor
 from tests.unit.simulation import Arithmetic, timeline
@@ -65,7 +65,7 @@ def seams() -> Iterator[None]:
     YAML files are read as JSON, and the parser of the command line is built once: each takes longer than a command.
     """
     from autotune.devices.find import find
-    from autotune.run import tune as go_on
+    from autotune.run.loop import tune as go_on
 
     def find_executor(spec, tracer, gpus=1, nodes=1):
         find(spec)
@@ -81,9 +81,9 @@ def seams() -> Iterator[None]:
 
     with (
         patch("autotune.executors.find.find_executor", find_executor),
-        patch("autotune.verification.find_executor", find_executor),
-        patch("autotune.tracing.LocalTracer", MadeTracer),
-        patch("autotune.run.tune", tune),
+        patch("autotune.run.verify.find_executor", find_executor),
+        patch("autotune.tracing.client.LocalTracer", MadeTracer),
+        patch("autotune.run.loop.tune", tune),
         patch("autotune.assets.shipped_text", _as_json),
         patch("typer.main.get_command", cache(get_command)),
         patch("autotune.models.hub.fetch_config", fetch_config),

@@ -6,8 +6,8 @@ torch = pytest.importorskip("torch")
 
 from autotune.candidate import Candidate  # noqa: E402 - only where torch is there
 from autotune.lengths import Lengths  # noqa: E402
-from autotune.train.build import assemble  # noqa: E402
-from autotune.train.loading import Loader  # noqa: E402
+from autotune.worker.build.composition import assemble  # noqa: E402
+from autotune.worker.data.loading import Loader  # noqa: E402
 from tests.data.own_model import Texts, pad  # noqa: E402
 from tests.data.requests import family, request  # noqa: E402
 

@@ -7,7 +7,7 @@ from autotune.executors.find import find_executor
 from autotune.outcome import Ok
 from autotune.probe.protocol import ProbeRequest
 from autotune.specs import DeviceSpec, ModelSpec
-from autotune.tracing import LocalTracer
+from autotune.tracing.client import LocalTracer
 from tests.gpu.test_worker import CONFIG
 
 pytestmark = pytest.mark.gpu

@@ -10,10 +10,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autotune.trace_cache import TraceCache  # noqa: E402 - only where torch is there
-from autotune.tracing import LocalTracer  # noqa: E402
-from autotune.train import activation_offload, construction, resting  # noqa: E402
-from autotune.train.build import assemble  # noqa: E402
+from autotune.tracing.cache import TraceCache  # noqa: E402 - only where torch is there
+from autotune.tracing.client import LocalTracer  # noqa: E402
+from autotune.worker.build import model_init  # noqa: E402
+from autotune.worker.build.composition import assemble  # noqa: E402
+from autotune.worker.techniques import (
+    activation_offload,  # noqa: E402
+    offload_store,  # noqa: E402
+)
 from tests.data.requests import OWN, family, request  # noqa: E402
 
 pytestmark = [
@@ -82,7 +86,7 @@ def test_techniques_agree_with_the_plain_run(model, checkpointing, offload, prec
     ids=str,
 )
 def test_offload_to_disk_agrees_with_the_plain_run(moving, tmp_path, monkeypatch):
-    monkeypatch.setattr(resting, "BUFFER", 1 << 14)  # so that buffers are used in turn, many times
+    monkeypatch.setattr(offload_store, "BUFFER", 1 << 14)  # so that buffers are used in turn, many times
     monkeypatch.setattr(activation_offload, "SMALL", 1 << 12)
     run, weights = train(tmp_path, SMALL, offload_to="disk", precision="fp32", **moving)
     reference, _ = train(tmp_path, SMALL, weights, precision="fp32")
@@ -95,7 +99,7 @@ def test_offload_to_disk_agrees_with_the_plain_run(moving, tmp_path, monkeypatch
 @pytest.mark.parametrize("model", [SMALL, OWN], ids=["gpt2", "own"])
 def test_a_model_that_is_built_in_files_has_the_same_weights(model, tmp_path, monkeypatch):
     _, weights = train(tmp_path, model, offload="full", precision="fp32")
-    monkeypatch.setattr(construction, "host_is_short", lambda _: True)
+    monkeypatch.setattr(model_init, "host_is_short", lambda _: True)
     _, in_files = train(tmp_path, model, offload="full", precision="fp32")
     assert all(torch.equal(in_files[name], value) for name, value in weights.items())
 

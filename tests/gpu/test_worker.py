@@ -40,7 +40,7 @@ def run(tmp_path_factory):
         path.write_text(request.model_dump_json())
         read, write = os.pipe()
         process = subprocess.Popen(
-            [sys.executable, "-m", "autotune.probe.worker", str(path), str(write)], pass_fds=(write,),
+            [sys.executable, "-m", "autotune.worker", str(path), str(write)], pass_fds=(write,),
             env={**os.environ, "PYTORCH_ALLOC_CONF": "expandable_segments:True"},
         )  # fmt: skip
         os.close(write)

@@ -11,10 +11,10 @@ import deepspeed.comm.comm
 import torch
 from deepspeed.utils import groups
 
-from autotune.train.replacing import replaced
-from autotune.train.scratch import ON_CPU
-from autotune.train.sharding import fake, ranks
-from autotune.train.trace import trace
+from autotune.worker.replacing import replaced
+from autotune.worker.techniques.sharding import process_group
+from autotune.worker.tracing.kernel_workspace import ON_CPU
+from autotune.worker.tracing.trace import trace
 from tests.memory.test_trace import measured
 from tests.memory.test_trace import request as plain
 
@@ -39,7 +39,7 @@ def on_cpu():
         timeline = trace(request(2, **fields))
         for micro_batch, micro_steps in ((3, 1), (5, 2)) if precision == "fp32" else ((5, 2),):
             changes = [
-                (ranks, "form_group", fake._form_group),
+                (process_group, "form_group", process_group._form_group),
                 (deepspeed.comm.comm, "cdb", None),
                 (groups, "_WORLD_GROUP", None),
             ]

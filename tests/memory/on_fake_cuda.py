@@ -8,15 +8,15 @@ import torch
 from transformers.models.llama import modeling_llama
 
 from autotune.candidate import choices
-from autotune.memory.timeline import Timeline
 from autotune.specs import ModelSpec
-from autotune.train import activation_offload
-from autotune.train.fake_cuda import fake_cuda
-from autotune.train.fake_triton import MULTIPROCESSORS, _LargestChunks
-from autotune.train.recorder import Recorder
-from autotune.train.refusal import CannotRun
-from autotune.train.resting import BUFFER, BUFFERS
-from autotune.train.trace import trace
+from autotune.timeline.timeline import Timeline
+from autotune.worker.errors import CannotRun
+from autotune.worker.techniques import activation_offload
+from autotune.worker.techniques.offload_store import BUFFER, BUFFERS
+from autotune.worker.tracing.fakes.cuda import fake_cuda
+from autotune.worker.tracing.fakes.triton import MULTIPROCESSORS, _LargestChunks
+from autotune.worker.tracing.storage_recorder import Recorder
+from autotune.worker.tracing.trace import trace
 from benchmarks import coverage
 from tests.data.own_family import WIDE
 from tests.data.requests import family

@@ -18,7 +18,7 @@ def test_a_process_that_has_run_a_backward_pass_is_told_to_start_another():
     script = """
 import torch
 torch.ones(1, requires_grad=True).sum().backward()
-from autotune.train.fake_cuda import fake_cuda
+from autotune.worker.tracing.fakes.cuda import fake_cuda
 try:
     with fake_cuda():
         pass

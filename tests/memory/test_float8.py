@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from autotune.train import build, scratch
-from autotune.train.trace import trace
+from autotune.worker.build import composition
+from autotune.worker.tracing import kernel_workspace
+from autotune.worker.tracing.trace import trace
 from tests.memory.test_trace import SEQ_LEN, measured, request
 
 pytest.importorskip("torchao", reason="torchao is not installed: pip install 'autotune[torchao]'")
@@ -21,11 +22,11 @@ def emulated(args, kwargs):
 @pytest.fixture(autouse=True)
 def as_on_cuda(monkeypatch):
     """Let a processor take fp8, and torchao ask for its autocast as it does for that of CUDA."""
-    monkeypatch.setattr(build, "misplaced", lambda *_: None)
+    monkeypatch.setattr(composition, "misplaced", lambda *_: None)
     asked = torch.is_autocast_enabled
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device_type="cpu": asked(device_type))
     monkeypatch.setattr(torch, "get_autocast_gpu_dtype", lambda: torch.bfloat16)
-    monkeypatch.setitem(scratch.ON_CPU, torch.ops.aten._scaled_mm.default, emulated)
+    monkeypatch.setitem(kernel_workspace.ON_CPU, torch.ops.aten._scaled_mm.default, emulated)
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective"])

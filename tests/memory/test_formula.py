@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.memory.formula import (
+from autotune.memory.closed_form import (
     Architecture,
     Setup,
     activations,

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.memory.curve import curve
+from autotune.estimation.curve import curve
 from autotune.memory.predictor import GLOO_GROUP, NCCL_BUFFERS, Ground, Predictor
-from autotune.memory.segment import CATEGORIES, Accumulated, Segment, Slots, into_existing
-from autotune.memory.timeline import Timeline
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Sample, StepTiming
+from autotune.timeline.step_events import CATEGORIES, Accumulated, Segment, Slots, into_existing
+from autotune.timeline.timeline import Timeline
 from autotune.trial import Trial
 from autotune.units import MIB
 

@@ -10,16 +10,17 @@ import pytest
 import torch
 
 from autotune.candidate import Candidate
-from autotune.memory.formula import states
-from autotune.memory.segment import CATEGORIES, PLACES
-from autotune.placement import misplaced
-from autotune.rules import illegal
-from autotune.train import build, resting
-from autotune.train.refusal import CannotRun
-from autotune.train.replacing import replaced
-from autotune.train.scratch import ON_CPU
-from autotune.train.sharding import fake, ranks, replicated
-from autotune.train.trace import trace
+from autotune.memory.closed_form import states
+from autotune.techniques.rules import illegal
+from autotune.techniques.topology import misplaced
+from autotune.timeline.step_events import CATEGORIES, PLACES
+from autotune.worker.build import composition
+from autotune.worker.errors import CannotRun
+from autotune.worker.replacing import replaced
+from autotune.worker.techniques import offload_store
+from autotune.worker.techniques.sharding import process_group, replicated
+from autotune.worker.tracing.kernel_workspace import ON_CPU
+from autotune.worker.tracing.trace import trace
 from tests.memory.test_trace import InMemory, measured
 from tests.memory.test_trace import request as plain
 
@@ -58,8 +59,8 @@ def test_a_trace_counts_the_bytes_of_real_tensors(sharding, precision, reduce_dt
     ranks_and_nodes = (4, "tiny-llama", 2) if sharding == "hsdp" else (2,)
     timeline = trace(request(*ranks_and_nodes, **fields))
     without_ranks = [
-        (ranks, "form_group", fake._form_group),
-        (replicated, "DistributedDataParallel", fake._Replica),
+        (process_group, "form_group", process_group._form_group),
+        (replicated, "DistributedDataParallel", process_group._Replica),
     ]
     for micro_batch, micro_steps in ((3, 1), (5, 2)):
         probe = request(*ranks_and_nodes, micro_batch=micro_batch, **fields).model_copy(
@@ -78,7 +79,7 @@ def test_cut_matrices_are_traced_byte_by_byte(precision, monkeypatch, tmp_path):
     timeline = trace(request(2, **fields))
     assert timeline.exact is None
     probe = request(2, micro_batch=5, **fields).model_copy(update={"folder": str(tmp_path)})
-    with replaced([(ranks, "form_group", fake._form_group)]):
+    with replaced([(process_group, "form_group", process_group._form_group)]):
         assert timeline.allocated(5, accumulating=True) == measured(probe, 2)
     expected = states(timeline.facts["parameters"] / 2, "fp32", "adamw")
     kept = held(timeline, "optimizer")
@@ -106,7 +107,10 @@ def test_shards_in_files_are_traced_as_they_run(world_size, monkeypatch):
         monkeypatch.delitem(ON_CPU, operator)
     fields = {"sharding": "fsdp2", "offload": "full", "checkpointing": "full"}
     timeline = trace(request(world_size, **fields))
-    changes = [(ranks, "form_group", fake._form_group), (resting, "MappedFiles", InMemory)]
+    changes = [
+        (process_group, "form_group", process_group._form_group),
+        (offload_store, "MappedFiles", InMemory),
+    ]
     with replaced(changes):
         real = measured(request(world_size, micro_batch=3, **fields))
     # Each block keeps the generator's state (5056 B), which no operator makes.
@@ -294,7 +298,7 @@ def test_deepspeed_is_traced_for_gpus_and_shares_out_what_zero_says():
 
 def test_deepspeed_is_refused_where_it_is_missing(monkeypatch):
     probe = request(2, sharding="zero2", engine="deepspeed")
-    monkeypatch.setattr(build, "find_spec", lambda name: None)
-    for refused in (trace, build.assemble):
+    monkeypatch.setattr(composition, "find_spec", lambda name: None)
+    for refused in (trace, composition.assemble):
         with pytest.raises(CannotRun, match="autotune\\[deepspeed\\]"):
             refused(probe)

@@ -9,15 +9,15 @@ import torch
 
 from autotune.candidate import Candidate, alike
 from autotune.lengths import Lengths
-from autotune.memory.timeline import Timeline
 from autotune.models.resolve import resolve
 from autotune.probe.protocol import ProbeRequest
-from autotune.train import activation_offload, resting
-from autotune.train.build import assemble
-from autotune.train.mapped import MappedFiles
-from autotune.train.recorder import Recorder
-from autotune.train.steps import gradient_norm
-from autotune.train.trace import CannotTrace, trace, trace_alike
+from autotune.timeline.timeline import Timeline
+from autotune.worker.build.composition import assemble
+from autotune.worker.measuring.steps import gradient_norm
+from autotune.worker.techniques import activation_offload, offload_store
+from autotune.worker.techniques.mapped_files import MappedFiles
+from autotune.worker.tracing.storage_recorder import Recorder
+from autotune.worker.tracing.trace import CannotTrace, trace, trace_alike
 
 SEQ_LEN = 64
 
@@ -133,7 +133,7 @@ def test_activation_offload_is_traced_as_it_runs(model, checkpointing, monkeypat
     fields = {"checkpointing": checkpointing, "activation_offload": True}
     timeline = trace(request(model, **fields))
     assert timeline.exact is None, "the same tensors are moved at every micro-batch"
-    monkeypatch.setattr(resting, "MappedFiles", InMemory)
+    monkeypatch.setattr(offload_store, "MappedFiles", InMemory)
     for micro_batch in (1, 7):
         real = measured(request(model, micro_batch=micro_batch, **fields))
         assert timeline.allocated(micro_batch) == pytest.approx(real, abs=2 * 5056 + 1024)

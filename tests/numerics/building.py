@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from autotune.train.build import assemble
-from autotune.train.replacing import replaced
-from autotune.train.sharding import arrival
+from autotune.worker.build.composition import assemble
+from autotune.worker.replacing import replaced
+from autotune.worker.techniques.sharding import rank0_init
 from tests.data.requests import family, request
 
 LARGE = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 12}
@@ -19,7 +19,7 @@ def built(name, size=1, readable=True, **candidate):
     """Return the tensors of a tiny model as its ranks have them together after they built it, by their names."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        replaced(() if readable else [(arrival, "skeleton", refusing)]),
+        replaced(() if readable else [(rank0_init, "skeleton", refusing)]),
     ):
         probe = request(family(name), Path(folder), **candidate)
         training = assemble(probe.model_copy(update={"world_size": size}))

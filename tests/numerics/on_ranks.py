@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 
 from autotune.candidate import Candidate
-from autotune.rules import illegal
-from autotune.train.build import assemble
-from autotune.train.holdings import local
-from autotune.train.mapped import is_mapped
-from autotune.train.replacing import replaced
-from autotune.train.sequences import IGNORED
-from autotune.train.sharding import ranks
+from autotune.techniques.rules import illegal
+from autotune.worker.build.composition import assemble
+from autotune.worker.data.packing import IGNORED
+from autotune.worker.measuring.memory_breakdown import local
+from autotune.worker.replacing import replaced
+from autotune.worker.techniques.mapped_files import is_mapped
+from autotune.worker.techniques.sharding import process_group
 from tests.data.requests import family, request
 from tests.numerics.building import built, peaks_of_build
 
@@ -145,7 +145,12 @@ def gathered(parameter):
 
 def main(file, cases="CASES"):
     """Train all cases in one process group: DeepSpeed keeps what it found of the first one for good."""
-    with replaced([(ranks, "form_group", cache(ranks.form_group)), (ranks, "end_group", lambda: None)]):
+    with replaced(
+        [
+            (process_group, "form_group", cache(process_group.form_group)),
+            (process_group, "end_group", lambda: None),
+        ]
+    ):
         results = []
         size, nodes = int(os.environ["WORLD_SIZE"]), NODES.get(cases, 1)
         for case in globals()[cases]:
@@ -156,7 +161,7 @@ def main(file, cases="CASES"):
             results.append(peaks_of_build(size, sharding="fsdp2"))
     if os.environ["RANK"] == "0":
         torch.save(results, file)
-    ranks.end_group()
+    process_group.end_group()
 
 
 def forked(rank, size, file, cases):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from autotune.train.build import assemble
-from autotune.train.holdings import gradient_bytes, parameter_bytes, state_bytes
-from autotune.train.replacing import replaced
-from autotune.train.sharding import ranks
-from autotune.train.sharding.fully import as_kept
+from autotune.worker.build.composition import assemble
+from autotune.worker.measuring.memory_breakdown import gradient_bytes, parameter_bytes, state_bytes
+from autotune.worker.replacing import replaced
+from autotune.worker.techniques.sharding import process_group
+from autotune.worker.techniques.sharding.fully_sharded import as_kept
 from tests.data.requests import family, request
 from tests.numerics.building import built
 
@@ -82,13 +82,15 @@ def whole(tensor):
 
 def main(file, cases):
     size = int(os.environ["WORLD_SIZE"])
-    formed = ranks.form_group(torch.device("cpu"), size, 2)
-    with replaced([(ranks, "form_group", lambda *_: formed), (ranks, "end_group", lambda: None)]):
+    formed = process_group.form_group(torch.device("cpu"), size, 2)
+    with replaced(
+        [(process_group, "form_group", lambda *_: formed), (process_group, "end_group", lambda: None)]
+    ):
         results = [train(case, size) for case in [*globals()[cases], DROPPING][: None if size == 2 else -1]]
         results.append([built(name, size, tensor_parallel=2, sharding=SHARDED[size]) for name in BUILT])
     if os.environ["RANK"] == "0":
         torch.save(results, file)
-    ranks.end_group()
+    process_group.end_group()
 
 
 if __name__ == "__main__":

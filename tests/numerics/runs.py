@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from autotune.train.build import assemble
-from autotune.train.holdings import local
+from autotune.worker.build.composition import assemble
+from autotune.worker.measuring.memory_breakdown import local
 from tests.data.requests import OWN, family, request
 
 MODELS = {name: family(name) for name in ("gpt2", "llama", "mixtral", "bert", "t5", "vit")} | {"own": OWN}

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autotune.train import activation_offload
-from autotune.train.blocks import find_blocks
-from autotune.train.build import assemble
-from autotune.train.checkpointing import checkpoint_blocks
-from autotune.train.mapped import MappedFiles, is_mapped
-from autotune.train.refusal import CannotRun
+from autotune.worker.blocks import find_blocks
+from autotune.worker.build.composition import assemble
+from autotune.worker.errors import CannotRun
+from autotune.worker.techniques import activation_offload
+from autotune.worker.techniques.checkpointing import checkpoint_blocks
+from autotune.worker.techniques.mapped_files import MappedFiles, is_mapped
 from tests.data.requests import family, request
 from tests.numerics.runs import COPIED, MAPPED, MODELS, plain, train
 

@@ -6,12 +6,12 @@ from contextlib import closing
 import pytest
 import torch
 
-from autotune.memory.formula import lora_parameters
-from autotune.train import activation_offload
-from autotune.train.build import assemble
-from autotune.train.four_bit import BLOCK, FourBitLinear
-from autotune.train.mapped import is_mapped
-from autotune.train.refusal import CannotRun
+from autotune.memory.closed_form import lora_parameters
+from autotune.worker.build.composition import assemble
+from autotune.worker.errors import CannotRun
+from autotune.worker.techniques import activation_offload
+from autotune.worker.techniques.four_bit import BLOCK, FourBitLinear
+from autotune.worker.techniques.mapped_files import is_mapped
 from tests.data.requests import family, request
 from tests.numerics.runs import COPIED, MAPPED, plain, train
 

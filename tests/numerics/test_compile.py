@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from autotune.train import activation_offload, compiled
-from autotune.train.build import assemble
-from autotune.train.mapped import MappedFiles
-from autotune.train.refusal import CannotRun
-from autotune.train.replacing import replaced
-from autotune.train.trace import CannotTrace, trace
+from autotune.worker.build.composition import assemble
+from autotune.worker.errors import CannotRun
+from autotune.worker.replacing import replaced
+from autotune.worker.techniques import activation_offload, compilation
+from autotune.worker.techniques.mapped_files import MappedFiles
+from autotune.worker.tracing.trace import CannotTrace, trace
 from benchmarks.techniques import peak_on_cpu
 from tests.data.requests import request
 from tests.numerics.runs import MODELS, plain, train
@@ -20,7 +20,7 @@ from tests.numerics.runs import MODELS, plain, train
 @pytest.fixture
 def graphs(monkeypatch):
     """Trace blocks as the compiler does, and run their operators one by one: what is wrapped is what is tested."""
-    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
     torch._dynamo.reset()
     counters.clear()
     yield lambda: (counters["stats"]["unique_graphs"], dict(counters["graph_break"]))
@@ -64,7 +64,7 @@ def test_the_compilers_own_code_agrees_to_fp32s_rounding():
 @pytest.fixture
 def saved(graphs, monkeypatch):
     """Let the compiler divide graphs as it does, and count the bytes that it keeps of one training's first step."""
-    monkeypatch.setattr(compiled, "BACKEND", "aot_eager_decomp_partition")
+    monkeypatch.setattr(compilation, "BACKEND", "aot_eager_decomp_partition")
 
     def count(model, **candidate):
         torch._dynamo.reset()

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from autotune.train import build, compiled
-from autotune.train.build import assemble
-from autotune.train.refusal import CannotRun
+from autotune.worker.build import composition
+from autotune.worker.build.composition import assemble
+from autotune.worker.errors import CannotRun
+from autotune.worker.techniques import compilation
 from tests.data.requests import request
 from tests.numerics.runs import COPIED, MODELS, plain, train
 
@@ -20,13 +21,13 @@ pytest.importorskip("torchao", reason="torchao is not installed: pip install 'au
 @pytest.fixture
 def anywhere(monkeypatch):
     """Let a processor take fp8, as `cuda` may."""
-    monkeypatch.setattr(build, "misplaced", lambda *_: None)
+    monkeypatch.setattr(composition, "misplaced", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
 def reference():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "misplaced", lambda *_: None)
+        patch.setattr(composition, "misplaced", lambda *_: None)
         return train("llama", precision="fp8")
 
 
@@ -70,7 +71,7 @@ def test_what_only_moves_memory_changes_no_bit(fields, anywhere, reference):
 
 
 def test_compiled_blocks_round_alike(anywhere, reference, monkeypatch):
-    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
     torch._dynamo.reset()
     counters.clear()
     run = train("llama", precision="fp8", compile="regional")
@@ -99,7 +100,7 @@ def test_what_fp8_lacks_is_told(anywhere, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    from autotune.train.float8 import use_float8
+    from autotune.worker.techniques.float8 import use_float8
 
     with pytest.raises(
         CannotRun, match=r"A100 does not multiply 8-bit floats; NVIDIA GPUs do from .* 8\.9 on"

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from autotune.errors import InputError
-from autotune.memory.formula import states
-from autotune.train import activation_offload
-from autotune.train.build import assemble
-from autotune.train.inspection import inspect_model
-from autotune.train.phases import Phases
-from autotune.train.refusal import CannotRun
-from autotune.train.trace import trace
+from autotune.memory.closed_form import states
+from autotune.worker.build.composition import assemble
+from autotune.worker.build.inspect import inspect_model
+from autotune.worker.errors import CannotRun
+from autotune.worker.measuring.phases import Phases
+from autotune.worker.techniques import activation_offload
+from autotune.worker.tracing.trace import trace
 from tests.data.requests import family, request
 from tests.numerics import runs
 from tests.numerics.runs import COPIED, MAPPED, train

@@ -7,10 +7,10 @@ import pytest
 from transformers.models.llama import modeling_llama
 
 from autotune.environment import liger_models
-from autotune.support import unpatched
-from autotune.train import build
-from autotune.train.build import assemble
-from autotune.train.refusal import CannotRun
+from autotune.techniques.support import unpatched
+from autotune.worker.build import composition
+from autotune.worker.build.composition import assemble
+from autotune.worker.errors import CannotRun
 from tests.data.requests import request
 from tests.numerics.runs import MODELS, plain, train
 
@@ -20,7 +20,7 @@ LIGER = str(Path(__file__).parents[1] / "data" / "liger")
 @pytest.fixture
 def liger(monkeypatch):
     """Let a processor take liger's kernels, as `cuda` may, from a package that stands in for it."""
-    monkeypatch.setattr(build, "misplaced", lambda *_: None)
+    monkeypatch.setattr(composition, "misplaced", lambda *_: None)
     monkeypatch.syspath_prepend(LIGER)
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "liger_kernel"]:
@@ -54,7 +54,7 @@ def test_what_liger_lacks_is_told(liger, tmp_path, monkeypatch):
 
 
 def test_a_missing_package_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "misplaced", lambda *_: None)
+    monkeypatch.setattr(composition, "misplaced", lambda *_: None)
     monkeypatch.setitem(sys.modules, "liger_kernel", None)
     with pytest.raises(CannotRun, match=r"pip install 'autotune\[liger\]'"):
         assemble(request(MODELS["llama"], tmp_path, kernels="liger"))

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from autotune.train.build import assemble
-from autotune.train.chunked_loss import linear_cross_entropy
-from autotune.train.refusal import CannotRun
+from autotune.worker.build.composition import assemble
+from autotune.worker.errors import CannotRun
+from autotune.worker.techniques.chunked_loss import linear_cross_entropy
 from tests.data.requests import OWN, family, request
 from tests.numerics.runs import COPIED, accumulated, plain, train
 

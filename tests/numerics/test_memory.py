@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.train import mapped
-from autotune.train.mapped import MappedFiles, host_is_short, is_mapped, parameters_in
-from autotune.train.refusal import DiskRefused, OutOfSpace
+from autotune.worker.errors import DiskRefused, OutOfSpace
+from autotune.worker.techniques import mapped_files
+from autotune.worker.techniques.mapped_files import MappedFiles, host_is_short, is_mapped, parameters_in
 from tests.data import limited
 
 
@@ -94,8 +94,8 @@ def test_a_model_that_outgrows_the_host_goes_on_in_files_with_the_same_weights(t
 
 @pytest.mark.parametrize(("free", "short"), [(28, False), (26, True)])
 def test_the_host_is_short_when_a_quarter_of_it_would_not_be_left(monkeypatch, free, short):
-    monkeypatch.setattr(mapped, "available_memory", lambda: free << 20)
-    monkeypatch.setattr(mapped, "total_memory", lambda: 100 << 20)
+    monkeypatch.setattr(mapped_files, "available_memory", lambda: free << 20)
+    monkeypatch.setattr(mapped_files, "total_memory", lambda: 100 << 20)
     assert host_is_short(torch.empty(2 << 20, dtype=torch.uint8)) is short
     assert not host_is_short(torch.empty(1000))
 

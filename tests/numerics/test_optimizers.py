@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from autotune.candidate import Candidate, choices
-from autotune.rules import illegal
-from autotune.train.build import assemble
-from autotune.train.mapped import is_mapped
-from autotune.train.refusal import CannotRun
+from autotune.techniques.rules import illegal
+from autotune.worker.build.composition import assemble
+from autotune.worker.errors import CannotRun
+from autotune.worker.techniques.mapped_files import is_mapped
 from tests.data.requests import family, request
 from tests.numerics.runs import COPIED, MODELS, STEPS, plain, train
 

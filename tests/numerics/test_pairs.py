@@ -6,7 +6,7 @@ import pytest
 
 from autotune.candidate import Candidate
 from autotune.options import load_space
-from autotune.rules import illegal
+from autotune.techniques.rules import illegal
 from tests.numerics.runs import plain, train
 
 SPACE = load_space("default")

@@ -6,10 +6,10 @@ from contextlib import closing
 import pytest
 import torch
 
-from autotune.train.build import assemble
-from autotune.train.refusal import CannotRun
-from autotune.train.scaling import INITIAL
-from autotune.train.steps import gradient_norm
+from autotune.worker.build.composition import assemble
+from autotune.worker.errors import CannotRun
+from autotune.worker.measuring.steps import gradient_norm
+from autotune.worker.techniques.loss_scaling import INITIAL
 from tests.data.requests import OWN, request
 from tests.numerics.runs import COPIED, MAPPED, MODELS, norm, plain, train
 

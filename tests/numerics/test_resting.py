@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from autotune.candidate import Candidate
-from autotune.placement import misplaced
-from autotune.rules import illegal
-from autotune.train import activation_offload, resting
-from autotune.train.mapped import MappedFiles, is_mapped
-from autotune.train.resting import BUFFERS, DiskRest, HostRest
+from autotune.techniques.rules import illegal
+from autotune.techniques.topology import misplaced
+from autotune.worker.techniques import activation_offload, offload_store
+from autotune.worker.techniques.mapped_files import MappedFiles, is_mapped
+from autotune.worker.techniques.offload_store import BUFFERS, DiskRest, HostRest
 from tests.numerics.runs import COPIED, plain, train
 
 CPU = torch.device("cpu")
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def small_buffers(monkeypatch):
     """Let the tiny model's tensors take several buffers each."""
-    monkeypatch.setattr(resting, "BUFFER", 1 << 12)
+    monkeypatch.setattr(offload_store, "BUFFER", 1 << 12)
     monkeypatch.setattr(activation_offload, "SMALL", 1 << 10)
 
 
@@ -75,10 +75,12 @@ def test_the_last_of_several_stores_counts_and_is_in_its_file_once_settled(small
 
 def test_buffers_of_a_fixed_size_are_all_the_host_memory_that_the_disk_takes(small_buffers, tmp_path):
     rest = DiskRest(MappedFiles(tmp_path), CPU)
-    tensor = torch.randn(100 * resting.BUFFER // 4)
+    tensor = torch.randn(100 * offload_store.BUFFER // 4)
     rest.store(tensor, rest.room_like(tensor))
     held = {buffer.memory.untyped_storage().data_ptr(): buffer.memory for buffer in rest._buffers}
-    assert sum(memory.untyped_storage().nbytes() for memory in held.values()) == BUFFERS * resting.BUFFER
+    assert (
+        sum(memory.untyped_storage().nbytes() for memory in held.values()) == BUFFERS * offload_store.BUFFER
+    )
 
 
 def test_places_that_make_no_sense_are_refused_with_their_reason():

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from autotune.lengths import Lengths
-from autotune.train.build import assemble
-from autotune.train.refusal import CannotRun
-from autotune.train.sequences import IGNORED, rows_of
+from autotune.worker.build.composition import assemble
+from autotune.worker.data.packing import IGNORED, rows_of
+from autotune.worker.errors import CannotRun
 from tests.data.requests import family, request
 
 LENGTHS = Lengths(file="lengths.csv", digest="0", counts=((3, 4), (7, 3), (12, 2), (32, 1)))

@@ -8,11 +8,11 @@ numbers in the same order. The exceptions are named where they stand.
 import pytest
 import torch
 
-from autotune.train import host_gradients
-from autotune.train.build import assemble
-from autotune.train.mapped import is_mapped
-from autotune.train.refusal import CannotRun
-from autotune.train.steps import gradient_norm
+from autotune.worker.build.composition import assemble
+from autotune.worker.errors import CannotRun
+from autotune.worker.measuring.steps import gradient_norm
+from autotune.worker.techniques import gradient_offload
+from autotune.worker.techniques.mapped_files import is_mapped
 from tests.data.requests import OWN, family, request
 from tests.numerics.runs import COPIED, MAPPED, MODELS, accumulated, plain, train
 
@@ -46,7 +46,7 @@ def test_gradients_that_rest_elsewhere_change_no_bit(files, precision):
 
 
 def test_gradients_on_the_host_add_up_to_the_same_and_have_the_same_norm(tmp_path, monkeypatch):
-    monkeypatch.setattr(host_gradients, "SLICE", 1 << 10)  # so that gradients are added in several parts
+    monkeypatch.setattr(gradient_offload, "SLICE", 1 << 10)  # so that gradients are added in several parts
     norms = {}
     for offload in ("none", "gradients"):
         training = assemble(

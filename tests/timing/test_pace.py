@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.outcome import Sample, StepTiming
-from autotune.timing.pace import Pace, Paced
+from autotune.timing.calibration import Pace, Paced
 
 
 def timing(micro, optimizer=1.0):

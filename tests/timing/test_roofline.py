@@ -2,12 +2,12 @@
 
 import pytest
 
-from autotune.hardware import find_hardware, table
-from autotune.memory.segment import Accumulated, Segment, Slots
-from autotune.memory.timeline import Timeline
-from autotune.timing.communication import LATENCY, Links, collectives
+from autotune.devices.hardware import find_hardware, table
+from autotune.timeline.op_counts import MATH_TYPES, Operator, Operators, Work
+from autotune.timeline.step_events import Accumulated, Segment, Slots
+from autotune.timeline.timeline import Timeline
+from autotune.timing.collectives import LATENCY, Links, collectives
 from autotune.timing.roofline import Busy, Extra, Machine, busy, step_time
-from autotune.timing.work import MATH_TYPES, Operator, Operators, Work
 
 MACHINE = Machine(
     matrix=dict.fromkeys(MATH_TYPES, 1e12), attention=dict.fromkeys(MATH_TYPES, 5e11), memory=1e11,

@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from autotune.memory.timeline import Timeline
-from autotune.timing.work import Operator
-from autotune.train.recorder import Recorder
-from autotune.train.trace import trace
-from autotune.train.worklog import NOTHING
+from autotune.timeline.op_counts import Operator
+from autotune.timeline.timeline import Timeline
+from autotune.worker.tracing.op_counter import NOTHING
+from autotune.worker.tracing.storage_recorder import Recorder
+from autotune.worker.tracing.trace import trace
 from tests.memory.test_trace import SEQ_LEN, request
 
 
@@ -129,7 +129,7 @@ def test_work_is_affine_in_the_micro_batch(model, precision):
     timeline = trace(request(model, precision=precision))
     assert timeline.work.note == ""
     # A timeline for one micro-batch alone counts what really ran there.
-    from autotune.train import trace as tracing
+    from autotune.worker.tracing import trace as tracing
 
     for micro_batch in (1, 7):
         exact = tracing._exact(request(model, precision=precision, micro_batch=micro_batch), 0.0)

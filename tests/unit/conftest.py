@@ -1,9 +1,9 @@
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.space import Space
+from autotune.search.space import Space
+from autotune.search.strategy import Scope
 from autotune.specs import Goal
-from autotune.strategies.decision import Scope
 from tests.unit.test_space import DEFAULT
 
 

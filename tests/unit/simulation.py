@@ -8,10 +8,10 @@ from itertools import product
 
 from autotune.candidate import Candidate, Checkpointing, Offload, choices
 from autotune.memory.predictor import Ground, Predictor
-from autotune.memory.segment import Segment, Slots
-from autotune.memory.timeline import Timeline
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Outcome, Sample, StepTiming
-from autotune.strategies.decision import Scope
+from autotune.search.strategy import Scope
+from autotune.timeline.step_events import Segment, Slots
+from autotune.timeline.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def ok(peak: int, micro: float = 0.1, step: float = 0.01, budget: int = 1000) ->
 
 def search(device: Arithmetic, space, scope: Scope, propose, most: int = 60):
     """Run a strategy to its end; return the history and the final decision."""
-    from autotune.strategies.decision import Done
+    from autotune.search.strategy import Done
     from autotune.trial import Trial
 
     history = ()

@@ -9,8 +9,8 @@ from signal import Signals
 import pytest
 
 from autotune.interruption import Interruption
-from autotune.journal import Journal
-from autotune.record import Entry
+from autotune.run.events import Entry
+from autotune.run.journal import Journal
 
 Place = Callable[[int, Entry], bool]
 """Says of a line that was written, and of its number since the tuner's start (from 1), whether the tuner ends there."""

@@ -15,7 +15,7 @@ from autotune import api, errors
 from autotune.candidate import AXES
 from autotune.cli import app
 from autotune.errors import InputError
-from autotune.estimation import Question
+from autotune.estimation.request import Question
 from autotune.executors import find as executors
 from autotune.models.callable import importable
 from autotune.models.resolve import resolve
@@ -177,7 +177,7 @@ def test_tune_takes_text_and_paths_and_a_function(mine, tmp_path, monkeypatch):
 
 
 def test_estimate_gives_what_the_command_gives(monkeypatch):
-    monkeypatch.setattr("autotune.tracing.LocalTracer", MadeTracer)
+    monkeypatch.setattr("autotune.tracing.client.LocalTracer", MadeTracer)
     answer = autotune.estimate(
         model="tiny-gpt2", gpu="a100-40gb", candidate={"checkpointing": "full"}, micro_batch=2
     )

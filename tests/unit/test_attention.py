@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as imported
 from torch.utils.checkpoint import checkpoint
 
-from autotune.train.attention import AttentionKernels
+from autotune.worker.measuring.attention_kernel import AttentionKernels
 
 QUERY = torch.ones(1, 2, 8, 16, requires_grad=True)
 

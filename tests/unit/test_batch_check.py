@@ -5,13 +5,13 @@ import torch
 
 from autotune.candidate import Candidate
 from autotune.errors import ModelError
-from autotune.failure import inspection_failed
-from autotune.train.batch_check import check_collated, check_made
-from autotune.train.build import assemble
-from autotune.train.inspection import inspect_model
-from autotune.train.loading import Loader
-from autotune.train.phases import Phases
-from autotune.train.verdict import Circumstances, verdict
+from autotune.run.failure import inspection_failed
+from autotune.worker.build.composition import assemble
+from autotune.worker.build.inspect import inspect_model
+from autotune.worker.data.batch_check import check_collated, check_made
+from autotune.worker.data.loading import Loader
+from autotune.worker.measuring.phases import Phases
+from autotune.worker.measuring.verdict import Circumstances, verdict
 from tests.data.own_model import Texts, pad
 from tests.data.requests import OWN, request
 

@@ -1,9 +1,9 @@
 import pytest
 import yaml
 
-from autotune.best import Best, Check, Proof
 from autotune.errors import InputError
-from autotune.report.tables import winner_rows
+from autotune.reporting.tables import winner_rows
+from autotune.run.best import Best, Check, Proof
 from tests.configurations import make_best
 
 PROOF = Proof(

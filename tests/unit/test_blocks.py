@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from autotune.errors import InputError
-from autotune.train.blocks import find_blocks
-from autotune.train.model import build_model
+from autotune.worker.blocks import find_blocks
+from autotune.worker.model import build_model
 from tests.data.families import FAMILIES
 from tests.data.own_model import Network, ResidualBlock
 from tests.data.requests import family

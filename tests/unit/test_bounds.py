@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from autotune.best import Best
 from autotune.errors import InputError
-from autotune.estimation import Question, settle
+from autotune.estimation.request import Question, settle
 from autotune.executors.find import find_executor
-from autotune.graph import MOST_NODES
 from autotune.models.config import parse_config
 from autotune.options import RunOptions, to_spec
-from autotune.space import Space
+from autotune.run.best import Best
+from autotune.search.graph import MOST_NODES
+from autotune.search.space import Space
 from autotune.specs import DeviceSpec, Limits
 from tests.configurations import make_best
 

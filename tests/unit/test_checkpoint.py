@@ -2,10 +2,10 @@
 
 import pytest
 
-from autotune.train.build import assemble
-from autotune.train.phases import Phases
-from autotune.train.prove import CHECKPOINT, save
-from autotune.train.refusal import DiskRefused
+from autotune.worker.build.composition import assemble
+from autotune.worker.errors import DiskRefused
+from autotune.worker.measuring.phases import Phases
+from autotune.worker.measuring.prove import CHECKPOINT, save
 from tests.data.requests import family, request
 
 

@@ -10,8 +10,8 @@ from autotune.candidate import Candidate
 from autotune.errors import NoDiskSpace
 from autotune.outcome import Breakdown, Crash, Lost, Memory, Ok, Oom, Outcome, Sample, StepTiming, Timeout
 from autotune.probe.classify import classify
-from autotune.probe.ending import Ending, Report
-from autotune.probe.inbox import LINE_CAP, VIOLATIONS_KEPT, Inbox
+from autotune.probe.exit import Ending, Report
+from autotune.probe.messages import LINE_CAP, VIOLATIONS_KEPT, Inbox
 from autotune.probe.protocol import DiskFull, Inspection, ProbeRequest, Progress, Result
 from autotune.specs import ModelFacts, ModelSpec
 from autotune.units import GIB, MIB

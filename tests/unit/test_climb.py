@@ -6,9 +6,9 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.options import load_space
 from autotune.outcome import Crash, Ok, Timeout
-from autotune.selection import rank
-from autotune.strategies.climb import propose
-from autotune.strategies.decision import Done
+from autotune.search.graph_walk import propose
+from autotune.search.selection import rank
+from autotune.search.strategy import Done
 from autotune.trial import Trial
 from autotune.units import MIB
 from tests.unit.simulation import Arithmetic, foreseeing, ok, search

@@ -2,8 +2,8 @@
 
 import pytest
 
-from autotune.train.communication import covered, in_parts
-from autotune.train.steps import Parts
+from autotune.worker.measuring.communication import covered, in_parts
+from autotune.worker.measuring.steps import Parts
 
 SECOND = 10**9
 BEGAN = 1_795_284_890 * SECOND

@@ -1,12 +1,13 @@
 import pytest
 
-from autotune import diagnosis, support
+from autotune import doctor
 from autotune.candidate import AXES, Candidate, choices
 from autotune.devices.device import DeviceFacts
-from autotune.diagnosis import diagnose
+from autotune.doctor import diagnose
 from autotune.options import load_space
-from autotune.rules import illegal
-from autotune.support import PACKAGES, simplest, unsupported
+from autotune.techniques import support
+from autotune.techniques.rules import illegal
+from autotune.techniques.support import PACKAGES, simplest, unsupported
 
 CPU = DeviceFacts(kind="cpu", name="A processor", torch_name="cpu", budget=1, total=1, supports_bf16=True)
 GPU = DeviceFacts(
@@ -33,7 +34,7 @@ def test_doctor_speaks_of_every_value_of_every_axis(have):
     for axis in AXES:
         can, *cannot = found[axis].text.split(". not ")
         named = [*filter(None, can.split(", ")), *(reason.partition(": ")[0] for reason in cannot)]
-        assert sorted(named) == sorted(map(diagnosis._shown, choices(axis)))
+        assert sorted(named) == sorted(map(doctor._shown, choices(axis)))
         assert found[axis].state == ("warning" if cannot else "ok")
         assert all(reason.partition(": ")[2] for reason in cannot)
 

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.drift import FLOOR, PRIOR_WEIGHT, drift_of
-from autotune.record import ProofFinished
+from autotune.run.events import ProofFinished
+from autotune.search.drift import FLOOR, PRIOR_WEIGHT, drift_of
 from autotune.student import quantile
 from autotune.trial import Trial
 from tests.unit.simulation import ok

@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 
 from autotune.candidate import AXES, Candidate, choices
 from autotune.cli import app, main
+from autotune.devices.hardware import find_hardware
 from autotune.errors import InputError
-from autotune.estimation import Question, estimate
-from autotune.hardware import find_hardware
-from autotune.memory.curve import curve
-from autotune.report.estimates import accumulated, estimates_document, print_estimates
-from autotune.report.plot import check_picture, draw
-from autotune.tracing import Trace
+from autotune.estimation.curve import curve
+from autotune.estimation.plot import check_picture, draw
+from autotune.estimation.request import Question, estimate
+from autotune.estimation.tables import accumulated, estimates_document, print_estimates
+from autotune.tracing.client import Trace
 from autotune.units import GIB, MIB
 from tests.unit.simulation import Arithmetic, timeline
 from tests.unit.test_simulated import Traces
@@ -213,7 +213,7 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_traced(t
 
 
 def test_what_could_not_be_priced_is_an_exit_code_of_its_own(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("autotune.tracing.LocalTracer", lambda: MadeTracer(untraceable="bf16"))
+    monkeypatch.setattr("autotune.tracing.client.LocalTracer", lambda: MadeTracer(untraceable="bf16"))
     arguments = ["estimate", "--model", "tiny-gpt2", "--plot", str(tmp_path / "none.png")]
     codes = {}
     for options in (["--precision", "bf16"], ["--precision", "bf16", "--json"], ["--precision", "fp32"], []):
@@ -228,7 +228,7 @@ def test_what_could_not_be_priced_is_an_exit_code_of_its_own(tmp_path, monkeypat
 
 def test_the_command_prints_where_its_numbers_come_from(tmp_path, monkeypatch):
     monkeypatch.setenv("AUTOTUNE_CACHE", str(tmp_path))
-    monkeypatch.setattr("autotune.tracing.LocalTracer", MadeTracer)
+    monkeypatch.setattr("autotune.tracing.client.LocalTracer", MadeTracer)
     shown = CliRunner().invoke(app, ["estimate", "--model", "tiny-gpt2", "--gpu", "a100-40gb"])
     assert shown.exit_code == 0, shown.output
     assert shown.output.startswith("predicted, not measured")
@@ -317,7 +317,7 @@ def test_ranks_that_share_a_model_are_not_sharded_unless_there_are_more():
 
 def test_the_largest_micro_batch_is_found_with_few_simulations(monkeypatch):
     from autotune.memory.predictor import Ground, Predictor
-    from autotune.memory.timeline import Timeline
+    from autotune.timeline.timeline import Timeline
 
     simulated = []
     usage = Timeline.usage

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from autotune.outcome import PhaseReport
-from autotune.train.evaluation import largest_evaluation
-from autotune.train.meter import Lap
-from autotune.train.training import Ranks
+from autotune.worker.measuring.evaluation import largest_evaluation
+from autotune.worker.measuring.memory_meter import Lap
+from autotune.worker.training import Ranks
 
 TAKEN, RESTING, EACH = 100, 200, 10
 

@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 
 from autotune.errors import CAUSES_SHOWN, NothingFits, NothingTrained
-from autotune.journal import read_record
 from autotune.outcome import NonFinite, Oom, Unsupported
-from autotune.report.document import document, print_report
-from autotune.run import tune
-from autotune.runs import create_run
+from autotune.reporting.document import document, print_report
+from autotune.run.folder import create_run
+from autotune.run.journal import read_record
+from autotune.run.loop import tune
 from tests.unit.executor import ArithmeticExecutor
 from tests.unit.simulation import Arithmetic
 from tests.unit.test_run import make_spec

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.candidate import Candidate
 from autotune.outcome import Lost
-from autotune.record import Finished, Record, Started
+from autotune.run.events import Finished, Record, Started
 from benchmarks.fault_soak import soak
 from benchmarks.fault_trial import Trial, repeated, undisturbed
 from tests.unit.simulation import ok
@@ -65,7 +65,7 @@ def test_a_short_soak_shows_what_grew(tmp_path, monkeypatch):
     executor = "benchmarks.fault_soak.tune"
 
     def leaking(spec, paths, *_, **__):
-        from autotune.run import tune
+        from autotune.run.loop import tune
 
         kept.append((paths.root / "spec.yaml").open())
         return tune(spec, paths, *_, **__)

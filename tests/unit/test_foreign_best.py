@@ -10,15 +10,15 @@ from itertools import product
 import pytest
 import yaml
 
-from autotune.best import Best
 from autotune.candidate import Candidate, choices
 from autotune.devices.cpu import CpuDevice
+from autotune.devices.hardware import find_hardware
 from autotune.devices.simulated import SimulatedDevice
-from autotune.emission import write_files
 from autotune.errors import InputError
 from autotune.executors.ranks import RanksExecutor
 from autotune.exports import EXPORTERS, export
-from autotune.hardware import find_hardware
+from autotune.run.best import Best
+from autotune.run.write_best import write_files
 from autotune.units import GIB
 from autotune.variables import VARIABLES
 from tests.configurations import make_best

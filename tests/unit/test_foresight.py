@@ -4,11 +4,11 @@ import pytest
 
 from autotune.candidate import Candidate
 from autotune.devices.device import DeviceFacts
-from autotune.foresight import Foresight
 from autotune.outcome import Ok, Sample
-from autotune.record import Inspected
+from autotune.run.events import Inspected
+from autotune.run.predictions import Foresight
+from autotune.search.strategy import Scope
 from autotune.specs import DeviceSpec, Goal, ModelSpec, RunSpec
-from autotune.strategies.decision import Scope
 from autotune.trial import Trial
 from autotune.units import GIB
 from tests.data.requests import family, request

@@ -12,7 +12,7 @@ from autotune.candidate import Candidate
 from autotune.devices.cpu import CpuDevice
 from autotune.executors.ranks import RanksExecutor
 from autotune.outcome import Crash, Timeout
-from autotune.probe.ending import Ending, Report
+from autotune.probe.exit import Ending, Report
 from autotune.probe.protocol import ProbeRequest, Progress, Result
 from autotune.specs import ModelSpec
 from autotune.units import GIB

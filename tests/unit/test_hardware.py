@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from autotune import assets
+from autotune.devices.hardware import Hardware, find_hardware, lookup, parse_table, table
 from autotune.errors import InputError
-from autotune.hardware import Hardware, find_hardware, lookup, parse_table, table
 from autotune.timing.roofline import ATTENTION, MATRIX
 from autotune.units import GIB
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from autotune.candidate import Candidate
-from autotune.placement import uncut
 from autotune.specs import ModelSpec
-from autotune.train.inspection import describe
-from autotune.train.model import build_model
+from autotune.techniques.topology import uncut
+from autotune.worker.build.inspect import describe
+from autotune.worker.model import build_model
 
 WIDTH = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -7,17 +7,17 @@ import signal
 
 import pytest
 
-from autotune.best import Best
 from autotune.candidate import Candidate
 from autotune.errors import NothingTrained, ProbeError
 from autotune.executors.executor import Finding
 from autotune.interruption import Interruption
-from autotune.journal import read_record
 from autotune.outcome import Lost
-from autotune.paths import RunPaths
-from autotune.record import Interrupted, ProofStarted, Started
-from autotune.run import tune
-from autotune.runs import create_run
+from autotune.run.best import Best
+from autotune.run.events import Interrupted, ProofStarted, Started
+from autotune.run.folder import create_run
+from autotune.run.journal import read_record
+from autotune.run.loop import tune
+from autotune.run.paths import RunPaths
 from tests.unit.executor import ArithmeticExecutor
 from tests.unit.simulation import Arithmetic
 from tests.unit.stopping import Killed, Place, at, ending, like

@@ -7,8 +7,8 @@ import pytest
 
 from autotune.candidate import Candidate
 from autotune.errors import InputError, JournalError
-from autotune.journal import Journal, read_record
-from autotune.record import Asked, Finished, Inspected, Opened, ProofStarted, Started
+from autotune.run.events import Asked, Finished, Inspected, Opened, ProofStarted, Started
+from autotune.run.journal import Journal, read_record
 from tests.unit.executor import FACTS
 from tests.unit.simulation import ok
 
@@ -104,7 +104,7 @@ import resource, signal, sys
 from pathlib import Path
 from tests.unit.test_journal import begin, started, finished
 from autotune.errors import JournalError
-from autotune.journal import Journal, read_record
+from autotune.run.journal import Journal, read_record
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 root = Path({str(tmp_path)!r})
 with Journal(root / "journal.jsonl", root / "lock") as journal:

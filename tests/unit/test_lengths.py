@@ -9,11 +9,11 @@ from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.lengths import DISTINCT, DOCUMENTS, Lengths
 from autotune.options import RunOptions, load_space, to_spec
-from autotune.placement import unmeasured, unpaddable
-from autotune.selection import rank
+from autotune.search.graph_walk import propose
+from autotune.search.selection import rank
+from autotune.search.strategy import Scope
 from autotune.specs import Goal
-from autotune.strategies.climb import propose
-from autotune.strategies.decision import Scope
+from autotune.techniques.topology import unmeasured, unpaddable
 from autotune.trial import Trial
 from tests.unit.simulation import Arithmetic, ok, search
 

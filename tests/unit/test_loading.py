@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from autotune.candidate import Candidate
-from autotune.demand import batches_ahead, loader_bytes
-from autotune.rules import illegal
 from autotune.specs import ModelSpec
-from autotune.train.build import assemble
-from autotune.train.loading import Loader
-from autotune.train.measure import measure
-from autotune.train.meter import meter_for
-from autotune.train.phases import Phases
-from autotune.train.refusal import CannotRun, OutOfSpace
-from autotune.train.trace import trace
+from autotune.techniques.host_footprint import batches_ahead, loader_bytes
+from autotune.techniques.rules import illegal
+from autotune.worker.build.composition import assemble
+from autotune.worker.data.loading import Loader
+from autotune.worker.errors import CannotRun, OutOfSpace
+from autotune.worker.measuring.measure import measure
+from autotune.worker.measuring.memory_meter import meter_for
+from autotune.worker.measuring.phases import Phases
+from autotune.worker.tracing.trace import trace
 from tests.data.own_model import Texts, pad
 from tests.data.requests import OWN, request
 

@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
-from autotune.train.meter import CpuMeter
 from autotune.units import MIB
+from autotune.worker.measuring.memory_meter import CpuMeter
 
 SIZE = 96 * MIB
 SLACK = 4 * MIB

@@ -9,7 +9,7 @@ from torch import nn
 
 from autotune.errors import InputError
 from autotune.specs import ModelSpec
-from autotune.train.model import build_model, loss_of
+from autotune.worker.model import build_model, loss_of
 from tests.data.families import FAMILIES, POSITIONS
 from tests.data.requests import OWN, family
 

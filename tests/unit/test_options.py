@@ -8,9 +8,9 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 from autotune import cli
-from autotune.best import Best
 from autotune.candidate import AXES, choices
 from autotune.options import RunOptions
+from autotune.run.best import Best
 
 
 def helps() -> list[tuple[str, str, str]]:

@@ -13,18 +13,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autotune.best import Best
 from autotune.candidate import Candidate
 from autotune.errors import AutotuneError, InputError, JournalError
 from autotune.executors.executor import Finding
 from autotune.interruption import Interruption
-from autotune.journal import parse_journal, read_record
-from autotune.order import Order
 from autotune.outcome import Lost
-from autotune.paths import RunPaths
-from autotune.record import ENTRY
-from autotune.run import tune
-from autotune.runs import create_run, load_spec
+from autotune.run.best import Best
+from autotune.run.events import ENTRY
+from autotune.run.folder import create_run, load_spec
+from autotune.run.journal import parse_journal, read_record
+from autotune.run.loop import tune
+from autotune.run.order import Order
+from autotune.run.paths import RunPaths
 from tests.unit.executor import ArithmeticExecutor
 from tests.unit.simulation import Arithmetic
 from tests.unit.stopping import Killed, at, ending

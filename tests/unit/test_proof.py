@@ -3,8 +3,8 @@
 import pytest
 
 from autotune.outcome import Drift, Ok
-from autotune.proof import CPU_NOISE, SPEED, judge
-from autotune.selection import throughput
+from autotune.run.proof import CPU_NOISE, SPEED, judge
+from autotune.search.selection import throughput
 from autotune.specs import Limits
 from autotune.units import MIB
 from tests.configurations import make_best

@@ -13,17 +13,17 @@ from rich.console import Console
 from autotune.candidate import Candidate
 from autotune.commands import command
 from autotune.errors import InputError, ModelError
-from autotune.journal import Journal, holder, now, read_record
 from autotune.options import load_space
 from autotune.outcome import Unsupported
-from autotune.record import Asked, Inspected, Opened, ProofStarted, Record, Started, Step
-from autotune.report.document import document, print_report
-from autotune.report.live import Terminal
-from autotune.report.tables import path_lines
-from autotune.report.wording import under_way
-from autotune.run import tune
-from autotune.runs import find_run, new_run
-from autotune.strategies.decision import Try
+from autotune.reporting.document import document, print_report
+from autotune.reporting.live import Terminal
+from autotune.reporting.tables import path_lines
+from autotune.run.events import Asked, Inspected, Opened, ProofStarted, Record, Started, Step
+from autotune.run.folder import find_run, new_run
+from autotune.run.journal import Journal, holder, now, read_record
+from autotune.run.loop import tune
+from autotune.search.strategy import Try
+from autotune.search.wording import under_way
 from tests.unit.executor import FACTS, ArithmeticExecutor, crash
 from tests.unit.simulation import Arithmetic
 from tests.unit.test_run import make_spec
@@ -185,7 +185,7 @@ def test_time_left_counts_no_probes_that_are_none_and_no_proof_that_will_not_be(
             tune(make_spec(), paths, paths_of_trial)
         record = read_record(paths.journal)
         watch = Terminal(Console(file=io.StringIO()), spec, "arithmetic")
-        from autotune.strategies.decision import Scope
+        from autotune.search.strategy import Scope
 
         watch.inspected(FACTS, Scope.of(spec, record.inspection), record.history)
         watch.trying(9, Try(Candidate(), "start", "why"), ahead)

@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autotune.admission import Admission
-from autotune.best import Best
 from autotune.candidate import Candidate
-from autotune.drift import FLOOR
 from autotune.errors import InputError, ModelError, NoDiskSpace, NothingFits, NothingProven, ProbeError
-from autotune.journal import Journal, read_record
 from autotune.options import load_space
 from autotune.outcome import Ok, Oom, Timeout, Unsupported
-from autotune.paths import RunPaths
 from autotune.probe.protocol import Inspection
-from autotune.proof import proof_request
-from autotune.report.document import document, print_report
-from autotune.run import tune
-from autotune.runs import create_run, load_spec
+from autotune.reporting.document import document, print_report
+from autotune.run.best import Best
+from autotune.run.folder import create_run, load_spec
+from autotune.run.journal import Journal, read_record
+from autotune.run.loop import tune
+from autotune.run.paths import RunPaths
+from autotune.run.preflight import Admission
+from autotune.run.proof import proof_request
+from autotune.search.drift import FLOOR
 from autotune.specs import DeviceSpec, Goal, Limits, ModelSpec, RunSpec
-from autotune.tracing import Trace
+from autotune.tracing.client import Trace
 from autotune.units import MIB
 from tests.unit.executor import FACTS, ArithmeticExecutor, crash, slower
 from tests.unit.simulation import Arithmetic, ok, timeline
@@ -32,7 +32,7 @@ from tests.unit.test_space import DEFAULT
 
 
 def make_spec(space_text: str = DEFAULT, **limits) -> RunSpec:
-    from autotune.space import Space
+    from autotune.search.space import Space
 
     return RunSpec(
         model=ModelSpec(name="made", source="config", config={}), device=DeviceSpec.parse("cpu:1GiB"),

@@ -2,9 +2,9 @@ import math
 
 import pytest
 
-from autotune.train.prove import steps_that_fit
-from autotune.train.sampling import narrow, step_seconds, summarize, timing
-from autotune.train.steps import Parts
+from autotune.worker.measuring.prove import steps_that_fit
+from autotune.worker.measuring.statistics import narrow, step_seconds, summarize, timing
+from autotune.worker.measuring.steps import Parts
 
 
 def test_the_interval_is_students():

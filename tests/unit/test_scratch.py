@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from autotune.scratch import PREFIX, NoRoom, clear_leftovers, scratch_folder
+from autotune.executors.scratch import PREFIX, NoRoom, clear_leftovers, scratch_folder
 
 OWNER = """
 import sys, time
 from pathlib import Path
-from autotune.scratch import scratch_folder
+from autotune.executors.scratch import scratch_folder
 with scratch_folder([Path(sys.argv[1])]) as folder:
     (folder / "tensor").write_text("many GiB")
     print(folder, flush=True)

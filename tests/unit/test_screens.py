@@ -12,15 +12,15 @@ from typer.testing import CliRunner
 from autotune.candidate import Candidate
 from autotune.cli import app
 from autotune.console import PlainConsole, Unpadded
+from autotune.estimation.tables import print_estimates
 from autotune.models.catalog import list_presets
 from autotune.options import load_space
 from autotune.outcome import Communication, Ok
 from autotune.prediction import Prediction
-from autotune.report.columns import Column, FittingTable
-from autotune.report.estimates import print_estimates
-from autotune.report.tables import trial_line, trial_table
+from autotune.reporting.columns import Column, FittingTable
+from autotune.reporting.tables import trial_line, trial_table
+from autotune.search.strategy import Scope
 from autotune.specs import Goal
-from autotune.strategies.decision import Scope
 from autotune.trial import Trial
 from autotune.units import GIB, format_bytes
 from tests.unit.simulation import Arithmetic

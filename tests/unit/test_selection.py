@@ -5,7 +5,7 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.outcome import Drift, Oom, Sample, StepTiming
 from autotune.prediction import Prediction
-from autotune.selection import choose, fastest, flops_per_token, mfu, missing, rank, score
+from autotune.search.selection import choose, fastest, flops_per_token, mfu, missing, rank, score
 from autotune.specs import ModelFacts
 from autotune.trial import Trial
 from tests.unit.simulation import ok

@@ -6,25 +6,25 @@ import io
 import pytest
 from rich.console import Console
 
-from autotune.best import Best
 from autotune.devices.find import find
-from autotune.emission import PREDICTED
 from autotune.executors.simulated import SimulatedExecutor
 from autotune.memory.predictor import CUDA_CONTEXT, NCCL_BUFFERS
-from autotune.memory.segment import CATEGORIES, Accumulated, Segment, Slots
-from autotune.memory.timeline import Timeline
 from autotune.options import load_space
 from autotune.outcome import Crash, Ok, Oom, Unsupported
-from autotune.probe.ending import Ending, Report
+from autotune.probe.exit import Ending, Report
 from autotune.probe.protocol import Inspection, Result
-from autotune.proof import judge
-from autotune.report import document as report
-from autotune.report.tables import not_measured
-from autotune.run import tune
-from autotune.runs import create_run
+from autotune.reporting import document as report
+from autotune.reporting.tables import not_measured
+from autotune.run.best import Best
+from autotune.run.folder import create_run
+from autotune.run.loop import tune
+from autotune.run.proof import judge
+from autotune.run.write_best import PREDICTED
 from autotune.specs import DeviceSpec, Goal, Limits, ModelSpec, RunSpec
-from autotune.timing.work import Operator, Operators, Work
-from autotune.tracing import Trace
+from autotune.timeline.op_counts import Operator, Operators, Work
+from autotune.timeline.step_events import CATEGORIES, Accumulated, Segment, Slots
+from autotune.timeline.timeline import Timeline
+from autotune.tracing.client import Trace
 from autotune.units import GIB
 from tests.data.requests import family, request
 from tests.unit.executor import FACTS

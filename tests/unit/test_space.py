@@ -5,7 +5,7 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.options import RunOptions, to_spec
-from autotune.space import Space
+from autotune.search.space import Space
 
 SPACES = Path(__file__).parents[2] / "search_spaces"
 DEFAULT = (SPACES / "default.yaml").read_text()

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autotune.train.measure import warm_up
-from autotune.train.phases import Phases
-from autotune.train.scaling import ScaledOptimizer
-from autotune.train.steps import NotFinite, Stepper
-from autotune.train.training import Training
+from autotune.worker.measuring.measure import warm_up
+from autotune.worker.measuring.phases import Phases
+from autotune.worker.measuring.steps import NotFinite, Stepper
+from autotune.worker.techniques.loss_scaling import ScaledOptimizer
+from autotune.worker.training import Training
 
 
 class Sgd:
@@ -40,7 +40,7 @@ class StillMeter:
         pass
 
     def lap(self):
-        from autotune.train.meter import Lap
+        from autotune.worker.measuring.memory_meter import Lap
 
         return Lap(0, 0)
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from autotune.train.build import assemble
-from autotune.train.model import build_model
-from autotune.train.sequences import IGNORED
-from autotune.train.stream import stream
+from autotune.worker.build.composition import assemble
+from autotune.worker.data.packing import IGNORED
+from autotune.worker.data.synthetic import stream
+from autotune.worker.model import build_model
 from tests.data.families import FAMILIES
 from tests.data.requests import OWN, family, request
 

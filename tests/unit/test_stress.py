@@ -6,20 +6,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from autotune.best import Proof
 from autotune.lengths import Lengths
 from autotune.outcome import Ok, Oom, Stress
-from autotune.proof import judge
+from autotune.run.best import Proof
+from autotune.run.proof import judge
 from autotune.specs import Limits
-from autotune.train import prove as proving
-from autotune.train.build import assemble
-from autotune.train.meter import meter_for
-from autotune.train.phases import Phases
-from autotune.train.prove import LOSSES_KEPT, prove, thinned
-from autotune.train.stress import all_on_the_same, shuffled, stresses
-from autotune.train.training import Ranks
-from autotune.train.verdict import Circumstances, verdict
 from autotune.units import GIB, MIB
+from autotune.worker.build.composition import assemble
+from autotune.worker.measuring import prove as proving
+from autotune.worker.measuring.memory_meter import meter_for
+from autotune.worker.measuring.phases import Phases
+from autotune.worker.measuring.prove import LOSSES_KEPT, prove, thinned
+from autotune.worker.measuring.stress import all_on_the_same, shuffled, stresses
+from autotune.worker.measuring.verdict import Circumstances, verdict
+from autotune.worker.training import Ranks
 from tests.configurations import make_best
 from tests.data.requests import OWN, family, request
 

@@ -8,16 +8,17 @@ import sys
 
 import pytest
 
-from autotune import support, trace_cache
 from autotune.candidate import Candidate
-from autotune.import_closure import import_closure
-from autotune.memory.segment import Segment, Slots
-from autotune.memory.timeline import Timeline
 from autotune.outcome import Crash, Unsupported
-from autotune.probe.ending import Ending, Report
+from autotune.probe.exit import Ending, Report
 from autotune.probe.protocol import Result, Traced, TracedRung
-from autotune.trace_cache import TraceCache
-from autotune.tracing import LocalTracer
+from autotune.techniques import support
+from autotune.timeline.step_events import Segment, Slots
+from autotune.timeline.timeline import Timeline
+from autotune.tracing import cache
+from autotune.tracing.cache import TraceCache
+from autotune.tracing.client import LocalTracer
+from autotune.tracing.import_closure import import_closure
 from tests.data.requests import OWN, family, request
 
 TIMELINE = Timeline(
@@ -88,9 +89,9 @@ def test_a_trace_is_made_once_for_each_rung(traced, tmp_path):
 def test_other_versions_and_other_code_trace_again(traced, monkeypatch):
     launch = made()
     traced(launch)
-    monkeypatch.setattr(trace_cache, "installed", lambda _: "99")
+    monkeypatch.setattr(cache, "installed", lambda _: "99")
     assert traced(launch).seconds
-    monkeypatch.setattr(trace_cache, "_code", lambda: "mended")
+    monkeypatch.setattr(cache, "_code", lambda: "mended")
     assert traced(launch).seconds
     assert traced(launch, precision="fp8").seconds
     assert traced(launch, precision="fp8").seconds == 0
@@ -101,31 +102,31 @@ def test_other_versions_and_other_code_trace_again(traced, monkeypatch):
 
 def test_a_trace_depends_on_all_code_that_the_worker_imports():
     """What is imported late, and two modules that an earlier key left out, are of it; the tuner's own loop is not."""
-    hashed = import_closure(trace_cache.WORKER[-1])
+    hashed = import_closure(cache.WORKER[-1])
     for name in ("zero", "memory.segment", "train.trace", "train.sharding.fake_engine", "train.adapters"):
         assert f"autotune.{name}" in hashed
-    assert not {"autotune.run", "autotune.cli", "autotune.api"} & set(hashed)
+    assert not {"autotune.run.loop", "autotune.cli", "autotune.api"} & set(hashed)
 
 
 def test_the_import_closure_is_what_python_imports():
     script = (
-        "import sys, autotune.train.recording\n"
+        "import sys, autotune.worker.tracing.fake_training\n"
         "print(*(name for name in sys.modules if name.partition('.')[0] == 'autotune'))"
     )
     imported = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
     ).stdout
-    assert set(imported.split()) <= set(import_closure("autotune.train.recording"))
+    assert set(imported.split()) <= set(import_closure("autotune.worker.tracing.fake_training"))
 
 
-@pytest.mark.parametrize("name", ["autotune.zero", "autotune.memory.segment"])
+@pytest.mark.parametrize("name", ["autotune.techniques.deepspeed_config", "autotune.timeline.step_events"])
 def test_a_change_in_what_the_tracing_code_imports_makes_another_key(name, monkeypatch, tmp_path):
-    before = trace_cache._code.__wrapped__()
+    before = cache._code.__wrapped__()
     changed = tmp_path / "changed.py"
     changed.write_text("# mended")
-    files = {**import_closure(trace_cache.WORKER[-1]), name: changed}
-    monkeypatch.setattr(trace_cache, "import_closure", lambda _: files)
-    assert trace_cache._code.__wrapped__() != before
+    files = {**import_closure(cache.WORKER[-1]), name: changed}
+    monkeypatch.setattr(cache, "import_closure", lambda _: files)
+    assert cache._code.__wrapped__() != before
 
 
 def test_a_users_own_code_is_never_cached(traced, tmp_path):
@@ -159,7 +160,7 @@ def test_a_cache_that_cannot_be_written_costs_nothing_else(traced, tmp_path):
 
 
 def test_the_cache_keeps_the_newest(traced, tmp_path, monkeypatch):
-    monkeypatch.setattr(trace_cache, "KEPT", 2)
+    monkeypatch.setattr(cache, "KEPT", 2)
     for seq_len in (8, 16, 24):
         probe = request(family("gpt2"), tmp_path, seq_len=seq_len)
         TraceCache(tmp_path / "cache").keep(probe, TIMELINE)

@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from autotune.best import Best
 from autotune.errors import InputError
 from autotune.models.config import read_config
 from autotune.options import RunOptions, load_space
+from autotune.run.best import Best
 from autotune.user_files import MOST_VALUES, parse_json, parse_yaml, read_bytes, read_text, user_path
 from tests.configurations import make_best
 

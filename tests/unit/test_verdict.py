@@ -9,8 +9,8 @@ import torch
 
 from autotune.errors import InputError
 from autotune.outcome import Crash, Oom, Unsupported
-from autotune.train.refusal import CannotRun, DiskRefused, OutOfSpace
-from autotune.train.verdict import Circumstances, disk_full, verdict
+from autotune.worker.errors import CannotRun, DiskRefused, OutOfSpace
+from autotune.worker.measuring.verdict import Circumstances, disk_full, verdict
 
 CPU_REFUSAL = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "

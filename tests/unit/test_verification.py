@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from autotune import verification
 from autotune.cli import app
-from autotune.demand import written_bytes
 from autotune.errors import InputError
 from autotune.exit_codes import ExitCode, worst
 from autotune.outcome import Ok
-from autotune.paths import RunPaths
-from autotune.run import tune
-from autotune.runs import create_run, find_best
+from autotune.run import verify as verification
+from autotune.run.folder import create_run, find_best
+from autotune.run.loop import tune
+from autotune.run.paths import RunPaths
+from autotune.run.verify import verify
 from autotune.specs import DeviceSpec, Limits
-from autotune.verification import verify
+from autotune.techniques.host_footprint import written_bytes
 from tests.unit.executor import ArithmeticExecutor, slower
 from tests.unit.simulation import Arithmetic
 from tests.unit.test_run import make_spec
@@ -73,7 +73,7 @@ def test_where_the_files_folder_cannot_be_written_the_runs_is_taken_then_tmpdir(
 
 
 def test_a_proof_is_given_room_for_what_it_writes(proven, executor, monkeypatch):
-    from autotune.best import Best
+    from autotune.run.best import Best
 
     best = Best.read(proven.best)
     assert written_bytes(best, "cpu") >= 4 * best.facts.parameters
@@ -120,7 +120,7 @@ def test_several_files_get_a_verdict_each_and_the_code_of_the_worst(proven, exec
 
 
 def json_candidate(paths: RunPaths):
-    from autotune.best import Best
+    from autotune.run.best import Best
 
     return Best.read(paths.best).candidate
 

@@ -130,8 +130,8 @@ def test_every_verb_keeps_the_tuner_free_of_torch(tmp_path):
     script = (
         "import sys, pkgutil, importlib, autotune\n"
         "for m in pkgutil.walk_packages(autotune.__path__, 'autotune.'):\n"
-        "    if not m.name.startswith(('autotune.train', 'autotune.exports.scripts')) and m.name not in "
-        "('autotune.probe.worker', 'autotune.probe.guard'):\n"
+        "    if not m.name.startswith(('autotune.worker', 'autotune.exports.scripts')) and m.name not in "
+        "('autotune.worker', 'autotune.probe.supervisor'):\n"
         "        importlib.import_module(m.name)\n"
         "assert not {'torch', 'transformers'} & set(sys.modules), 'loaded'\n"
     )

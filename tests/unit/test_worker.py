@@ -14,8 +14,8 @@ from autotune.devices.cpu import CpuDevice
 from autotune.outcome import Crash, NonFinite, Ok, Oom
 from autotune.probe.protocol import MESSAGE, DiskFull, Inspection, ProbeRequest, Progress
 from autotune.specs import ModelSpec
-from autotune.train.prove import LOSSES_KEPT
 from autotune.units import GIB, MIB
+from autotune.worker.measuring.prove import LOSSES_KEPT
 
 MODELS = Path(__file__).parents[1] / "data"
 CONFIG = {
@@ -69,7 +69,7 @@ def spawn(path, limit=LIMIT, file_limit=None):
 
     read, write = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-m", "autotune.probe.worker", str(path), str(write)], pass_fds=(write,),
+        [sys.executable, "-m", "autotune.worker", str(path), str(write)], pass_fds=(write,),
         env={**os.environ, **CpuDevice(LIMIT).environment(Candidate()), "OMP_NUM_THREADS": "1"}, preexec_fn=restrict,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip

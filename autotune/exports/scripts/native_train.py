@@ -11,10 +11,10 @@ from pathlib import Path
 
 from torch.utils.data import default_collate
 
-from autotune.best import Best
 from autotune.probe.protocol import ProbeRequest
-from autotune.train.build import assemble
-from autotune.train.loading import Loader
+from autotune.run.best import Best
+from autotune.worker.build.composition import assemble
+from autotune.worker.data.loading import Loader
 
 BEST = Path(__file__).with_name("best.yaml")
 

@@ -1,0 +1,169 @@
+"""What `autotune doctor` finds: whether this machine can tune, on what, and what is missing."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from autotune.candidate import AXES, choices
+from autotune.devices.cpu import CpuDevice
+from autotune.devices.device import DeviceFacts
+from autotune.devices.find import find, resolve_device
+from autotune.devices.hardware import table
+from autotune.devices.host import available_memory, total_memory
+from autotune.environment import installed, processor
+from autotune.errors import AutotuneError
+from autotune.specs import DeviceSpec
+from autotune.techniques.host_footprint import SHARED_MEMORY
+from autotune.techniques.support import unsupported
+from autotune.units import GIB, format_bytes
+from autotune.validation import Frozen
+
+
+class Finding(Frozen):
+    """One thing that was looked at."""
+
+    subject: str
+    state: Literal["ok", "warning", "missing"]
+    text: str
+    """What was found, and what to do where that is not enough."""
+
+
+def diagnose() -> list[Finding]:
+    """Look at Python, libraries, GPU, processor, memory and disk. Imports no torch, launches nothing."""
+    return [*_software(), *_gpu(), _simulated(), *_cpu(), *_techniques(), _loading(), _disk(Path.cwd())]
+
+
+def _software() -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield Finding(subject="Python", state="ok", text=version)
+    for package, needed, purpose in (
+        ("torch", (2, 10), "training"),
+        ("transformers", (5, 0), "models by name or config.json"),
+        ("nvidia-ml-py", (12,), "GPUs"),
+        ("accelerate", (1, 10), "only needed to train from `autotune export --to accelerate`"),
+    ):
+        found = installed(package)
+        if found is None:
+            state: Literal["warning", "missing"] = "warning" if package == "accelerate" else "missing"
+            yield Finding(
+                subject=package, state=state, text=f"not installed ({purpose}): pip install {package}"
+            )
+        elif _numbers(found) < needed:
+            least = ".".join(map(str, needed))
+            yield Finding(subject=package, state="warning", text=f"{found}; {least} or newer is needed")
+        else:
+            yield Finding(subject=package, state="ok", text=found)
+
+
+def _gpu() -> Iterator[Finding]:
+    try:
+        device = resolve_device(DeviceSpec(kind="auto"))  # the words of a run
+        if device.kind == "sim":
+            yield Finding(subject="GPU", state="warning", text=device.because)
+            return
+        facts = find(device).facts()
+    except AutotuneError as error:
+        yield Finding(subject="GPU", state="missing", text=str(error))
+        return
+    peak = facts.peak_flops.get("bf16")
+    speed = f", {peak / 1e12:.0f} TFLOP/s in bf16" if peak else ", no peak FLOP/s known: no MFU"
+    text = f"{facts.name}, {format_bytes(facts.budget)} free of {format_bytes(facts.total)}, driver {facts.driver}"
+    yield Finding(subject="GPU", state="ok", text=text + speed)
+    if not facts.supports_bf16:
+        yield Finding(
+            subject="bf16 on the GPU", state="warning", text="not supported: candidates fall back to fp16"
+        )
+
+
+def _simulated() -> Finding:
+    names = ", ".join(row.aliases[0] if row.aliases else row.id for row in table().hardware)
+    return Finding(subject="simulated GPUs", state="ok", text=f"--device sim:NAME with {names}")
+
+
+def _cpu() -> Iterator[Finding]:
+    yield Finding(subject="processor", state="ok", text=processor())
+    flags = _cpu_flags()
+    native = sorted(flags & {"avx512_bf16", "amx_bf16", "bf16"})
+    if native:
+        yield Finding(subject="bf16 on the processor", state="ok", text=f"native ({', '.join(native)})")
+    else:
+        text = "emulated: it works, and is slower than fp32"
+        yield Finding(subject="bf16 on the processor", state="warning", text=text)
+    free, total = available_memory(), total_memory()
+    yield Finding(subject="memory", state="ok", text=f"{format_bytes(free)} free of {format_bytes(total)}")
+    if sys.platform != "linux":
+        yield Finding(
+            subject="cpu device", state="missing", text="needs Linux: the kernel must enforce the budget"
+        )
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    least = CpuDevice(min(total, 64 * GIB)).minimum()
+    if hard not in (resource.RLIM_INFINITY, -1) and hard < least:
+        text = f"`ulimit -d` allows only {format_bytes(hard)}; {format_bytes(least)} are needed"
+        yield Finding(subject="cpu device", state="missing", text=text)
+    else:
+        yield Finding(subject="cpu device", state="ok", text=f"budgets from {format_bytes(least)} up")
+
+
+def _techniques() -> Iterator[Finding]:
+    """Say of every value of every axis whether this machine can run it, and what it lacks where it cannot."""
+    try:
+        facts = find(resolve_device(DeviceSpec(kind="cuda"))).facts()
+    except AutotuneError:
+        # No budget is taken: these facts only say what a processor computes.
+        facts = DeviceFacts(
+            kind="cpu", name=processor(), torch_name="cpu", budget=1, total=1, supports_bf16=True
+        )
+    for axis in AXES:
+        reasons = {value: unsupported(axis, value, facts) for value in choices(axis)}
+        can = ", ".join(_shown(value) for value, reason in reasons.items() if reason is None)
+        cannot = [f"not {_shown(value)}: {reason}" for value, reason in reasons.items() if reason is not None]
+        yield Finding(subject=axis, state="warning" if cannot else "ok", text=". ".join([can, *cannot]))
+
+
+def _shown(value: object) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def _loading() -> Finding:
+    """Say what a dataset's loader has: processors, and shared memory for batches in advance."""
+    cores = len(os.sched_getaffinity(0))
+    text = f"{cores} cores for workers"
+    if not SHARED_MEMORY.exists():
+        return Finding(
+            subject="data loading", state="warning", text=f"{text}, but no {SHARED_MEMORY}: only workers=0"
+        )
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    text += f", {format_bytes(free)} of shared memory for their batches ({SHARED_MEMORY})"
+    small = "" if free >= GIB else "; a container gets more with docker run --shm-size"
+    return Finding(subject="data loading", state="warning" if small else "ok", text=text + small)
+
+
+def _disk(folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    enough = free >= 10 * GIB
+    text = f"{format_bytes(free)} free here; runs, checkpoints of proofs and offload to disk go there"
+    return Finding(subject="disk", state="ok" if enough else "warning", text=text)
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return {
+        flag
+        for line in lines
+        if line.startswith(("flags", "Features"))
+        for flag in line.split(":", 1)[1].split()
+    }
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())

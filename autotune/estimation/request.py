@@ -1,0 +1,315 @@
+"""Estimates for a model on GPUs that need not be there: resolve, trace in workers, price."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+
+from autotune.accumulation import ASSUMED_STEPS
+from autotune.bounds import MicroBatch, Ranks, SeqLen, Steps, too_many_ranks
+from autotune.candidate import AXES, Candidate, alike, choices
+from autotune.devices.hardware import Hardware, find_hardware
+from autotune.devices.simulated import DEFAULT
+from autotune.errors import InputError
+from autotune.estimation.pricing import Estimate, Unpriced, price
+from autotune.executors.scratch import scratch_folder, temporary
+from autotune.lengths import Lengths
+from autotune.models.resolve import resolve
+from autotune.options import LONGEST_DEFAULT, load_space, read_lengths, sequence_length
+from autotune.probe.launch import end_all
+from autotune.probe.protocol import ProbeRequest
+from autotune.search.space import Space
+from autotune.specs import Goal, ModelSpec
+from autotune.techniques.rules import illegal
+from autotune.techniques.topology import misplaced, unmeasured
+from autotune.timeline.timeline import Timeline
+from autotune.timing.roofline import Machine, step_time
+from autotune.tracing.client import Trace, Tracer
+from autotune.validation import Frozen
+
+TIMEOUT = 900.0
+"""Seconds for all traces of one worker."""
+RUNGS_PER_WORKER = 3
+"""Rungs that make another worker worth its start, where there is a core for it."""
+
+
+SHORT = {
+    ("attention", "flash"): "flash_attention_2",
+    ("attention", "flex"): "flex_attention",
+    ("compile", "off"): "none",
+    ("compile", "on"): "regional",
+}
+"""What a command line may say for a value of an axis."""
+
+
+class Question(Frozen):
+    """The options of `autotune estimate`."""
+
+    model: str
+    """A preset, a path to a config.json, a hub name, or `module:function`."""
+    gpu: str = DEFAULT
+    """A GPU of hardware.yaml, by its id or the vendor's name."""
+    gpus: Ranks = 1
+    """GPUs that train together, on each node."""
+    nodes: Ranks = 1
+    """Machines that train together."""
+    seq_len: SeqLen | None = None
+    """Tokens per sequence; by default 1024, or the model's longest if that is less."""
+    lengths: str | None = None
+    """A file of the dataset's sequence lengths, for rows that are padded or packed."""
+    micro_batch: MicroBatch = 1
+    """Samples on each GPU."""
+    accumulation_steps: Steps | None = None
+    """Micro-steps for each optimizer step; by default as many as `steps_of` says."""
+    headroom: Annotated[float, Field(ge=0, lt=0.9)] = Goal.model_fields["headroom"].default
+    """Share of the GPU's memory that must stay free."""
+    space: str = "default"
+    """The search space whose rungs make up the table."""
+    candidate: dict[str, Any] = Field(default_factory=dict)
+    """The axes of one candidate; without any, every rung of the space is estimated."""
+    block_class: str | None = None
+    """Class name of the repeated transformer block, where it is not found by itself."""
+    train: tuple[str, ...] = ()
+    """Patterns of the names of modules or parameters that train; none trains all."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with a model from the hub."""
+
+    @property
+    def world_size(self) -> int:
+        """GPUs that train together, on all nodes."""
+        return self.gpus * self.nodes
+
+    @property
+    def devices(self) -> str:
+        """How many GPUs there are, before the name of one: `2 x 8 x ` are two nodes of eight; empty for one."""
+        return "".join(f"{count} x " for count in (self.nodes, self.gpus) if count > 1)
+
+    def steps_of(self, candidate: Candidate) -> int:
+        """Return the micro-steps of a candidate's global step: those asked for, else ASSUMED_STEPS.
+
+        An optimizer step inside the backward pass leaves no gradients to accumulate: there it is a single one.
+        """
+        return self.accumulation_steps or (1 if candidate.optimizer_in_backward else ASSUMED_STEPS)
+
+    @classmethod
+    def gather(cls, given: dict[str, Any], base: Path) -> Question:
+        """Sort options into axes of a candidate and the rest; `axis` holds texts of the form NAME=VALUE.
+
+        Raises InputError with every mistake that can be seen, also in what only `settle` looks at.
+        """
+        pairs = [text.partition("=") for text in given.pop("axis", None) or ()]
+        wrong = [f"--axis {name}: write it as NAME=VALUE" for name, sign, _ in pairs if not sign]
+        chosen = {name: given.pop(name) for name in AXES if name in given}
+        axes = {**chosen, **{name: value for name, sign, value in pairs if sign}}
+        axes = {name: SHORT.get((name, value), value) for name, value in axes.items()}
+        data = {**given, "candidate": axes}
+        if not wrong:
+            return cls.load_with(data, "options", lambda question: settle(question, base))
+        try:
+            settle(cls.load_with(data, "options", lambda question: settle(question, base)), base)
+        except InputError as error:
+            wrong += error.problems
+        raise InputError(wrong)
+
+
+@dataclass(frozen=True)
+class Priced:
+    """An estimate, with the trace that it was read from."""
+
+    estimate: Estimate
+    timeline: Timeline
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Everything that `autotune estimate` found."""
+
+    question: Question
+    model: ModelSpec
+    hardware: Hardware
+    seq_len: int
+    rungs: tuple[Priced | Unpriced, ...]
+
+    @property
+    def priced(self) -> tuple[Priced, ...]:
+        """The rungs that could be traced."""
+        return tuple(rung for rung in self.rungs if isinstance(rung, Priced))
+
+    @property
+    def unpriced(self) -> tuple[Unpriced, ...]:
+        """The rungs that could not be traced, with the reason."""
+        return tuple(rung for rung in self.rungs if isinstance(rung, Unpriced))
+
+
+class Settled(NamedTuple):
+    """What the names in a question stand for."""
+
+    model: ModelSpec
+    hardware: Hardware
+    seq_len: int
+    space: Space
+    chosen: Candidate
+    lengths: Lengths | None
+    """Of the sequences, as far as the sequence length lets them."""
+
+
+def estimate(question: Question, tracer: Tracer, base: Path) -> Answer:
+    """Answer a question. Relative paths start at `base`.
+
+    Raises InputError with every mistake of the question, or where a worker finds that the model cannot be built.
+    """
+    model, hardware, seq_len, space, chosen, lengths = settle(question, base)
+    candidates = _candidates(question, space, chosen, hardware)
+    traces = _trace(_request(question, model, seq_len, lengths, candidates[0]), candidates, tracer)
+    rungs = tuple(
+        _price(candidate, traces[candidate], question, hardware, lengths) for candidate in candidates
+    )
+    return Answer(question, model, hardware, seq_len, rungs)
+
+
+def settle(question: Question, base: Path) -> Settled:
+    """Look up what a question names. Raises InputError with every mistake but a combination that is refused."""
+    problems: list[str] = []
+
+    def attempt(make: Any) -> Any:
+        try:
+            return make()
+        except InputError as error:
+            problems.extend(error.problems)
+        except ValueError as error:
+            problems.append(str(error))
+        return None
+
+    model = attempt(
+        lambda: resolve(
+            question.model, block_class=question.block_class, trust_remote_code=question.trust_remote_code,
+            base=base,
+        ).model_copy(update={"train": question.train})
+    )  # fmt: skip
+    hardware = attempt(lambda: find_hardware(question.gpu))
+    space = attempt(lambda: load_space(question.space))
+    chosen = attempt(lambda: Candidate.load(question.candidate, "options"))
+    lengths = attempt(lambda: read_lengths(question.lengths, base))
+    longest = lengths.longest if lengths else LONGEST_DEFAULT
+    seq_len = attempt(lambda: sequence_length(question.seq_len, model, longest)) if model else None
+    if reason := too_many_ranks(question.gpus, question.nodes):
+        problems.append(reason)
+    if problems or seq_len is None:
+        raise InputError(problems)
+    return Settled(model, hardware, seq_len, space, chosen, lengths and lengths.within(seq_len))
+
+
+def _candidates(
+    question: Question, space: Space, chosen: Candidate, hardware: Hardware
+) -> tuple[Candidate, ...]:
+    """Return the one candidate that was asked for, or every rung. Raises InputError for an illegal one."""
+    has_bf16 = hardware.bf16_tflops is not None
+    ranks = question.world_size
+
+    def refusals(candidate: Candidate) -> list[str]:
+        reasons = [
+            space.refusal(candidate),
+            illegal(candidate, question.steps_of(candidate)),
+            misplaced(candidate, ranks, "cuda", question.nodes),
+            unmeasured(candidate, question.lengths is not None),
+        ]
+        if candidate.needs_bf16 and not has_bf16:
+            reasons.append(f"{hardware.id} has no bf16; choose --precision fp16 or fp32")
+        if candidate.precision == "fp8" and hardware.fp8_tflops is None:
+            reasons.append(f"{hardware.id} does not multiply 8-bit floats; choose --precision bf16")
+        return list(dict.fromkeys(reason for reason in reasons if reason))
+
+    if question.lengths is not None and "sequences" not in question.candidate:
+        chosen = chosen.model_copy(update={"sequences": "padded"})
+    if question.candidate:
+        if ranks > 1 and "sharding" not in question.candidate:
+            cut = chosen.tensor_parallel
+            alone = "none" if ranks == cut else "fsdp2"
+            chosen = chosen.model_copy(update={"sharding": "ddp" if cut == 1 else alone})
+        if problems := refusals(chosen):
+            raise InputError(problems)
+        return (chosen.at(question.micro_batch),)
+    half = "fp16" if hardware.fp16_tflops is not None else "fp32"
+    base = chosen.model_copy(update={"precision": "bf16" if has_bf16 else half})
+    shardings = [name for name in choices("sharding") if (name == "none") == (ranks == 1)]
+    rungs = dict.fromkeys(
+        rung.model_copy(update={"sharding": sharding, "micro_batch": question.micro_batch})
+        for sharding in shardings
+        for rung in space.rungs(base)
+    )
+    allowed = tuple(rung for rung in rungs if not refusals(rung))
+    if not allowed:
+        raise InputError(dict.fromkeys(reason for rung in rungs for reason in refusals(rung)))
+    return allowed
+
+
+def _request(
+    question: Question, model: ModelSpec, seq_len: int, lengths: Lengths | None, candidate: Candidate
+) -> ProbeRequest:
+    return ProbeRequest(
+        kind="trace", model=model, candidate=candidate, seq_len=seq_len, lengths=lengths,
+        accumulation_steps=question.accumulation_steps or 1,  # a trace is the same for any
+        device="cuda:0",
+        world_size=question.world_size, nodes=question.nodes, budget=0, seed=0, sample_seconds=1.0,
+        sample_steps=2, folder="",
+        evaluation=bool(question.candidate),  # for one candidate; a table of all rungs is there for their training
+    )  # fmt: skip
+
+
+def _trace(request: ProbeRequest, candidates: Sequence[Candidate], tracer: Tracer) -> dict[Candidate, Trace]:
+    """Trace all candidates, in as many workers as there are cores and enough rungs to pay for their start."""
+    cores = len(os.sched_getaffinity(0))
+    shares: list[list[Candidate]] = [
+        [] for _ in range(max(1, min(cores, len(candidates) // RUNGS_PER_WORKER)))
+    ]
+    for group in sorted(alike(candidates), key=len, reverse=True):  # what is alike is traced together
+        min(shares, key=len).extend(group)
+    with scratch_folder([temporary()]) as folder, ThreadPoolExecutor(len(shares)) as pool:
+
+        def work(number: int) -> dict[Candidate, Trace]:
+            first, *rest = shares[number]
+            wanted = request.model_copy(update={"candidate": first, "also": tuple(rest)})
+            return tracer.trace(wanted, folder / str(number), timeout=TIMEOUT)
+
+        found: dict[Candidate, Trace] = {}
+        tasks = [pool.submit(work, number) for number in range(len(shares))]
+        try:
+            for task in tasks:
+                found |= task.result()
+        except BaseException:  # Ctrl-C too: the pool waits for its threads, and they for their workers
+            while not_yet := [task for task in tasks if not task.done() and not task.cancel()]:
+                end_all()
+                wait(not_yet, timeout=0.1)
+            raise
+    return found
+
+
+def _price(
+    candidate: Candidate, trace: Trace, question: Question, hardware: Hardware, lengths: Lengths | None
+) -> Priced | Unpriced:
+    timeline = trace.timeline
+    if timeline is None:
+        return Unpriced(candidate=candidate, reason=trace.reason)
+    machine = Machine.of(hardware)
+    tokens = int(timeline.facts["tokens_per_sample"])
+    if lengths is not None:  # padding is not counted
+        tokens = lengths.tokens_per_row(candidate.sequences, int(timeline.facts["seq_len"]))
+    steps = question.steps_of(candidate)
+
+    def speed(micro_batch: int) -> Any:
+        step = step_time(timeline, micro_batch, machine, steps > 1)
+        return None if step is None else step.timing()
+
+    made = price(
+        candidate, timeline, hardware, usable=int(hardware.usable_bytes() * (1 - question.headroom)),
+        gpus=question.world_size, accumulation_steps=steps, speed=speed,
+        tokens_per_micro_batch=lambda micro_batch: micro_batch * tokens * candidate.data_ranks(question.world_size),
+        cached=trace.cached,
+    )  # fmt: skip
+    return Priced(made, timeline)

@@ -1,0 +1,190 @@
+"""The report of a finished or unfinished run, read from its folder: as text for people, as data for programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from autotune.commands import command
+from autotune.exports import possible
+from autotune.outcome import Drift
+from autotune.reporting.tables import (
+    failures,
+    not_measured,
+    path_lines,
+    rejected_lines,
+    section,
+    trial_table,
+    winner_panel,
+)
+from autotune.run.best import Best
+from autotune.run.events import Record
+from autotune.run.folder import load_spec
+from autotune.run.journal import holder, read_record
+from autotune.run.paths import RunPaths
+from autotune.run.proof import after_proofs
+from autotune.search.drift import drift_of
+from autotune.search.selection import score
+from autotune.search.space import Space
+from autotune.search.strategy import Scope
+from autotune.search.wording import skipped, under_way, verdict
+from autotune.specs import RunSpec
+from autotune.trial import Trial
+
+
+def document(paths: RunPaths) -> dict[str, Any]:
+    """Return everything about a run as plain data: spec, model, trials, path, winner with its proof."""
+    spec, record = load_spec(paths), read_record(paths.journal)
+    scope, best = _scope(spec, record), _winner(paths, record)
+    simulated = spec.device.kind == "sim"
+    return {
+        "run": str(paths.root),
+        "evidence": "predicted" if simulated else "measured",
+        "spec": spec.model_dump(mode="json", exclude={"space"}),
+        "model": record.inspection.facts.model_dump(mode="json") if record.inspection else None,
+        "trials": _trials(record, scope) if scope else [],
+        "skipped": [entry.model_dump(mode="json", exclude={"type"}) for entry in record.skipped],
+        "traced": [entry.model_dump(mode="json", exclude={"type"}) for entry in record.traced],
+        "path": [[step.node, step.edge, "predicted" if simulated else step.evidence] for step in record.path],
+        "proofs": [proof.model_dump(mode="json", exclude={"outcome"}) for proof in record.proofs],
+        "unknown": [entry.model_dump(mode="json") for entry in record.unknown],
+        **_state(paths, record),
+        "decided": record.decided.model_dump(mode="json") if record.decided else None,
+        "best": best.model_dump(mode="json") if best else None,
+    }
+
+
+def drawing(paths: RunPaths) -> str:
+    """Return the decision graph as Mermaid, with the path that the run took marked."""
+    spec, record = load_spec(paths), read_record(paths.journal)
+    taken = tuple((step.node, step.edge) for step in record.path)
+    return Space.load(spec.space, "space").graph.mermaid(taken)
+
+
+def print_report(paths: RunPaths, console: Console) -> None:
+    """Print a run from its folder: table of trials, then what `print_result` prints."""
+    spec, record = load_spec(paths), read_record(paths.journal)
+    scope = _scope(spec, record)
+    console.print(
+        Text(f"{paths.root}: {spec.model.name} on {spec.device}, {spec.goal.target} a step\n", style="bold")
+    )
+    if spec.device.kind == "sim":
+        console.print(not_measured(spec.device))
+    if scope and record.history:
+        console.print(trial_table(record.history, scope, Space.load(spec.space, "space")))
+    _print_result(paths, _winner(paths, record), console)
+
+
+def print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
+    """Print path, winner, what was rejected and why, and the commands to go on with; first, if it is predicted."""
+    if best is not None and best.evidence == "predicted":
+        console.print(not_measured(load_spec(paths).device))
+    _print_result(paths, best, console)
+
+
+def _print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
+    spec, record = load_spec(paths), read_record(paths.journal)
+    space = Space.load(spec.space, "space")
+    scope = _scope(spec, record)
+    if scope is None or best is None:
+        _print_without_winner(paths, record, console)
+        return
+    console.print(section("Path through the graph", path_lines(record.path, space, record.history)))
+    console.print(section("Winner", [winner_panel(best)]))
+    trials = after_proofs(record.history, record.proofs)
+    winner = next(trial for trial in trials if trial.candidate == best.candidate)
+    if lines := rejected_lines(trials, scope, winner, best.drift):
+        console.print(section("Rejected", lines))
+    if passed_over := [skipped(entry.candidate, entry.prediction, scope) for entry in record.skipped]:
+        console.print(section("Passed over by prediction", passed_over))
+    if best.unknown:
+        console.print(section("Unknown", [Text(entry.title) for entry in best.unknown]))
+    lost = {entry.number for entry in record.unknown if entry.lost == "proof"}
+    fallen = [proof for proof in record.proofs if not proof.passed and proof.number not in lost]
+    if failed := [f"probe {proof.number}: {proof.why}" for proof in fallen]:
+        console.print(section("Proofs that did not hold", failed))
+    _print_next(_next(paths, best), console)
+
+
+def _next(paths: RunPaths, best: Best) -> list[str]:
+    """Return what to do with a winner: commands that can be pasted, each in a line of its own."""
+    verifying = command("verify", paths.best)
+    if best.evidence == "predicted":
+        verifying = f"and on a machine with such a GPU, which proves it:\n{verifying}"
+    return [
+        f"{paths.best} is what training starts from",
+        *(command("export", paths.root, "--to", target) for target in possible(best)),
+        *verifying.splitlines(),
+        *([command("resume", paths.root, "--retry-lost")] if best.unknown else []),
+        command("report", paths.root),
+    ]
+
+
+def _print_next(lines: list[str], console: Console, title: str = "Next") -> None:
+    """Print lines that a terminal may fold, and nobody else: a command that is broken in two cannot be pasted."""
+    console.print(Text(f"\n{title}", style="bold"))
+    for line in lines:
+        console.print(Text(f"  {line}"), soft_wrap=True)
+
+
+def _trials(record: Record, scope: Scope) -> list[dict[str, Any]]:
+    """Return each probe as it measured, its interval with the drift between the run's measurements."""
+    drift = drift_of(record.history, record.proofs, scope)
+    return [_trial(trial, scope, drift) for trial in record.history]
+
+
+def _trial(trial: Trial, scope: Scope, drift: Drift) -> dict[str, Any]:
+    entry = {
+        **trial.model_dump(mode="json"), "verdict": verdict(trial.outcome, scope),
+        "prediction_error": trial.error(), "time_prediction_error": trial.time_error(),
+    }  # fmt: skip
+    if trial.outcome.kind == "ok" and scope.of_rung(trial.candidate).allows(trial.candidate.micro_batch):
+        found = score(trial, scope, drift)
+        entry["tokens_per_second"] = found.tokens_per_second
+        entry["tokens_per_second_interval"] = found.interval
+    return entry
+
+
+def _print_without_winner(paths: RunPaths, record: Record, console: Console) -> None:
+    if record.decided is not None and (causes := record.decided.causes):
+        lines = [
+            f"{cause.candidate.title()}, micro-batch {cause.candidate.micro_batch}: {cause.why}"
+            for cause in causes
+        ]
+        console.print(section("How each rung ended", [Text(line) for line in lines]))
+    elif said := failures(record.history):
+        console.print(section("What was refused", [Text(line) for line in said]))
+    if record.decided is not None:
+        console.print(section("No winner", [Text(record.decided.why)]))
+    elif (process := holder(paths.lock)) is not None:
+        lines = [f"process {process} works on this run: {under_way(record)}"]
+        _print_next(
+            [*lines, f"it is followed where it was started; stop it with: kill -INT {process}"],
+            console,
+            "Running",
+        )
+    else:
+        _print_next(["go on with:", command("resume", paths.root)], console, "Not finished")
+
+
+def _state(paths: RunPaths, record: Record) -> dict[str, Any]:
+    """Return whether a run is decided, running now (and what it does, in which process) or was interrupted."""
+    if record.decided is not None:
+        return {"state": "decided"}
+    process = holder(paths.lock)
+    if process is None:
+        return {"state": "interrupted"}
+    return {"state": "running", "process": process, "under_way": under_way(record)}
+
+
+def _scope(spec: RunSpec, record: Record) -> Scope | None:
+    """Return what bounds the search; None before the model is known."""
+    return Scope.of(spec, record.inspection) if record.inspection else None
+
+
+def _winner(paths: RunPaths, record: Record) -> Best | None:
+    if record.decided is None or record.decided.winner is None:
+        return None
+    return Best.read(paths.best)

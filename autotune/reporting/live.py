@@ -1,0 +1,175 @@
+"""The terminal while a run is under way: one line a probe, and below them what happens now."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+from autotune.candidate import Candidate
+from autotune.outcome import Lost
+from autotune.probe.protocol import Progress
+from autotune.reporting.tables import not_measured, trial_line, trial_table
+from autotune.run.events import ProofFinished, Traced
+from autotune.search.selection import Score
+from autotune.search.space import Space
+from autotune.search.strategy import Done, Scope, Skip, Try
+from autotune.search.wording import PHASES, skipped
+from autotune.specs import ModelFacts, RunSpec
+from autotune.trial import History, Trial
+from autotune.units import format_bytes, format_count, format_counted, format_duration
+
+
+class Terminal:
+    """A watch that shows a live table on a terminal, and plain lines anywhere else (a log, CI)."""
+
+    def __init__(self, console: Console, spec: RunSpec, device: str) -> None:
+        self._console = console
+        self._spec = spec
+        self._device = device
+        self._space = Space.load(spec.space, "space")
+        self._scope: Scope | None = None
+        self._trials: History = ()
+        self._ahead = 0
+        self._now = ""
+        self._phase = ""
+        self._began = time.monotonic()
+        self._live = Live(
+            get_renderable=self._render, console=console, refresh_per_second=4, transient=True,
+            vertical_overflow="visible",
+        )  # fmt: skip
+
+    def __enter__(self) -> Terminal:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the table on the screen as it is; the line below it goes."""
+        if self._console.is_terminal:
+            self._live.stop()
+            if self._scope is not None and self._trials:
+                self._console.print(self._table())
+
+    def inspecting(self) -> None:
+        self._say(f"looking at {self._spec.model.name}")
+
+    def inspected(self, facts: ModelFacts, scope: Scope, history: History) -> None:
+        self._scope = scope
+        self._trials = history
+        goal = self._spec.goal
+        blocks = f"{facts.blocks} x {facts.block_class}" if facts.block_class else "no repeated block found"
+        each, many = (" each", "s") if goal.gpus > 1 else ("", "")
+        where = f"{goal.gpus} device{many}" + (f" in {goal.nodes} nodes" if goal.nodes > 1 else "")
+        if self._spec.device.kind == "sim":
+            self._console.print(not_measured(self._spec.device))
+        self._console.print(
+            Text.assemble(
+                (self._spec.model.name, "bold"),
+                f"  {format_count(facts.parameters)} parameters, {facts.model_class}, {blocks}\n",
+                (self._device, "bold"),
+                f"  {format_bytes(scope.budget)}{each}, of which {scope.goal.headroom:.0%} stay free\n",
+                (f"{format_count(scope.target)} tokens a step", "bold"),
+                f"  on {where}, {scope.tokens_per_sample} tokens a sample, "
+                f"micro-batch at most {format_count(scope.limit)}\n",
+            )
+        )
+        if history:
+            self._say(f"{len(history)} finished probes are taken from the journal")
+            for trial in history:
+                self._plain(trial)
+
+    def tracing(self, candidate: Candidate) -> None:
+        self._say(f"tracing {candidate.title()}")
+
+    def traced(self, entry: Traced) -> None:
+        self._now = ""
+        if entry.reason:
+            title = entry.candidate.title()
+            self._console.print(Text(f"{title} is not predicted: {entry.reason}", style="yellow"))
+
+    def skipping(self, skip: Skip) -> None:
+        assert self._scope is not None
+        self._console.print(Text(skipped(skip.candidate, skip.prediction, self._scope), style="dim"))
+
+    def trying(self, number: int, attempt: Try, ahead: int) -> None:
+        candidate = attempt.candidate
+        self._ahead = ahead
+        self._say(f"probe {number}: {candidate.title()}, micro-batch {candidate.micro_batch} ({attempt.why})")
+
+    def progressing(self, progress: Progress) -> None:
+        self._phase = PHASES[progress.phase] + (f", step {progress.step}" if progress.step else "")
+
+    def tried(self, trial: Trial) -> None:
+        assert self._scope is not None
+        self._trials += (trial,)
+        self._ahead = max(0, self._ahead - 1)
+        self._now = ""
+        self._plain(trial)
+
+    def lost(self, work: Literal["probe", "proof"], number: int, outcome: Lost) -> None:
+        self._console.print(
+            Text(f"{work} {number} was ended from outside: {outcome.message}", style="yellow")
+        )
+
+    def searched(self, done: Done) -> None:
+        self._say(f"search over: {done.why}")
+
+    def proving(self, score: Score) -> None:
+        candidate = score.trial.candidate
+        what = f"{candidate.title()}, micro-batch {candidate.micro_batch}"
+        self._say(f"proving probe {score.trial.number} from its file: {what}")
+
+    def proved(self, proof: ProofFinished) -> None:
+        self._now = ""
+        style = "green" if proof.passed else "yellow"
+        self._console.print(Text(f"proof of probe {proof.number}: {proof.why}", style=style))
+
+    def _say(self, what: str) -> None:
+        self._now, self._phase, self._began = what, "", time.monotonic()
+        if not self._console.is_terminal:
+            self._console.print(what, soft_wrap=True)
+
+    def _plain(self, trial: Trial) -> None:
+        """Print a finished trial as one line, where there is no live table."""
+        if self._console.is_terminal or self._scope is None:
+            return
+        self._console.print(trial_line(trial, self._scope), soft_wrap=True)
+
+    def _table(self, most: int | None = None) -> RenderableType:
+        assert self._scope is not None
+        shown = self._trials if most is None else self._trials[-most:]
+        table = trial_table(shown, self._scope, self._space)
+        earlier = len(self._trials) - len(shown)
+        return (
+            Group(Text(f"{format_counted(earlier, 'earlier probe')} above", style="dim"), table)
+            if earlier
+            else table
+        )
+
+    def _render(self) -> RenderableType:
+        parts: list[RenderableType] = []
+        if self._scope is not None and self._trials:
+            # What is taller than the window cannot be drawn anew in place; a row may take two lines in a narrow one.
+            parts.append(self._table(most=max(3, (self._console.height - 10) // 2)))
+        if self._now:
+            line = f"{self._now}  {self._phase}  {format_duration(time.monotonic() - self._began)}"
+            parts.append(Spinner("dots", Text(f"{line}  {self._left()}", style="cyan")))
+        return Group(*parts)
+
+    def _left(self) -> str:
+        """Return the time left, about: probes still ahead at the mean of those so far, and the proof."""
+        launched = [trial.seconds for trial in self._trials if trial.seconds]
+        simulated = self._spec.device.kind == "sim"  # which is not proven
+        if self._scope is None or not launched or (simulated and not self._ahead):
+            return ""
+        seconds = self._ahead * sum(launched) / len(launched)
+        if (budget := self._spec.limits.time_budget) is not None:
+            seconds = min(seconds, max(0.0, budget - sum(launched)))
+        seconds += 0.0 if simulated else self._spec.limits.proof_seconds
+        what = f"about {format_counted(self._ahead, 'more probe')}" if self._ahead else "the proof"
+        return f"({what}, {format_duration(seconds)} left)"

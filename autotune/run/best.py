@@ -1,0 +1,309 @@
+"""What `best.yaml` holds: the chosen configuration, what was measured of it, and where.
+
+Production training, `autotune export` and `autotune verify` start from this file alone.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.representer import RoundTripRepresenter
+
+from autotune.accumulation import Accumulation
+from autotune.bounds import MicroBatch, Ranks, Seed, SeqLen
+from autotune.candidate import Candidate
+from autotune.errors import InputError
+from autotune.lengths import Lengths
+from autotune.outcome import (
+    AttentionKernel,
+    Bytes,
+    ChosenBy,
+    Communication,
+    Drift,
+    Memory,
+    StepTiming,
+    Stress,
+)
+from autotune.run.events import Unknown
+from autotune.specs import ModelFacts, ModelSpec
+from autotune.units import format_bytes
+from autotune.user_files import parse_yaml, read_text, require_kind, user_path
+from autotune.validation import Frozen
+from autotune.variables import Variable, VariableValue
+
+VERSION = 1
+"""Raised with every change that an older autotune would misread."""
+
+Evidence = Literal["measured", "predicted"]
+
+
+class BestDevice(Frozen):
+    """The device that the numbers are of."""
+
+    name: str
+    """What people call it, such as the GPU's product name."""
+    kind: Literal["cuda", "cpu"]
+    torch_name: Annotated[str, Field(pattern=r"^(cpu|cuda:[0-9]{1,4})$")]
+    """torch's name: `cpu` or `cuda:0`."""
+    driver: str | None = None
+    """Version of the GPU's driver; None on a cpu."""
+
+
+class Check(Frozen):
+    """One comparison of the proof with what was recorded."""
+
+    name: str
+    recorded: float | None
+    """The recorded number; None where only the proof has one."""
+    proven: float | None
+    """The number that the proof showed; None where the proof did not come that far."""
+    tolerance: float | None
+    """Relative difference that is allowed; None where the check is a plain yes or no."""
+    interval: float | None = None
+    """Half-width of the 95% interval of the difference: what noise explains, beside the tolerance; None without one."""
+    passed: bool
+
+
+class Proof(Frozen):
+    """What a cold relaunch from this file showed."""
+
+    passed: bool
+    why: str
+    """One sentence: what held, or which check failed."""
+    checks: tuple[Check, ...] = ()
+    optimizer_steps: int | None = None
+    """Optimizer steps of training as it was recorded."""
+    micro_steps: int | None = None
+    """Micro-steps of each of these; fewer than `accumulation.steps` where three whole global steps took too long."""
+    plain_peak: Bytes | None = None
+    """Most that the process took of the device in these, with the longest rows."""
+    stresses: tuple[Stress, ...] = ()
+    """Steps that load memory more than those, each with its peak; none may be beyond the budget."""
+    losses: tuple[float, ...] = ()
+    """Training loss of every optimizer step, in order; an even choice of at most 100."""
+    evaluation_loss: float | None = None
+    evaluation_micro_batch: MicroBatch | None = None
+    """Sequences (samples) that one device evaluates at a time: run, and found to fit."""
+    checkpoint_bytes: Bytes | None = None
+    seconds: float
+    """Wall time of the whole relaunch."""
+
+
+class Alternative(Frozen):
+    """A configuration that measured speed does not tell from the winner."""
+
+    candidate: Candidate
+    """The configuration; micro_batch counts sequences (samples) per device."""
+    tokens_per_second: float
+    """As measured, over all devices."""
+    tokens_per_second_interval: float
+    """Half-width of its 95% interval, drift included."""
+    peak: Bytes
+    """What counted against the budget."""
+
+
+class Best(Frozen):
+    """The configuration to train with. Each key of the file has the meaning given here."""
+
+    version: Literal[1] = 1
+    """Version of this file's format."""
+    run: str
+    """The run that found this configuration."""
+    created: str
+    """When the file was written (UTC)."""
+    evidence: Evidence
+    """Where the numbers come from: measured by probes, or predicted for a simulated device."""
+    candidate: Candidate
+    """The chosen configuration; micro_batch counts sequences (samples) per device."""
+    accumulation: Accumulation
+    """How the global batch adds up: effective = micro_batch x tokens_per_sample x world_size x steps."""
+    seq_len: SeqLen
+    """Tokens per sequence; of a row, where sequences are padded or packed."""
+    lengths: Lengths | None = None
+    """How long the dataset's sequences are, as (length, number) pairs; null where all are as long."""
+    gpus: Ranks
+    """World size: devices that train together, on all nodes; those of a tensor-parallel group share one model."""
+    nodes: Ranks = 1
+    """Machines that the devices are in."""
+    seed: Seed = 0
+    headroom: Annotated[float, Field(ge=0, lt=0.9)]
+    """Share of the budget that had to stay free."""
+    tokens_per_second: float
+    """Tokens per second of wall time of a whole global step, over all devices."""
+    tokens_per_second_interval: float
+    """Half-width of its 95% interval, drift between measurements included."""
+    drift: Drift | None = None
+    """By how much measurements of this run differ beyond their own steps' spread; null for predictions."""
+    chosen_by: ChosenBy = "speed"
+    """What made it the winner: speed; or prediction, memory or proof, where speed leaves alternatives."""
+    alternatives: tuple[Alternative, ...] = ()
+    """What measured speed does not tell from it: not slower by more than the intervals explain."""
+    seconds_per_global_step: Annotated[float, Field(gt=0)]
+    mfu: float | None = None
+    """Model FLOPs utilization, 0 to 1; null where the device's peak is not known."""
+    attention: str | None = None
+    """The attention implementation that ran, as the model reports it."""
+    attention_kernels: tuple[AttentionKernel, ...] = ()
+    """Which of torch's attention kernels ran under it (simulated: are assumed); empty where none is known."""
+    evaluation_micro_batch: MicroBatch | None = None
+    """Sequences (samples) that one device should evaluate at a time, predicted by a trace; `proof` says what did."""
+    memory: Memory
+    """Recorded memory in bytes: peaks of one device while it trained."""
+    timing: StepTiming
+    """Recorded parts of a global step, in seconds."""
+    communication: Communication | None = None
+    """Seconds of each part in which ranks communicated; null on one rank, and where the backend does not tell."""
+    proof: Proof | None = None
+    """What the cold relaunch of this configuration showed; null before it."""
+    unknown: tuple[Unknown, ...] = ()
+    """What the search does not know: candidates of which a probe or proof was ended from outside each time.
+    One of them may be faster; `autotune resume --retry-lost` tries them again."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know before relying on the numbers."""
+    device: BestDevice
+    """The device that the numbers are of."""
+    variables: dict[Variable, VariableValue] = Field(default_factory=dict)
+    """Environment variables that the numbers were recorded under, and that training should have too.
+
+    Those that autotune itself sets, and no others: they end in a script that a shell runs.
+    """
+    environment: dict[str, str]
+    """Versions and machine that the numbers depend on."""
+    facts: ModelFacts
+    """What the model turned out to be when it was built."""
+    model: ModelSpec
+    """The model, complete: building it needs no other file."""
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> Self:
+        """A hand-edited file must not describe a batch that was not measured."""
+        shared = " x candidate.tensor_parallel" if self.candidate.tensor_parallel > 1 else ""
+        pairs = (
+            ("candidate.micro_batch", self.candidate.micro_batch, "accumulation.micro_batch",
+             self.accumulation.micro_batch),
+            ("gpus", self.gpus, f"accumulation.world_size{shared}",
+             self.accumulation.world_size * self.candidate.tensor_parallel),
+            ("facts.tokens_per_sample", self._tokens_per_row, "accumulation.tokens_per_sample",
+             self.accumulation.tokens_per_sample),
+        )  # fmt: skip
+        for one, value, other, expected in pairs:
+            if value != expected:
+                raise ValueError(
+                    f"{one} ({value}) and {other} ({expected}) differ; tune again rather than edit one"
+                )
+        return self
+
+    @property
+    def _tokens_per_row(self) -> int:
+        if self.lengths is None:
+            return self.facts.tokens_per_sample
+        return self.lengths.tokens_per_row(self.candidate.sequences, self.seq_len)
+
+    def to_yaml(self) -> str:
+        """Return the text of `best.yaml`: stable order, comments on the keys, sizes in bytes and in GiB."""
+        document = _commented(self.model_dump(mode="json"), self)
+        for name, field in type(self).model_fields.items():
+            if field.description:
+                document.yaml_set_comment_before_after_key(name, before=field.description)
+        text = io.StringIO()
+        _writer().dump(document, text)
+        return text.getvalue()
+
+    @classmethod
+    def read(cls, file: str | Path) -> Self:
+        """Read a `best.yaml`, or the one in a run's folder. Raises InputError."""
+        file = user_path(file, "best.yaml")
+        file = file / "best.yaml" if os.path.isdir(file) else file
+        return cls.from_yaml(read_text(file), str(file))
+
+    @classmethod
+    def from_yaml(cls, text: str, source: str) -> Self:
+        """Read the text of a `best.yaml`. Raises InputError with every problem, each naming `source`."""
+        data = parse_yaml(text, source)
+        require_kind(data, "a best.yaml", source)
+        if isinstance(data.get("version"), int) and data["version"] > VERSION:
+            raise InputError(
+                f"{source}: its format is version {data['version']}, this autotune reads {VERSION}; install "
+                "the autotune that wrote it, or a newer one"
+            )
+        stated = _take_computed(data)
+        best = cls.load(data, source)
+        computed = {name: getattr(best.accumulation, name) for name in stated}
+        if problems := [
+            f"{source}: accumulation.{name} is {value}, but its factors give {computed[name]}"
+            for name, value in stated.items()
+            if value != computed[name]
+        ]:
+            raise InputError(problems)
+        return best
+
+
+class _Representer(RoundTripRepresenter):
+    """Writes null, and 1e-05 as 1.0e-05: readers of YAML 1.1, which many tools still are, take the latter
+    for text."""
+
+    def represent_plain_float(self, value: float) -> ScalarNode:
+        digits, e, exponent = repr(value).partition("e")
+        if e and "." not in digits:
+            return self.represent_scalar("tag:yaml.org,2002:float", f"{digits}.0e{exponent}")
+        node: ScalarNode = self.represent_float(value)
+        return node
+
+    def represent_plain_null(self, _value: None) -> ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:null", "null")
+
+
+_Representer.add_representer(float, _Representer.represent_plain_float)
+_Representer.add_representer(type(None), _Representer.represent_plain_null)
+
+
+def _writer() -> YAML:
+    yaml = YAML()
+    yaml.Representer = _Representer
+    yaml.width = 110
+    return yaml
+
+
+def _take_computed(data: dict[str, Any]) -> dict[str, Any]:
+    """Take out the results that the file shows for its reader but that follow from other keys."""
+    accumulation = data.get("accumulation")
+    if not isinstance(accumulation, dict):
+        return {}
+    names = [name for name in Accumulation.model_computed_fields if name in accumulation]
+    return {name: accumulation.pop(name) for name in names}
+
+
+def _commented(values: Mapping[str, Any], record: BaseModel) -> CommentedMap:
+    """Copy a record's dumped values into a map that carries comments: GiB beside every number of bytes."""
+    result = CommentedMap()
+    for name, value in values.items():
+        part = getattr(record, name)
+        result[name] = _commented(value, part) if isinstance(part, BaseModel) else value
+        if name == "counts":  # hundreds of pairs
+            result[name] = CommentedSeq(value)
+            result[name].fa.set_flow_style()
+        if isinstance(value, int) and _is_bytes(type(record), name):
+            result.yaml_add_eol_comment(format_bytes(value), name, column=40)
+    return result
+
+
+def _is_bytes(model: type[BaseModel], name: str) -> bool:
+    return name in model.model_fields and name in _BYTE_FIELDS.get(model.__name__, ())
+
+
+_BYTE_FIELDS = {
+    "Memory": ("allocated", "reserved", "device_peak", "budget", "baseline"),
+    "Breakdown": ("parameters", "gradients", "optimizer_state", "activations", "other"),
+    "Proof": ("checkpoint_bytes", "plain_peak"),
+    "Alternative": ("peak",),
+    "Stress": ("peak",),
+}
+"""Fields that hold bytes and are shown in GiB too."""

@@ -1,0 +1,82 @@
+"""What a run tells whoever looks on: the terminal, or nobody."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+from autotune.candidate import Candidate
+from autotune.outcome import Lost
+from autotune.probe.protocol import Progress
+from autotune.run.events import ProofFinished, Traced
+from autotune.search.selection import Score
+from autotune.search.strategy import Done, Scope, Skip, Try
+from autotune.specs import ModelFacts
+from autotune.trial import History, Trial
+
+
+class Watch(Protocol):
+    """Told of every event of a run, in order. Must not raise, and must not change anything."""
+
+    def inspecting(self) -> None:
+        """Say that a worker looks at the model."""
+
+    def inspected(self, facts: ModelFacts, scope: Scope, history: History) -> None:
+        """Say what the model is; `history` holds the trials of an earlier start of this run."""
+
+    def tracing(self, candidate: Candidate) -> None:
+        """Say that a worker traces a candidate's rung for the memory model."""
+
+    def traced(self, entry: Traced) -> None:
+        """Say what came of it."""
+
+    def skipping(self, skip: Skip) -> None:
+        """Say that a candidate is passed over by prediction."""
+
+    def trying(self, number: int, attempt: Try, ahead: int) -> None:
+        """Say that a probe is being launched, the first of about `ahead` still to come."""
+
+    def progressing(self, progress: Progress) -> None:
+        """Say that the worker entered a phase."""
+
+    def tried(self, trial: Trial) -> None:
+        """Say what a probe came to."""
+
+    def lost(self, work: Literal["probe", "proof"], number: int, outcome: Lost) -> None:
+        """Say that something outside ended a try of a probe or a proof, which says nothing of it."""
+
+    def searched(self, done: Done) -> None:
+        """Say that the search is over."""
+
+    def proving(self, score: Score) -> None:
+        """Say that a configuration is relaunched from its file."""
+
+    def proved(self, proof: ProofFinished) -> None:
+        """Say what the relaunch showed."""
+
+
+class Silent:
+    """A watch that says nothing."""
+
+    def inspecting(self) -> None: ...
+
+    def inspected(self, facts: ModelFacts, scope: Scope, history: History) -> None: ...
+
+    def tracing(self, candidate: Candidate) -> None: ...
+
+    def traced(self, entry: Traced) -> None: ...
+
+    def skipping(self, skip: Skip) -> None: ...
+
+    def trying(self, number: int, attempt: Try, ahead: int) -> None: ...
+
+    def progressing(self, progress: Progress) -> None: ...
+
+    def tried(self, trial: Trial) -> None: ...
+
+    def lost(self, work: Literal["probe", "proof"], number: int, outcome: Lost) -> None: ...
+
+    def searched(self, done: Done) -> None: ...
+
+    def proving(self, score: Score) -> None: ...
+
+    def proved(self, proof: ProofFinished) -> None: ...

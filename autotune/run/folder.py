@@ -1,0 +1,170 @@
+"""The folder of a run: made once, found again by name or path."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from io import StringIO
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from autotune.commands import command
+from autotune.errors import InputError, nearest
+from autotune.printable import quoted
+from autotune.probe.folder import write_atomically
+from autotune.run.events import Asked, Record, Started
+from autotune.run.journal import read_record
+from autotune.run.paths import RunPaths
+from autotune.specs import RunSpec
+from autotune.user_files import parse_yaml, read_text, require_kind, user_path
+
+CHANGES = 5
+"""Edited values of a spec that are told one by one."""
+_NONE = object()
+SLUG = 60
+"""Characters of a model's name, and of a device's, in the name of a run's folder."""
+
+
+def create_run(spec: RunSpec, parent: Path) -> RunPaths:
+    """Make a new run folder and write its spec. Raises InputError when the folder cannot be made."""
+    parent = user_path(parent, "--runs")
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{_slug(spec.model.name)}-{_slug(str(spec.device))}"
+    try:
+        paths = _fresh(parent, stem)
+        paths.probes.mkdir()
+        write_atomically(paths.spec, dump_spec(spec))
+    except OSError as error:
+        raise InputError(f"no run folder can be made in {parent}: {error.strerror or error}") from error
+    return paths
+
+
+@contextmanager
+def new_run(spec: RunSpec, parent: Path) -> Iterator[RunPaths]:
+    """Make a run folder as `create_run`; what is refused before anything was probed leaves none behind.
+
+    So `last` stays the newest run that came to something, and one that failed or was interrupted can be looked at.
+    """
+    parent = user_path(parent, "--runs")
+    first = not os.path.exists(parent)
+    paths = create_run(spec, parent)
+    try:
+        yield paths
+    except InputError:
+        if not _was_probed(paths):
+            shutil.rmtree(paths.root, ignore_errors=True)
+            if first:
+                with contextlib.suppress(OSError):  # another run was made there meanwhile
+                    parent.rmdir()
+        raise
+
+
+def _was_probed(paths: RunPaths) -> bool:
+    if not paths.journal.exists():
+        return False
+    return any(isinstance(entry, Started) for entry in read_record(paths.journal).entries)
+
+
+def find_run(name: str, parent: Path) -> RunPaths:
+    """Return a run by path, or by name under `parent`; `last` is the newest there. Raises InputError."""
+    parent, path = user_path(parent, "--runs"), user_path(name, "the run")
+    runs = sorted(spec.parent for spec in parent.glob("*/spec.yaml"))
+    if name == "last" and runs:
+        return RunPaths(runs[-1])
+    for root in (path, parent / name):
+        if os.path.lexists(root / "spec.yaml"):
+            return RunPaths(root)
+    if os.path.isdir(path):
+        raise InputError(f"{name} is not a run of autotune: it has no spec.yaml")
+    known = [run.name for run in runs]
+    hint = f"; {nearest(name, known)}" if known else f"; there are no runs in {parent}"
+    raise InputError(f"there is no run {quoted(name)}{hint}")
+
+
+def find_best(name: str, parent: Path) -> Path:
+    """Return a `best.yaml`: by its own path, or of a run as `find_run` finds it.
+
+    Raises InputError where there is none; whether a file can be read is for its reader to see.
+    """
+    path = user_path(name, "the best.yaml")
+    if os.path.isfile(path) or (path.suffix in {".yaml", ".yml"} and not os.path.isdir(path)):
+        return path
+    if os.path.isfile(path / "best.yaml"):
+        return path / "best.yaml"
+    best = find_run(name, parent).best
+    if not os.path.isfile(best):
+        raise InputError(
+            f"{best.parent} has no best.yaml: it has no winner, or is not finished; see: "
+            f"{command('report', best.parent)}"
+        )
+    return best
+
+
+def load_spec(paths: RunPaths) -> RunSpec:
+    """Read what a run was asked for. Raises InputError when the file is unreadable, not a spec, or was edited."""
+    source = str(paths.spec)
+    data = parse_yaml(read_text(paths.spec), source)
+    require_kind(data, "the spec.yaml of a run", source)
+    spec = RunSpec.load(data, source)
+    if paths.journal.exists():
+        require_unedited(spec, read_record(paths.journal), paths)
+    return spec
+
+
+def require_unedited(spec: RunSpec, record: Record, paths: RunPaths) -> None:
+    """Raise InputError where a run was asked for something else when it began: what was measured is of that."""
+    if record.asked is None or (now := Asked.of(spec)).digest == record.asked.digest:
+        return
+    before, after = _leaves(record.asked.spec), _leaves(now.spec)
+    changed = [name for name in {**before, **after} if before.get(name, _NONE) != after.get(name, _NONE)]
+    told = [f"{name} is {_told(after, name)} and was {_told(before, name)}" for name in changed[:CHANGES]]
+    more = f"; and {len(changed) - CHANGES} more" if len(changed) > CHANGES else ""
+    raise InputError(
+        f"{paths.spec} was edited after the run began ({'; '.join(told) or 'its first journal line was'}{more}). What "
+        "the run has measured is of what it was asked for then, so it is not continued: put the file back as it was, "
+        "or start a new run with `autotune run`"
+    )
+
+
+def _leaves(value: object, name: str = "") -> dict[str, object]:
+    """Return the values of nested keys by their dotted names."""
+    if isinstance(value, dict) and value:
+        parts = (_leaves(part, f"{name}.{key}" if name else str(key)) for key, part in value.items())
+        return {key: leaf for part in parts for key, leaf in part.items()}
+    return {name: value}
+
+
+def _told(leaves: dict[str, object], name: str) -> str:
+    return quoted(leaves[name]) if name in leaves else "not there"
+
+
+def dump_spec(spec: RunSpec) -> str:
+    """Return the spec as YAML; `load_spec` reads it back equal."""
+    text = StringIO()
+    yaml = YAML()
+    yaml.default_flow_style = False
+    yaml.width = 110
+    yaml.dump(spec.model_dump(mode="json"), text)
+    return "# What this run was asked for. A resumed run reads it again.\n" + text.getvalue()
+
+
+def _fresh(parent: Path, stem: str) -> RunPaths:
+    """Make a folder that did not exist, so that runs started in the same second do not meet."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 1000):
+        root = parent / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            root.mkdir()
+        except FileExistsError:
+            continue
+        return RunPaths(root)
+    raise AssertionError("a thousand runs in one second")
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", name.split("/")[-1]).strip("-")[:SLUG] or "model"

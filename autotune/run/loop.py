@@ -1,0 +1,320 @@
+"""The closed loop of one run: inspect, search, prove, emit. Composition only; each part is elsewhere.
+
+Everything that happened is in the journal before anything follows from it, and every decision is a function of
+the journal. So a run that was killed at any moment goes on from its folder as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import autotune
+from autotune.candidate import Candidate
+from autotune.errors import InputError
+from autotune.executors.executor import Executor, Finding
+from autotune.memory.predictor import Predictor
+from autotune.outcome import Drift, Lost, Unsupported
+from autotune.probe.folder import ProbeFolder, clear_temporaries
+from autotune.probe.protocol import Inspection, ProbeRequest
+from autotune.run.best import Best
+from autotune.run.callbacks import Silent, Watch
+from autotune.run.events import (
+    TRIES,
+    Asked,
+    Finished,
+    Inspected,
+    Opened,
+    Retried,
+    Searched,
+    SearchEnd,
+    Skipped,
+    Started,
+)  # fmt: skip
+from autotune.run.failure import inspection_failed, lost_with_tuner, stop_at_crash
+from autotune.run.folder import require_unedited
+from autotune.run.journal import Journal, now
+from autotune.run.paths import RunPaths
+from autotune.run.predictions import Foresight
+from autotune.run.preflight import Admission
+from autotune.run.prove import Proving
+from autotune.run.write_best import contender
+from autotune.search.graph_walk import propose
+from autotune.search.remaining_probes import probes_ahead
+from autotune.search.selection import Score
+from autotune.search.space import Space
+from autotune.search.strategy import Done, Scope, Try
+from autotune.specs import RunSpec
+from autotune.techniques.topology import unpaddable
+from autotune.tracing.client import Tracer
+from autotune.units import format_duration
+
+
+def tune(
+    spec: RunSpec,
+    paths: RunPaths,
+    executor: Executor,
+    watch: Watch | None = None,
+    tracer: Tracer | None = None,
+    retry_lost: bool = False,
+) -> Best:
+    """Take a run from where its journal stands to its proven winner, and return what `best.yaml` says.
+
+    With a `tracer` (and unless the spec says otherwise) the memory model spares probes; it never replaces one. With
+    `retry_lost` candidates that something outside ended each time are tried again, in a decided run too.
+    Raises NothingFits, NothingTrained, NothingProven, ModelError, JournalError, or InputError when another tuner has
+    the run.
+    """
+    with Journal(paths.journal, paths.lock) as journal:
+        knowing = spec.predict or executor.facts.simulated
+        return _Run(spec, paths, executor, watch or Silent(), journal, tracer if knowing else None).go(
+            retry_lost
+        )
+
+
+class _Run:
+    def __init__(
+        self,
+        spec: RunSpec,
+        paths: RunPaths,
+        executor: Executor,
+        watch: Watch,
+        journal: Journal,
+        tracer: Tracer | None,
+    ) -> None:
+        self.spec = spec
+        self.paths = paths
+        self.executor = executor
+        self.watch = watch
+        self.journal = journal
+        self.tracer = tracer
+        self.foresight: Foresight | None = None
+        self.evaluations: dict[Candidate, int | None] = {}
+        """Micro-batches for evaluation, as predicted."""
+        self.space = Space.load(spec.space, f"{paths.spec}: space")
+        self.admission = Admission(spec, self.space, executor, paths.probes)
+
+    def go(self, retry_lost: bool) -> Best:
+        """Inspect, search, prove; or return at once what was decided before."""
+        if self.journal.record.asked is None:
+            self.journal.append(Asked.of(self.spec))
+        require_unedited(self.spec, self.journal.record, self.paths)
+        if retry_lost:
+            self.reopen()
+        if (decided := self.journal.record.decided) and decided.winner is not None:
+            return Best.read(self.paths.best)
+        self.clear_scratch()
+        self.journal.append(Opened(version=autotune.__version__, time=now()))
+        inspected = self.inspect()
+        scope = Scope.of(self.spec, inspected)
+        self.watch.inspected(inspected.facts, scope, self.journal.record.history)
+        done = self.search(scope)
+        self.watch.searched(done)
+        proving = Proving(self.spec, self.paths, self.executor, self.watch, self.journal, self.contender)
+        return proving.prove(scope, done)
+
+    def reopen(self) -> None:
+        """Have everything that was lost tried again, if anything was."""
+        if unknown := self.journal.record.unknown:
+            numbers = {
+                work: tuple(entry.number for entry in unknown if entry.lost == work)
+                for work in ("probe", "proof")
+            }
+            self.journal.append(Retried(probes=numbers["probe"], proofs=numbers["proof"], time=now()))
+
+    def clear_scratch(self) -> None:
+        """Remove what a tuner that was killed left on the disk: its probes' mapped files can be many GiB."""
+        clear_temporaries(self.paths.root)
+        for folder in (*self.paths.probes.glob("*"), *self.paths.probes.glob("*/rank*")):
+            clear_temporaries(folder)
+            ProbeFolder(folder).clear_scratch()
+
+    def inspect(self) -> Inspected:
+        """Learn what the model is, from a worker that builds it without memory."""
+        if known := self.journal.record.inspection:
+            return known
+        self.watch.inspecting()
+        request = self.request(Candidate(optimizer=self.spec.optimizer), "inspect")
+        for _ in range(TRIES):
+            with self.journal.doing("inspection"):
+                finding = self.executor.run(
+                    request, self.paths.inspection, timeout=self.spec.limits.probe_timeout,
+                    on_progress=self.watch.progressing,
+                )  # fmt: skip
+            if not isinstance(finding.answer, Lost):
+                break
+        if not isinstance(finding.answer, Inspection):
+            raise inspection_failed(finding.answer, self.executor.facts.budget)
+        if self.spec.goal.lengths is not None and (reason := unpaddable(finding.answer.facts.task)):
+            raise InputError(f"--lengths: {reason}")
+        inspected = Inspected(
+            facts=finding.answer.facts, baseline=finding.baseline or 0, budget=self.executor.facts.budget
+        )
+        self.journal.append(inspected)
+        return inspected
+
+    def search(self, scope: Scope) -> Done:
+        """Probe what the strategy proposes until it is done or the limits are spent."""
+        scope.check()
+        self.foresee(scope)
+        self.settle_pending()
+        while True:
+            record = self.journal.record
+            stop_at_crash(record.history)
+            decision = propose(record.history, self.space, scope, self.predictor)
+            if isinstance(decision, Try) and (spent := self.spent()):
+                decision = Done(*spent, decision.path, decision.skipped)
+            elif isinstance(decision, Try) and self.learn(decision.candidate):
+                continue  # what was learnt may change the decision
+            self.skip(decision)
+            if isinstance(decision, Done):
+                self.journal.append(Searched(why=decision.why, reason=decision.reason, path=decision.path))
+                return decision
+            self.attempt(record.next_number, decision, self.ahead(scope))
+
+    @property
+    def predictor(self) -> Predictor | None:
+        """The memory model, with what it learnt from traces."""
+        return self.foresight.predictor if self.foresight else None
+
+    def foresee(self, scope: Scope) -> None:
+        """Start the memory model, where the run has one, with what the run knew before."""
+        record = self.journal.record
+        if self.tracer is None or record.inspection is None or self.executor.facts.simulated:
+            return  # a simulated device is itself the memory model
+        folder = self.paths.tracing
+        self.foresight = Foresight(self.tracer, self.executor.facts, record.inspection, scope, folder)
+        timeout = self.spec.limits.probe_timeout
+        with self.journal.doing("trace"):
+            self.foresight.recall(record.traced, lambda candidate: self.request(candidate, "trace"), timeout)
+
+    def learn(self, candidate: Candidate) -> bool:
+        """Trace a candidate's rung, unless that is done or useless; tell whether something was learnt."""
+        if self.foresight is None or self.foresight.knows(candidate) or self.refusal(candidate):
+            return False
+        self.watch.tracing(candidate)
+        with self.journal.doing("trace"):
+            traced = self.foresight.learn(
+                self.request(candidate, "trace"), self.spec.limits.probe_timeout, self.watch.progressing
+            )
+        self.journal.append(traced)
+        self.watch.traced(traced)
+        return True
+
+    def skip(self, decision: Try | Done) -> None:
+        """Journal what the walk passed over for the first time."""
+        known = {entry.candidate for entry in self.journal.record.skipped}
+        for skip in decision.skipped:
+            if skip.candidate not in known:
+                self.journal.append(
+                    Skipped(candidate=skip.candidate, node=skip.node, prediction=skip.prediction, time=now())
+                )
+                self.watch.skipping(skip)
+
+    def ahead(self, scope: Scope) -> int:
+        """Return how many probes are still to come, the next one included, about."""
+        return probes_ahead(self.journal.record.history, self.space, scope, self.predictor)
+
+    def attempt(self, number: int, decision: Try, ahead: int) -> None:
+        """Probe a candidate to its verdict.
+
+        A try that something outside ends says nothing: it is repeated, up to TRIES times, those of earlier starts of
+        the tuner included.
+        """
+        self.watch.trying(number, decision, ahead)
+        while (trial := self.journal.record.trial(number)) is None:
+            if self.journal.record.tries("probe", number) < TRIES:
+                self.try_once(number, decision)
+            else:
+                gone = Finished(number=number, outcome=lost_with_tuner("probe"), seconds=0.0)
+                self.journal.append(gone)
+        self.watch.tried(trial)
+
+    def try_once(self, number: int, decision: Try) -> None:
+        """Journal, launch, journal."""
+        candidate = decision.candidate
+        expected = self.foresight.predict(candidate, self.journal.record.history) if self.foresight else None
+        with self.journal.doing("probe", number):
+            self.journal.append(
+                Started(
+                    number=number, candidate=candidate, node=decision.node, why=decision.why, time=now(),
+                    prediction=expected, path=decision.path,
+                )
+            )  # fmt: skip
+            finding = self.probe(number, candidate)
+            assert not isinstance(finding.answer, Inspection)
+            self.journal.append(Finished(number=number, outcome=finding.answer, seconds=finding.seconds))
+        if isinstance(finding.answer, Lost):
+            self.watch.lost("probe", number, finding.answer)
+
+    def probe(self, number: int, candidate: Candidate) -> Finding:
+        """Run one candidate, unless it can be refused without running it."""
+        if reason := self.refusal(candidate):
+            return Finding(Unsupported(reason=reason), None, 0.0)
+        return self.executor.run(
+            self.request(candidate, "train"), self.paths.probe(number),
+            timeout=self.spec.limits.probe_timeout, on_progress=self.watch.progressing,
+        )  # fmt: skip
+
+    def refusal(self, candidate: Candidate) -> str | None:
+        """Return why a candidate is refused without running it, or None."""
+        inspected = self.journal.record.inspection
+        assert inspected is not None
+        steps = self.request(candidate, "train").accumulation_steps
+        return self.admission.refusal(candidate, steps, inspected.facts)
+
+    def request(self, candidate: Candidate, kind: str) -> ProbeRequest:
+        """Return the request for a candidate at this run's goal."""
+        spec, inspected = self.spec, self.journal.record.inspection
+        steps = 1
+        if inspected is not None:
+            scope = Scope.of(spec, inspected).of_rung(candidate)
+            steps = scope.accumulation(candidate.micro_batch).steps
+        return ProbeRequest.model_validate(
+            {
+                "kind": kind, "model": spec.model, "candidate": candidate, "seq_len": spec.goal.seq_len,
+                "lengths": spec.goal.lengths,
+                "accumulation_steps": steps, "device": self.executor.facts.torch_name,
+                "world_size": spec.goal.gpus if candidate.distributed else 1,
+                "nodes": spec.goal.nodes if candidate.distributed else 1,
+                "budget": self.executor.facts.budget, "seed": spec.seed,
+                "sample_seconds": spec.limits.sample_seconds, "sample_steps": spec.limits.sample_steps,
+                "folder": "",
+            }
+        )  # fmt: skip
+
+    def settle_pending(self) -> None:
+        """Try again what was under way when an earlier start of the tuner ended, and what is to be retried."""
+        for started in self.journal.record.pending:
+            decision = Try(started.candidate, started.node, started.why, started.path)
+            self.attempt(started.number, decision, ahead=1)
+
+    def spent(self) -> tuple[str, SearchEnd] | None:
+        """Return which limit ended the search, in words and typed, or None."""
+        limits, record = self.spec.limits, self.journal.record
+        if len(record.history) >= limits.max_probes:
+            return f"stopped after {limits.max_probes} probes (--max-probes)", "max_probes"
+        if limits.time_budget is not None and record.seconds >= limits.time_budget:
+            return f"stopped after {format_duration(record.seconds)} of probes (--time-budget)", "time_budget"
+        return None
+
+    def contender(self, score: Score, drift: Drift) -> Best:
+        """Return what `best.yaml` says of a trial, before its proof."""
+        inspected = self.journal.record.inspection
+        assert inspected is not None
+        candidate = score.trial.candidate
+        variables = self.executor.environment(candidate)
+        if candidate not in self.evaluations:
+            self.evaluations[candidate] = self.foresee_evaluation(candidate, inspected)
+        return contender(
+            self.spec, self.paths.id, score, inspected.facts, self.executor.facts, variables,
+            self.evaluations[candidate], drift,
+        )  # fmt: skip
+
+    def foresee_evaluation(self, candidate: Candidate, inspected: Inspected) -> int | None:
+        """Return the largest micro-batch of an evaluation that is predicted to fit; None without a memory model."""
+        if self.tracer is None:
+            return None
+        foresight = self.foresight or Foresight(
+            self.tracer, self.executor.facts, inspected, Scope.of(self.spec, inspected), self.paths.tracing
+        )
+        request, history = self.request(candidate, "trace"), self.journal.record.history
+        with self.journal.doing("trace"):
+            return foresight.evaluation(request, history, self.spec.limits.probe_timeout)

@@ -1,0 +1,162 @@
+"""The order of a journal's lines: what may follow what. A record that was edited is never continued. Pure."""
+
+from __future__ import annotations
+
+from autotune.outcome import Lost, Ok
+from autotune.run.events import (
+    TRIES,
+    Asked,
+    Decided,
+    Entry,
+    Finished,
+    Inspected,
+    Interrupted,
+    Opened,
+    ProofFinished,
+    ProofStarted,
+    Record,
+    Retried,
+    Searched,
+    Started,
+)
+
+
+class Order:
+    """Follows a journal line by line, as tuners write it: each start of one goes through the same stages."""
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+        self._probes: dict[int, Started] = {}
+        self._inspected = False
+        self._simulated = False
+        self._running = False
+        """Whether a tuner is at work, as far as the lines say."""
+        self._searched = False
+        """Whether that tuner has ended its search."""
+        self._active: tuple[str, int] | None = None
+        """The probe or proof that it has started."""
+
+    def refusal(self, entry: Entry) -> str | None:
+        """Return why no tuner writes this line here; else take it in and return None."""
+        reason = self._reason(entry)
+        if reason is None:
+            self._take(entry)
+        return reason
+
+    @property
+    def record(self) -> Record:
+        """What was taken in so far."""
+        return Record(tuple(self._entries))
+
+    def _reason(self, entry: Entry) -> str | None:
+        if isinstance(entry, Asked) == bool(self._entries):
+            return "a journal begins with what was asked for, and says it once"
+        match entry:
+            case Asked():
+                return None
+            case Opened():
+                decided = self.record.decided
+                return "the run was decided before" if decided and decided.winner is not None else None
+            case Retried():
+                return self._retried(entry)
+        if not self._running:
+            return "no tuner was at work then"
+        if isinstance(entry, Interrupted):
+            return self._interrupted(entry)
+        if isinstance(entry, Finished | ProofFinished):
+            return self._finished(entry)
+        if self._active is not None:
+            return f"{self._active[0]} {self._active[1]} was under way then"
+        if isinstance(entry, Inspected):
+            return "the model was inspected before" if self._inspected else None
+        if not self._inspected:
+            return "the model was not inspected before"
+        if isinstance(entry, ProofStarted | Decided):
+            if not self._searched:
+                return "the search was not over then"
+            return self._proof_started(entry) if isinstance(entry, ProofStarted) else self._decided(entry)
+        if self._searched:
+            return "the search was over then"
+        if isinstance(entry, Started):
+            return self._started(entry)
+        if isinstance(entry, Searched) and self.record.pending:
+            return f"probe {self.record.pending[0].number} had no verdict then"
+        return None
+
+    def _started(self, entry: Started) -> str | None:
+        number, known = entry.number, self._probes.get(entry.number)
+        pending = [started.number for started in self.record.pending]
+        if number not in pending and (known or pending or number != len(self._probes) + 1):
+            return f"probe {pending[0] if pending else len(self._probes) + 1} was to be started then"
+        if known and (known.candidate, known.node) != (entry.candidate, entry.node):
+            return f"probe {number} was of another candidate before"
+        if self.record.tries("probe", number) >= TRIES:
+            return f"probe {number} was started {TRIES} times before"
+        return None
+
+    def _finished(self, entry: Finished | ProofFinished) -> str | None:
+        work = "probe" if isinstance(entry, Finished) else "proof"
+        if isinstance(entry, ProofFinished) and entry.passed and not isinstance(entry.outcome, Ok):
+            return f"a proof that passed did not end with {entry.outcome.kind}"
+        if self._active == (work, entry.number):
+            return None
+        given_up = isinstance(entry.outcome, Lost) and entry.outcome.cause == "tuner"
+        tries = self.record.tries("probe" if work == "probe" else "proof", entry.number)
+        if self._active is None and given_up and tries >= TRIES:
+            return None
+        return f"{work} {entry.number} was not under way then"
+
+    def _interrupted(self, entry: Interrupted) -> str | None:
+        match entry.work:
+            case "inspection":
+                wrong = self._inspected
+            case "trace":
+                wrong = not self._inspected or self._active is not None
+            case _:
+                wrong = self._active != (entry.work, entry.number)
+        return f"no {entry.work} that was interrupted was under way then" if wrong else None
+
+    def _proof_started(self, entry: ProofStarted) -> str | None:
+        trial = self.record.trial(entry.number)
+        if trial is None or not isinstance(trial.outcome, Ok):
+            return f"probe {entry.number} had not trained then"
+        if self.record.tries("proof", entry.number) >= TRIES:
+            return f"the proof of probe {entry.number} was started {TRIES} times before"
+        return None
+
+    def _decided(self, entry: Decided) -> str | None:
+        if entry.winner is None:
+            return None
+        trial = self.record.trial(entry.winner)
+        if trial is None or not isinstance(trial.outcome, Ok):
+            return f"probe {entry.winner} had not trained then"
+        proven = any(proof.passed and proof.number == entry.winner for proof in self.record.proofs)
+        return None if proven or self._simulated else f"probe {entry.winner} was not proven then"
+
+    def _retried(self, entry: Retried) -> str | None:
+        unknown = self.record.unknown
+        lost = {work: tuple(e.number for e in unknown if e.lost == work) for work in ("probe", "proof")}
+        same = (entry.probes, entry.proofs) == (lost["probe"], lost["proof"])
+        return None if same and unknown else "other probes and proofs were lost then"
+
+    def _take(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        match entry:
+            case Asked(spec=spec):
+                device = spec.get("device")
+                self._simulated = isinstance(device, dict) and device.get("kind") == "sim"
+            case Opened():
+                self._running, self._searched, self._active = True, False, None
+            case Inspected():
+                self._inspected = True
+            case Started(number=number):
+                self._probes[number] = entry
+                self._active = "probe", number
+            case ProofStarted(number=number):
+                self._active = "proof", number
+            case Finished() | ProofFinished():
+                self._active = None
+            case Searched():
+                self._searched = True
+            case Interrupted() | Retried() | Decided():
+                self._running, self._active = False, None

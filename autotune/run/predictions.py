@@ -1,0 +1,109 @@
+"""What the memory model knows during a run: the rungs traced so far, and those that cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from autotune.candidate import Candidate
+from autotune.devices.device import DeviceFacts
+from autotune.devices.hardware import lookup
+from autotune.memory.predictor import Ground, Predictor
+from autotune.outcome import Ok, StepTiming
+from autotune.prediction import Prediction
+from autotune.probe.protocol import ProbeRequest, Progress
+from autotune.run.events import Inspected, Traced
+from autotune.search.strategy import Scope
+from autotune.timing.calibration import Pace, Paced
+from autotune.timing.roofline import Machine, step_time
+from autotune.tracing.client import Tracer
+from autotune.trial import History
+
+
+class Foresight:
+    """Traces rungs as the search comes to them. What it knows follows from the journal and the cache alone."""
+
+    def __init__(
+        self, tracer: Tracer, facts: DeviceFacts, inspected: Inspected, scope: Scope, folder: Path
+    ) -> None:
+        """`folder` is where workers that trace may write."""
+        row = lookup(facts.hardware) if facts.hardware else None
+        self._machine = Machine.of(row) if row else None
+        blas = row.cublas_bytes() if row else 0
+        ground = Ground.measured(facts.kind, inspected.baseline, blas, scope.goal.gpus)
+        self._accumulating: Callable[[Candidate], bool] = lambda candidate: (
+            scope.of_rung(candidate).accumulation(candidate.micro_batch).steps > 1
+        )
+        self.predictor = Predictor({}, ground, self._accumulating)
+        self._tracer = tracer
+        self._budget = inspected.budget
+        self._usable = scope.usable
+        self._folder = folder
+        self._untraceable: set[Candidate] = set()
+
+    def knows(self, candidate: Candidate) -> bool:
+        """Tell whether there is nothing to learn of a candidate's rung: it was traced, or cannot be."""
+        return candidate.rung() in self._untraceable or self.predictor.covers(candidate)
+
+    def recall(
+        self, entries: Iterable[Traced], request: Callable[[Candidate], ProbeRequest], timeout: float
+    ) -> None:
+        """Learn again what an earlier start of the run knew."""
+        for entry in entries:
+            if entry.reason:
+                self._untraceable.add(entry.candidate.rung())
+            elif not self.knows(entry.candidate):
+                self.learn(request(entry.candidate), timeout)
+
+    def learn(
+        self,
+        request: ProbeRequest,
+        timeout: float,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Traced:
+        """Trace the rung of a request and return the line for the journal. Raises ProbeError."""
+        candidate = request.candidate
+        trace = self._tracer.trace(request, self._folder, timeout=timeout, on_progress=on_progress)[candidate]
+        if trace.timeline is None:
+            self._untraceable.add(candidate.rung())
+        else:
+            self.predictor = self.predictor.with_timeline(candidate, trace.timeline)
+        return Traced(candidate=candidate, reason=trace.reason, seconds=trace.seconds)
+
+    def predict(self, candidate: Candidate, history: History) -> Prediction | None:
+        """Return what a probe of the candidate should measure, corrected by a history."""
+        prediction = self.predictor.learned(history, self._budget).predict(candidate)
+        timing = self._timing(candidate)
+        if prediction is None or timing is None:
+            return prediction
+        seen = [
+            Paced(trial.candidate.rung().key(), raw, trial.outcome.timing)
+            for trial in history
+            if isinstance(trial.outcome, Ok) and (raw := self._timing(trial.candidate)) is not None
+        ]
+        paced = Pace(seen).correct(candidate.rung().key(), timing)
+        return prediction.model_copy(update={"timing": paced, "roofline": timing})
+
+    def evaluation(self, request: ProbeRequest, history: History, timeout: float) -> int | None:
+        """Return the largest micro-batch of an evaluation that should fit; None where that cannot be told.
+
+        The rung of the request is traced once more, with a forward pass without gradients beside the training.
+        """
+        candidate = request.candidate
+        if candidate.rung() in self._untraceable:
+            return None
+        asked = request.model_copy(update={"kind": "trace", "evaluation": True})
+        timeline = self._tracer.trace(asked, self._folder, timeout=timeout)[candidate].timeline
+        if timeline is None:
+            return None
+        predictor = self.predictor.with_timeline(candidate, timeline).learned(history, self._budget)
+        return predictor.largest_evaluation(candidate, self._usable)
+
+    def _timing(self, candidate: Candidate) -> StepTiming | None:
+        """Return the roofline's times, uncorrected; None for hardware that the table does not know."""
+        timeline = self.predictor.timeline(candidate)
+        if self._machine is None or timeline is None:
+            return None
+        size = candidate.micro_batch
+        step = step_time(timeline, size, self._machine, self._accumulating(candidate))
+        return None if step is None else step.timing()

@@ -1,0 +1,182 @@
+"""The end of a run: the fastest candidate is relaunched from its emitted file, and `best.yaml` says what held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from autotune.errors import JournalError, NoDiskSpace, NothingProven
+from autotune.executors.executor import Executor, Finding
+from autotune.outcome import Drift, Lost
+from autotune.probe.folder import write_atomically
+from autotune.probe.protocol import Inspection
+from autotune.run.best import Best
+from autotune.run.callbacks import Watch
+from autotune.run.events import TRIES, Decided, ProofFinished, ProofStarted
+from autotune.run.failure import holes, lost_with_tuner, no_winner, proofs_crashed
+from autotune.run.journal import Journal, now
+from autotune.run.paths import RunPaths
+from autotune.run.proof import judge, proof_request, standing
+from autotune.run.write_best import chosen
+from autotune.search.selection import Choice, Score, choose, rank
+from autotune.search.strategy import Done, Scope
+from autotune.specs import RunSpec
+from autotune.techniques.host_footprint import written_bytes
+from autotune.units import format_bytes
+
+
+class Proving:
+    """Proves the contenders of one run, fastest first, until one holds."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        paths: RunPaths,
+        executor: Executor,
+        watch: Watch,
+        journal: Journal,
+        contender: Callable[[Score, Drift], Best],
+    ) -> None:
+        self.spec = spec
+        self.paths = paths
+        self.executor = executor
+        self.watch = watch
+        self.journal = journal
+        self.contender = contender
+        """Returns what `best.yaml` says of a trial, before its proof."""
+
+    def prove(self, scope: Scope, done: Done) -> Best:
+        """Relaunch the fastest from its emitted file; where that does not hold, what is then the fastest."""
+        if not rank(self.journal.record.history, scope):
+            record = self.journal.record
+            error, causes = no_winner(record.history, scope, done, record.unknown)
+            self.journal.append(Decided(winner=None, why=error.headline, causes=causes, time=now()))
+            raise error
+        if self.executor.facts.simulated:
+            return self.emit_unproven(scope)
+        while (remaining := self.standing(scope))[0]:
+            choice = choose(
+                remaining[0], [proof.number for proof in self.journal.record.proofs if proof.passed]
+            )
+            if choice.by == "proof" or self.held(choice.winner):
+                return self.emit(scope, choice, remaining[1])
+            self.prove_one(choice.winner, remaining[1])
+        failed = "; ".join(f"probe {proof.number}: {proof.why}" for proof in self.journal.record.proofs)
+        self.journal.append(Decided(winner=None, why=failed, time=now()))
+        if (crashed := proofs_crashed(self.journal.record.proofs)) is not None:
+            raise crashed
+        hole = holes(self.journal.record.unknown)
+        raise NothingProven(
+            f"configurations fitted, but none held when relaunched. {failed}. If the machine was busy with other "
+            f"work, repeat on a quiet one or allow more with --speed-tolerance{hole and f'. And {hole}'}"
+        )
+
+    def standing(self, scope: Scope, before: ProofFinished | None = None) -> tuple[list[Score], Drift]:
+        """Return what is in the running, best first, and the drift between measurements; as it was `before` a proof."""
+        record = self.journal.record
+        proofs = record.proofs if before is None else record.proofs[: record.proofs.index(before)]
+        return standing(record.history, proofs, scope)
+
+    def held(self, score: Score) -> bool:
+        """Tell whether a trial's proof held."""
+        return any(
+            proof.passed and proof.number == score.trial.number for proof in self.journal.record.proofs
+        )
+
+    def prove_one(self, score: Score, drift: Drift) -> ProofFinished:
+        """Write the contender's file, read it back, and run what it says."""
+        number, before = score.trial.number, len(self.journal.record.proofs)
+        self.write(self.paths.contender, self.contender(score, drift))
+        self.watch.proving(score)
+        while len(self.journal.record.proofs) == before:  # a try that something outside ended proves nothing
+            if self.journal.record.tries("proof", number) < TRIES:
+                self.relaunch(score, drift)
+            else:
+                self.journal.append(self.judged(score, drift, Finding(lost_with_tuner("proof"), None, 0.0)))
+        proof = self.journal.record.proofs[-1]
+        self.watch.proved(proof)
+        return proof
+
+    def relaunch(self, score: Score, drift: Drift) -> None:
+        """Journal, launch, journal."""
+        number = score.trial.number
+        self.look_for_room(number)
+        with self.journal.doing("proof", number):
+            self.journal.append(ProofStarted(number=number, time=now()))
+            emitted = Best.read(self.paths.contender)
+            finding = self.executor.run(
+                proof_request(emitted, self.spec.limits.proof_seconds), self.paths.proof(number),
+                timeout=self.spec.limits.probe_timeout + 3 * self.spec.limits.proof_seconds,
+                on_progress=self.watch.progressing,
+            )  # fmt: skip
+            self.journal.append(self.judged(score, drift, finding))
+        if isinstance(finding.answer, Lost):
+            self.watch.lost("proof", number, finding.answer)
+
+    def look_for_room(self, number: int) -> None:
+        """Raise NoDiskSpace where the disk has no room for what the proof writes."""
+        folder, facts = self.paths.proof(number), self.executor.facts
+        emitted = Best.read(self.paths.contender)
+        needed = written_bytes(emitted, facts.kind)
+        free = self.executor.offload_room(folder, "disk") * (
+            emitted.gpus if emitted.candidate.distributed else 1
+        )
+        if needed > free:
+            raise NoDiskSpace(
+                f"the proof of probe {number} writes {format_bytes(needed)} (a checkpoint, and what lives in files), "
+                f"and the disk of {folder} has {format_bytes(free)} free; make room there"
+            )
+
+    def judged(self, score: Score, drift: Drift, finding: Finding) -> ProofFinished:
+        """Return the line for the journal that says what a relaunch showed."""
+        assert not isinstance(finding.answer, Inspection)
+        proof = judge(self.contender(score, drift), finding.answer, finding.seconds, self.spec.limits)
+        return ProofFinished(
+            number=score.trial.number,
+            outcome=finding.answer,
+            passed=proof.passed,
+            why=proof.why,
+            failed=tuple(check.name for check in proof.checks if not check.passed),
+            seconds=finding.seconds,
+        )
+
+    def emit(self, scope: Scope, choice: Choice, drift: Drift) -> Best:
+        """Write `best.yaml` as its proof measured it, then journal the decision.
+
+        The proof's checks are against what had been recorded before it.
+        """
+        record, number = self.journal.record, choice.winner.trial.number
+        proved = next(proof for proof in reversed(record.proofs) if proof.passed and proof.number == number)
+        scores, drift_before = self.standing(scope, before=proved)
+        recorded = next(score for score in scores if score.trial.number == number)
+        proof = judge(
+            self.contender(recorded, drift_before), proved.outcome, proved.seconds, self.spec.limits
+        )
+        best = chosen(self.contender(choice.winner, drift), choice).model_copy(
+            update={
+                "proof": proof.model_copy(update={"passed": True, "why": proved.why}),
+                "unknown": record.unknown,
+            }
+        )
+        self.write(self.paths.best, best)
+        self.paths.contender.unlink(missing_ok=True)
+        self.journal.append(Decided(winner=number, why=proved.why, time=now()))
+        return best
+
+    def emit_unproven(self, scope: Scope) -> Best:
+        """Write `best.yaml` without a proof, where there is no device to prove it on."""
+        scores, drift = self.standing(scope)
+        choice = choose(scores)
+        best = chosen(self.contender(choice.winner, drift), choice)
+        best = best.model_copy(update={"unknown": self.journal.record.unknown})
+        self.write(self.paths.best, best)
+        why = "predicted to be the fastest that fits; a simulated device proves nothing"
+        self.journal.append(Decided(winner=choice.winner.trial.number, why=why, time=now()))
+        return best
+
+    def write(self, path: Path, best: Best) -> None:
+        """Write a configuration whole or not at all. Raises JournalError when the disk refuses."""
+        try:
+            write_atomically(path, best.to_yaml())
+        except OSError as error:
+            raise JournalError(f"{path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,96 @@
+"""Repeat the proof of an emitted file, on the machine that will train from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from autotune.devices.find import resolve_device
+from autotune.errors import AutotuneError, InputError
+from autotune.executors.find import find_executor
+from autotune.executors.scratch import scratch_folder, temporary
+from autotune.exit_codes import ExitCode
+from autotune.probe.protocol import Inspection
+from autotune.run.best import Best, Proof
+from autotune.run.proof import judge, proof_request
+from autotune.specs import DeviceSpec, Limits
+from autotune.techniques.host_footprint import written_bytes
+from autotune.tracing.client import LocalTracer
+from autotune.units import format_bytes
+from autotune.validation import Frozen
+
+
+class Verified(Frozen):
+    """What came of one file."""
+
+    file: str
+    passed: bool
+    exit_code: ExitCode
+    why: str
+    """What held, which check failed, or why there was no proof."""
+    proof: Proof | None = None
+
+    @classmethod
+    def of(cls, file: Path, proof: Proof) -> Verified:
+        """Return the verdict that a proof gives."""
+        code = ExitCode.OK if proof.passed else ExitCode.NOTHING_PROVEN
+        return cls(file=str(file), passed=proof.passed, exit_code=code, why=proof.why, proof=proof)
+
+    @classmethod
+    def failed(cls, name: str, error: AutotuneError) -> Verified:
+        """Return the verdict of what could not be proven at all."""
+        return cls(file=name, passed=False, exit_code=error.exit_code, why=str(error))
+
+
+def read_device(text: str | None) -> DeviceSpec | None:
+    """Parse `--device`, where it is given. Raises InputError."""
+    try:
+        return DeviceSpec.parse(text) if text is not None else None
+    except ValueError as error:
+        raise InputError(f"--device: {error}") from None
+
+
+def verify(
+    file: Path,
+    device: DeviceSpec | None,
+    limits: Limits,
+    say: Callable[[str], None] = lambda _: None,
+    runs: Path = Path("runs"),
+) -> Proof:
+    """Relaunch what `file` says and compare with what it recorded.
+
+    `device` replaces the recorded one. On a device of another name the speed is shown but not judged: it was
+    never promised there. What the proof writes goes beside the file, else into the folder of the run that the file
+    names (under `runs`), else where TMPDIR says: the first that can be written
+    to and has room. Beside the file comes first because a system's temporary folder may be memory itself.
+    Raises InputError for an unreadable file or a missing device, NoRoom where no place takes what is written.
+    """
+    file = file / "best.yaml" if os.path.isdir(file) else file
+    best = Best.read(file)
+    chosen = device or recorded_device(best)
+    if resolve_device(chosen).kind == "sim":
+        raise InputError(
+            "a proof needs a real device, and there is none of this kind here; a simulated one proves nothing"
+        )
+    executor = find_executor(chosen, LocalTracer(), best.gpus, best.nodes)
+    facts = executor.facts
+    say(f"proving {file} on {facts.name} with {format_bytes(facts.budget)}")
+    request = proof_request(best, limits.proof_seconds, facts.torch_name, facts.budget)
+    own = (
+        (runs / best.run,) if Path(best.run).name == best.run else ()
+    )  # a name; the file may be a stranger's
+    places = (file.resolve().parent, *own, temporary())
+    with scratch_folder(places, written_bytes(best, facts.kind)) as folder:
+        timeout = limits.probe_timeout + 3 * limits.proof_seconds
+        finding = executor.run(request, folder, timeout=timeout)
+    assert not isinstance(finding.answer, Inspection)
+    same = facts.name == best.device.name
+    return judge(best, finding.answer, finding.seconds, limits, judge_speed=same)
+
+
+def recorded_device(best: Best) -> DeviceSpec:
+    """Return the device that a file's numbers are of; for predictions, the first GPU there is."""
+    if best.device.kind == "cpu":
+        return DeviceSpec(kind="cpu", budget=best.memory.budget)
+    return DeviceSpec(kind="cuda", index=int(best.device.torch_name.partition(":")[2] or 0))

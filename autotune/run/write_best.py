@@ -1,0 +1,117 @@
+"""What leaves a run: the configuration as `best.yaml` says it, and the files of an export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from autotune.candidate import Candidate
+from autotune.devices.device import DeviceFacts
+from autotune.environment import environment
+from autotune.errors import InputError
+from autotune.outcome import Drift, Ok
+from autotune.probe.folder import write_atomically
+from autotune.run.best import Alternative, Best, BestDevice
+from autotune.run.journal import now
+from autotune.search.selection import Choice, Score, mfu
+from autotune.specs import Goal, ModelFacts, RunSpec
+
+PREDICTED = (
+    "predicted, not measured: nothing was trained. Memory is from a trace and a simulated allocator, speed from a "
+    "roofline; `autotune verify` on such a GPU proves it"
+)
+"""What `best.yaml` says where its numbers are predictions."""
+
+
+def contender(
+    spec: RunSpec,
+    run: str,
+    score: Score,
+    facts: ModelFacts,
+    device: DeviceFacts,
+    variables: dict[str, str],
+    evaluation_micro_batch: int | None = None,
+    drift: Drift | None = None,
+) -> Best:
+    """Return the configuration of a trial with its record, before its proof.
+
+    `variables` are the environment variables that probes run under, `evaluation_micro_batch` a prediction.
+    `drift` is in the score's interval.
+    """
+    outcome = score.trial.outcome
+    assert isinstance(outcome, Ok)
+    candidate, goal = score.trial.candidate, spec.goal
+    peak = device.peak_flops.get(candidate.math_type)
+    share = mfu(score.tokens_per_second, facts, goal.seq_len, peak, goal.gpus) if peak else None
+    notes = [PREDICTED] if device.simulated else []
+    if goal.nodes > 1 and not device.simulated:
+        notes.append(
+            f"groups of {goal.gpus // goal.nodes} ranks on one machine stood for {goal.nodes} nodes: memory is as it "
+            "would be on them, the time to communicate between them is not"
+        )
+    if goal.gpus > 1 and not device.simulated and not candidate.distributed:
+        notes.append(
+            f"probes ran on one of {goal.gpus} devices: gradient synchronization and its buffers are not in the "
+            "recorded time and memory"
+        )
+    if goal.lengths is not None:
+        notes.append(_of_rows(goal, candidate))
+    return Best(
+        run=run, created=now(),
+        evidence="predicted" if device.simulated else "measured",
+        candidate=candidate, accumulation=score.accumulation, seq_len=goal.seq_len, lengths=goal.lengths,
+        gpus=goal.gpus, nodes=goal.nodes,
+        seed=spec.seed, headroom=goal.headroom, tokens_per_second=score.tokens_per_second,
+        tokens_per_second_interval=score.interval,
+        drift=None if device.simulated else drift, seconds_per_global_step=score.seconds, mfu=share,
+        attention=outcome.attention, attention_kernels=outcome.attention_kernels,
+        evaluation_micro_batch=evaluation_micro_batch, memory=outcome.memory,
+        timing=outcome.timing, communication=outcome.communication, notes=tuple(notes),
+        device=BestDevice(
+            name=device.name, kind=device.kind, torch_name=device.torch_name, driver=device.driver
+        ),
+        variables=variables,
+        environment={
+            **environment(), "torch": facts.torch_version, "transformers": facts.transformers_version,
+        },
+        facts=facts, model=spec.model,
+    )  # fmt: skip
+
+
+def chosen(best: Best, choice: Choice) -> Best:
+    """Return what is said of a winner with why it is one, and what could not be told from it."""
+    alternatives = tuple(
+        Alternative(
+            candidate=score.trial.candidate, tokens_per_second=score.tokens_per_second,
+            tokens_per_second_interval=score.interval, peak=score.peak,
+        )
+        for score in choice.alternatives
+    )  # fmt: skip
+    return best.model_copy(update={"chosen_by": choice.by, "alternatives": alternatives})
+
+
+def _of_rows(goal: Goal, candidate: Candidate) -> str:
+    lengths = goal.lengths
+    assert lengths is not None
+    tokens = lengths.tokens_per_row(candidate.sequences, goal.seq_len)
+    cut = f"; {lengths.cut} of {lengths.samples} sequences are cut to that" if lengths.cut else ""
+    return (
+        f"batch and speed count no padding: a row of {goal.seq_len} tokens holds {tokens} of {lengths.file} on the "
+        f"average{cut}"
+    )
+
+
+def write_files(files: Mapping[str, str], folder: Path) -> list[Path]:
+    """Write texts by name into a folder, scripts with the right to run them. Raises InputError."""
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            path = folder / name
+            write_atomically(path, text)
+            if text.startswith("#!"):
+                path.chmod(0o755)
+            written.append(path)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written: {error.strerror}") from None
+    return written

@@ -1,0 +1,67 @@
+"""How far apart two measurements of one candidate lie, beyond what the steps within each of them show. Pure.
+
+The steps of a probe share whatever the machine is like in these seconds (its clock, its neighbours, where its memory
+came to lie), so their interval says nothing about a probe a minute later. What a run recorded tells of that: the first
+half of each measurement against its second, and each proof against the probe that it repeats.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+from autotune.outcome import Drift, Ok
+from autotune.run.events import ProofFinished
+from autotune.search.strategy import Scope
+from autotune.student import quantile
+from autotune.trial import History
+
+FLOOR = 0.02
+"""Half-width of the 95% interval of one measurement on a quiet machine, as a share: what is taken before a run has
+shown anything, and never less. benchmarks/repeatability.py measures it on the cpu device; on GPUs nobody did yet."""
+PRIOR_WEIGHT = 4
+"""Comparisons that FLOOR counts as much as: a run that shows more drift is believed after a few probes."""
+
+
+def drift_of(history: History, proofs: Iterable[ProofFinished], scope: Scope) -> Drift:
+    """Return the drift between measurements in a run, from all that it measured.
+
+    A comparison of two measurements estimates the variance of one: half the square of the logarithm of their ratio.
+    For halves what the spread of their own steps explains is taken off. FLOOR is a prior, worth PRIOR_WEIGHT of them.
+    """
+    halves = [value for trial in history if (value := _between_halves(trial.outcome)) is not None]
+    repeats: list[float] = []
+    trials = {trial.number: trial for trial in history}
+    for proof in proofs:
+        if (value := _between_halves(proof.outcome)) is not None:
+            halves.append(value)
+        trial = trials.get(proof.number)
+        if trial is None or not isinstance(trial.outcome, Ok) or not isinstance(proof.outcome, Ok):
+            continue
+        steps = scope.of_rung(trial.candidate).accumulation(trial.candidate.micro_batch).steps
+        first, again = (ok.timing.global_step(steps) for ok in (trial.outcome, proof.outcome))
+        if first > 0 and again > 0:
+            repeats.append(math.log(again / first) ** 2 / 2)
+    count = PRIOR_WEIGHT + len(halves) + len(repeats)
+    seen = max(0.0, math.fsum(halves)) + math.fsum(repeats)
+    deviation = math.sqrt((PRIOR_WEIGHT * (FLOOR / quantile(PRIOR_WEIGHT)) ** 2 + seen) / count)
+    share = max(FLOOR, quantile(count) * deviation)
+    return Drift(share=share, floor=FLOOR, halves=len(halves), repeats=len(repeats))
+
+
+def _between_halves(outcome: object) -> float | None:
+    """Return the variance that two halves of a measurement tell of, less what their steps' spread explains."""
+    if not isinstance(outcome, Ok) or len(outcome.step_seconds) < 3 or min(outcome.step_seconds) <= 0:
+        return None
+    steps = outcome.step_seconds
+    half = len(steps) // 2
+    first, second = statistics.fmean(steps[:half]), statistics.fmean(steps[-half:])
+    return math.log(second / first) ** 2 / 2 - _variance(steps) / half
+
+
+def _variance(steps: Sequence[float]) -> float:
+    """Return the variance of one step's time from the next, relative to its mean; a slow drift adds nothing to it."""
+    mean = statistics.fmean(steps)
+    return statistics.fmean((b - a) ** 2 for a, b in itertools.pairwise(steps)) / 2 / mean**2

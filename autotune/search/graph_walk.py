@@ -1,0 +1,206 @@
+"""Walk the decision graph: a pure function from what was tried to what to try next.
+
+The walk starts anew at the graph's start each time and follows recorded outcomes as far as they go; the first
+candidate without an outcome is the next to try. So there is no state to store, and resuming is replaying.
+
+Where the memory model knows a rung, the walk passes over what is predicted not to fit beyond its interval, and
+growth goes straight to the largest micro-batch that should fit. Such steps are decided anew each time too: a probe
+that teaches the model better makes the walk come back to what it passed over.
+"""
+
+from __future__ import annotations
+
+from autotune.candidate import Candidate
+from autotune.memory.predictor import Predictor
+from autotune.outcome import Ok, Oom
+from autotune.run.events import SearchEnd, Step
+from autotune.search.graph import DONE, LOST, Growth, Node
+from autotune.search.growth import Grower, Grown
+from autotune.search.space import Space
+from autotune.search.strategy import Decision, Done, Scope, Skip, Try
+from autotune.trial import History, Trial
+from autotune.units import format_bytes
+
+
+def propose(history: History, space: Space, scope: Scope, predictor: Predictor | None = None) -> Decision:
+    """Return the next candidate to probe, or Done with the path taken through the graph.
+
+    `predictor` holds the rungs that were traced; it is calibrated by the history here. Without it, only
+    measurements count.
+    """
+    learned = predictor.learned(history, scope.budget) if predictor else None
+    return _Walk(history, space, scope, learned).decide()
+
+
+def edge_of(trial: Trial, scope: Scope) -> str:
+    """Return the name of the edge that a trial's outcome takes.
+
+    A probe that trained but left less than the headroom free counts as `oom`: it does not fit what was asked.
+    """
+    match trial.outcome:
+        case Ok(memory=memory):
+            return "ok" if scope.fits(memory) else "oom"
+        case Oom(phase=phase):
+            return _oom_in(phase)
+        case outcome:
+            return outcome.kind
+
+
+class _Walk:
+    def __init__(self, history: History, space: Space, scope: Scope, predictor: Predictor | None) -> None:
+        self._history = history
+        self._known = {trial.candidate: trial for trial in history}
+        self._graph = space.graph
+        self._scope = scope
+        self._predictor = predictor
+        self._path: list[Step] = []
+        self._skipped: list[Skip] = []
+        self._beyond = 1
+        """Smallest micro-batch that did not fit on the last rung grown."""
+
+    def decide(self) -> Decision:
+        name, candidate = self._graph.start, self._scope.base
+        while name != DONE:
+            node = self._graph.nodes[name]
+            if node.set is not None:
+                rung = candidate.model_copy(update=node.set)
+                if self._scope.passes_over(rung):
+                    name, candidate = node.target("unsupported"), rung
+                    continue
+                step = self._set(name, node, rung)
+            else:
+                assert node.grow is not None
+                step = self._grow(name, candidate, node.grow)
+            if isinstance(step, Try):
+                return step
+            self._path.append(step)
+            if step.edge == "crash":
+                return self._done(f"{step.candidate.title()} crashed", "crashed")
+            name, candidate = node.target(step.edge), step.candidate
+        return self._last_resort() or self._done("the graph is walked to its end", "walked")
+
+    def _set(self, name: str, node: Node, rung: Candidate) -> Step | Try:
+        scope = self._scope.of_rung(rung)
+        start = min(self._beyond, scope.limit) if node.micro_batch == "beyond" else scope.above(0) or 1
+        candidate = rung.at(start)
+        if (
+            self._is_lost(candidate)
+            and (other := scope.above(start) or scope.up_to(0, start - 1)) is not None
+        ):
+            candidate = rung.at(other)  # the one says nothing of the rung, which is tried at another
+        if (trial := self._known.get(candidate)) is not None:
+            return Step(node=name, edge=edge_of(trial, self._scope), candidate=candidate)
+        match self._foreseen(candidate):
+            case "over":
+                return Step(
+                    node=name, edge=self._skip(candidate, name), candidate=candidate, evidence="predicted"
+                )
+            case "fits" if self._is_calibrated() and self._grows_after(node):
+                # Growth measures this rung at the micro-batch that matters; here it would be measured twice.
+                return Step(node=name, edge="ok", candidate=candidate, evidence="predicted")
+        return self._try(candidate, name, self._reason(node))
+
+    def _grow(self, name: str, candidate: Candidate, growth: Growth) -> Step | Try:
+        scope = self._scope.of_rung(candidate)
+        grown = Grower(candidate, growth, self._edges(candidate), scope, self._predictor).go()
+        if isinstance(grown, Grown):
+            foreseen = grown.failing is not None and candidate.at(grown.failing) not in self._known
+            if foreseen:
+                self._skip(candidate.at(grown.failing or 0), name)
+            self._beyond = grown.failing or grown.largest
+            return Step(
+                node=name,
+                edge="oom" if grown.failing is not None else "limit",
+                candidate=candidate.at(grown.largest),
+                evidence="predicted" if foreseen else "measured",
+            )
+        return self._try(candidate.at(grown.micro_batch), name, grown.why)
+
+    def _is_lost(self, candidate: Candidate) -> bool:
+        trial = self._known.get(candidate)
+        return trial is not None and edge_of(trial, self._scope) == LOST
+
+    def _edges(self, candidate: Candidate) -> dict[int, str]:
+        """Return what the trials of a rung came to, by micro-batch."""
+        rung = candidate.rung()
+        return {
+            trial.candidate.micro_batch: edge_of(trial, self._scope)
+            for trial in self._history
+            if trial.candidate.rung() == rung
+        }
+
+    def _last_resort(self) -> Try | None:
+        """Measure what comes nearest where nothing fitted and something was only predicted not to.
+
+        Only a probe proves that nothing fits. One is enough: what is predicted to take still more is not tried.
+        """
+        if not self._skipped or any(edge_of(trial, self._scope) == "ok" for trial in self._history):
+            return None
+        least = min(self._skipped, key=lambda skip: skip.prediction.peak)
+        assert self._predictor is not None
+        for trial in self._history:
+            bounds = self._predictor.bounds(trial.candidate)
+            failed = edge_of(trial, self._scope).startswith("oom")
+            if failed and bounds is not None and bounds.mean <= least.prediction.peak:
+                return None
+        why = f"nothing is predicted to fit; this comes nearest, with {format_bytes(least.prediction.peak)}"
+        return self._try(least.candidate, least.node, why)
+
+    def _foreseen(self, candidate: Candidate) -> str | None:
+        bounds = self._predictor.bounds(candidate) if self._predictor else None
+        if bounds is None:
+            return None
+        if bounds.low > self._scope.usable:
+            return "over"
+        return "fits" if bounds.high <= self._scope.usable else "unsure"
+
+    def _skip(self, candidate: Candidate, node: str) -> str:
+        """Note that a candidate is passed over; return the edge that its OOM would take."""
+        assert self._predictor is not None
+        prediction = self._predictor.predict(candidate)
+        assert prediction is not None
+        self._skipped.append(Skip(candidate, node, prediction))
+        return _oom_in(self._predictor.phase_above(candidate, self._scope.usable))
+
+    def _is_calibrated(self) -> bool:
+        return any(isinstance(trial.outcome, Ok) for trial in self._history)
+
+    def _grows_after(self, node: Node) -> bool:
+        target = node.target("ok")
+        return target != DONE and self._graph.nodes[target].grow is not None
+
+    def _try(self, candidate: Candidate, node: str, why: str) -> Try:
+        return Try(candidate, node, why, tuple(self._path), tuple(self._skipped))
+
+    def _done(self, why: str, reason: SearchEnd) -> Done:
+        return Done(why, reason, tuple(self._path), tuple(self._skipped))
+
+    def _reason(self, node: Node) -> str:
+        if not self._path:
+            return "start of the graph"
+        last = self._path[-1]
+        title = last.candidate.title()
+        if node.micro_batch == "beyond":
+            return f"{title} fits up to micro-batch {last.candidate.micro_batch}: does a larger one pay?"
+        if last.evidence == "predicted":
+            return f"{title} is predicted not to fit"
+        return f"{title} {_RESULTS[last.edge]}"
+
+
+def _oom_in(phase: str) -> str:
+    return f"oom_{phase}" if phase in {"build", "forward", "backward", "optimizer"} else "oom"
+
+
+_RESULTS = {
+    "ok": "fits",
+    "oom": "does not fit",
+    "oom_build": "ran out of memory while the model was built",
+    "oom_forward": "ran out of memory in forward",
+    "oom_backward": "ran out of memory in backward",
+    "oom_optimizer": "ran out of memory in the optimizer step",
+    "non_finite": "did not stay finite",
+    "timeout": "ran out of time",
+    "unsupported": "is not supported",
+    "limit": "is as large as the goal allows",
+    LOST: "remains unknown",
+}

@@ -1,0 +1,115 @@
+"""Grow the micro-batch of one rung: by what the memory model expects, else by doubling and bisection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autotune.candidate import Candidate
+from autotune.memory.predictor import Predictor
+from autotune.search.graph import LOST, Growth
+from autotune.search.strategy import Scope
+from autotune.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Next:
+    """The micro-batch to probe next."""
+
+    micro_batch: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Grown:
+    """How far growth came: the largest micro-batch that fits, and the smallest that does not."""
+
+    largest: int
+    failing: int | None
+    """None where the goal has use for nothing larger."""
+
+
+class Grower:
+    """Decides from what a rung's micro-batches came to. Every decision is made anew from these."""
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        growth: Growth,
+        edges: Mapping[int, str],
+        scope: Scope,
+        predictor: Predictor | None,
+    ) -> None:
+        """Start at `candidate`, which fits; `edges` holds the edge of each trial of its rung by micro-batch."""
+        self._rung = candidate
+        self._growth = growth
+        self._edges = edges
+        self._scope = scope.of_rung(candidate)
+        self._predictor = predictor
+        self._low = candidate.micro_batch
+        self._high = min(self._scope.limit, growth.largest or self._scope.limit) + 1
+        self._failing: int | None = None
+        self._lost = frozenset(size for size, edge in edges.items() if edge == LOST)
+
+    def go(self) -> Next | Grown:
+        """Return what to probe next, or how far growth came.
+
+        A larger micro-batch that ends in anything but `ok` or `oom` (a crash, a timeout) ends growth like the
+        goal's own limit does: it says nothing about memory, and the sizes next to it would cost as much. Where
+        prediction had jumped to it, smaller ones are still found by doubling. One that was lost says nothing at all:
+        growth passes over it, to the useful ones beside it.
+        """
+        while True:
+            following = self._by_prediction() or self._blindly()
+            if isinstance(following, Grown):
+                if following.largest not in self._edges:
+                    return Next(following.largest, "predicted to fit, and nothing larger does")
+                return following
+            match self._edges.get(following.micro_batch, "").partition("_")[0]:
+                case "":
+                    return following
+                case "ok":
+                    self._low = following.micro_batch
+                case "oom":
+                    self._failing = self._high = following.micro_batch
+                case _:
+                    if self._predictor is None:
+                        return Grown(self._low, self._failing)
+                    self._predictor, self._high = None, following.micro_batch
+
+    def _blindly(self) -> Next | Grown:
+        """Double until it does not fit, then bisect between the largest that fits and the smallest that does not."""
+        low, failing = self._low, self._failing
+        if failing is None:
+            size = self._scope.between(low, low * self._growth.factor, self._high, self._lost)
+            why = f"micro-batch {low} fits: try {size}"
+        elif self._is_close(low, failing):
+            return Grown(low, failing)
+        else:
+            size = self._scope.between(low, (low + failing) // 2, failing, self._lost)
+            why = f"{low} fits and {failing} does not: bisect"
+        return Grown(low, failing) if size is None else Next(size, why)
+
+    def _by_prediction(self) -> Next | Grown | None:
+        """Go to what surely fits; then as long as something larger may fit, there. None without a prediction."""
+        if self._predictor is None:
+            return None
+        scope, low, most = self._scope, self._low, self._high - 1
+        sizes = [
+            self._predictor.largest(self._rung, scope.usable, most, end) for end in ("high", "mean", "low")
+        ]
+        sure, expected, possible = (size or 0 for size in sizes)
+        if sizes[2] is None:
+            return None
+        over = scope.above(max(possible, low))  # the smallest that is predicted not to fit
+        failing = self._failing if over is None or over >= self._high else over
+        top = scope.up_to(low, possible, self._lost)
+        if top is None or (failing is not None and low in self._edges and self._is_close(low, failing)):
+            return Grown(low, failing)
+        size = scope.up_to(low, sure, self._lost) or scope.up_to(low, expected, self._lost) or top
+        bounds = self._predictor.bounds(self._rung.at(size))
+        assert bounds is not None, "what is largest was predicted"
+        return Next(size, f"the largest predicted to fit, with {format_bytes(round(bounds.mean))}")
+
+    def _is_close(self, low: int, failing: int) -> bool:
+        return failing - low <= max(1, int(low * self._growth.resolution))

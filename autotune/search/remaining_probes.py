@@ -1,0 +1,59 @@
+"""How much of a search is still ahead, told from what a strategy would do next."""
+
+from __future__ import annotations
+
+from autotune.candidate import Candidate
+from autotune.memory.predictor import Predictor
+from autotune.outcome import Breakdown, Memory, Ok, Oom, Outcome, Sample, StepTiming
+from autotune.search.graph_walk import propose
+from autotune.search.space import Space
+from autotune.search.strategy import Done, Scope
+from autotune.trial import History, Trial
+
+_MOST = 60
+
+
+def probes_ahead(history: History, space: Space, scope: Scope, predictor: Predictor | None = None) -> int:
+    """Return how many probes the search still needs, about.
+
+    What is predicted comes true; for the rest it is the mean of all fitting and none fitting.
+    """
+    counts = [
+        _count(history, space, scope, predictor, unknown) for unknown in (_fits(scope, 0), Oom(phase="start"))
+    ]
+    return round(sum(counts) / len(counts))
+
+
+def _count(
+    history: History, space: Space, scope: Scope, predictor: Predictor | None, unknown: Outcome
+) -> int:
+    """Return the probes to the end if each of them comes to what is predicted, or else to `unknown`."""
+    ahead = 0
+    while ahead < _MOST:
+        decision = propose(history, space, scope, predictor)
+        if isinstance(decision, Done):
+            break
+        ahead += 1
+        outcome = _expected(decision.candidate, scope, predictor) or unknown
+        history += (
+            Trial(
+                number=len(history) + 1, candidate=decision.candidate, node=decision.node, why="",
+                outcome=outcome, seconds=0.0,
+            ),
+        )  # fmt: skip
+    return ahead
+
+
+def _expected(candidate: Candidate, scope: Scope, predictor: Predictor | None) -> Outcome | None:
+    bounds = predictor.bounds(candidate) if predictor else None
+    return None if bounds is None else _fits(scope, round(bounds.mean))
+
+
+def _fits(scope: Scope, peak: int) -> Ok:
+    nothing = Breakdown(parameters=0, gradients=0, optimizer_state=0, activations=0, other=0)
+    memory = Memory(
+        allocated=peak, reserved=peak, device_peak=peak, budget=scope.budget, baseline=0, breakdown=nothing
+    )
+    instant = Sample(mean=1.0, half_width=None, count=1)
+    timing = StepTiming(micro_step=instant, last_micro_step=instant, optimizer_step=instant)
+    return Ok(memory=memory, timing=timing, phases=(), losses=(), accumulation_steps=1)

@@ -1,0 +1,202 @@
+"""Choose among trials: the fastest that fits, judged by a whole global step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from autotune.accumulation import Accumulation
+from autotune.outcome import ChosenBy, Drift, Ok, Oom, StepTiming
+from autotune.search.drift import drift_of
+from autotune.search.strategy import Scope
+from autotune.specs import ModelFacts
+from autotune.timing.calibration import Pace, Paced
+from autotune.trial import History, Trial
+
+
+@dataclass(frozen=True)
+class Score:
+    """The speed of one trial at the target global batch."""
+
+    trial: Trial
+    accumulation: Accumulation
+    seconds: float
+    """Of a whole global step."""
+    half_width: float
+    """Of the 95% interval of `seconds`, drift between measurements included."""
+    tokens_per_second: float
+    """Over all devices."""
+    interval: float
+    """Half-width of the 95% interval of `tokens_per_second`."""
+    expected: float | None = None
+    """Seconds of the global step as predicted, corrected by what was measured; None without a prediction."""
+
+    @property
+    def peak(self) -> int:
+        """Bytes that count against the budget."""
+        assert isinstance(self.trial.outcome, Ok)
+        return self.trial.outcome.memory.peak()
+
+    def apart(self, other: Score) -> float:
+        """Return the half-width (seconds) of the 95% interval of the difference; 0 between predictions.
+
+        Predictions come from one formula, so the same candidates always compare alike: what is predicted decides.
+        """
+        if not (self._measured and other._measured):
+            return 0.0
+        return math.hypot(self.half_width, other.half_width)
+
+    def is_faster(self, other: Score) -> bool:
+        """Tell whether this is faster by more than both intervals explain."""
+        return other.seconds - self.seconds > self.apart(other)
+
+    @property
+    def _measured(self) -> bool:
+        assert isinstance(self.trial.outcome, Ok)
+        return self.trial.outcome.timing.last_micro_step.count > 0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The winner among trials, and what it could not be told from."""
+
+    winner: Score
+    alternatives: tuple[Score, ...]
+    """What nothing is known to be faster than either."""
+    by: ChosenBy
+
+
+def score(trial: Trial, scope: Scope, drift: Drift | None = None) -> Score:
+    """Compose the speed of a trial that fitted: t = (accum - 1) t_micro + t_last + t_optimizer."""
+    assert isinstance(trial.outcome, Ok)
+    accumulation = scope.of_rung(trial.candidate).accumulation(trial.candidate.micro_batch)
+    timing = trial.outcome.timing
+    seconds, speed, interval = throughput(timing, accumulation, drift)
+    return Score(trial, accumulation, seconds, interval * seconds / speed, speed, interval)
+
+
+def throughput(
+    timing: StepTiming, accumulation: Accumulation, drift: Drift | None = None
+) -> tuple[float, float, float]:
+    """Return seconds of a global step, tokens per second, and the half-width of the latter's interval.
+
+    The interval of one measurement covers its own steps; with `drift`, what lies between measurements too.
+    """
+    seconds = timing.global_step(accumulation.steps)
+    speed = accumulation.effective / seconds
+    share = timing.interval(accumulation.steps) / seconds
+    measured = timing.last_micro_step.count > 0
+    return seconds, speed, speed * math.hypot(share, drift.share if drift and measured else 0.0)
+
+
+def rank(history: History, scope: Scope, drift: Drift | None = None) -> list[Score]:
+    """Return every trial that leaves the headroom free, best first.
+
+    The fastest is the one whose global step takes least time, not the one with most tokens a second: tokens
+    beyond the target were not asked for. First come those that no other is known to be faster than, beyond what their
+    intervals explain, then those that only these are faster than, and so on. Among those that cannot be told apart the
+    smaller predicted time comes first, where all have one, and else the smaller peak. `drift` is the run's; where it is
+    not given, it is told from the history.
+    """
+    fitting = [
+        trial
+        for trial in history
+        if isinstance(trial.outcome, Ok)
+        and scope.fits(trial.outcome.memory)
+        and scope.of_rung(trial.candidate).allows(trial.candidate.micro_batch)
+    ]
+    drift = drift or drift_of(history, (), scope)
+    expected = _expected(history, scope)
+    left = [replace(score(trial, scope, drift), expected=expected.get(trial.number)) for trial in fitting]
+    ranked: list[Score] = []
+    while left:
+        front = fastest(left)
+        by_prediction = chosen_by(front) == "prediction"
+        ranked += sorted(
+            front, key=lambda s: (s.expected if by_prediction else 0.0, s.peak, s.seconds, s.trial.number)
+        )
+        left = [entry for entry in left if entry not in front]
+    return ranked
+
+
+def fastest(scores: Sequence[Score]) -> list[Score]:
+    """Return those that no other is known to be faster than, in their order."""
+    return [entry for entry in scores if not any(other.is_faster(entry) for other in scores)]
+
+
+def chosen_by(front: Sequence[Score]) -> ChosenBy:
+    """Return what the order among these follows."""
+    if len(front) == 1:
+        return "speed"
+    return "prediction" if all(entry.expected is not None for entry in front) else "memory"
+
+
+def choose(ranked: Sequence[Score], proven: Collection[int] = ()) -> Choice:
+    """Return the winner of a ranking: among what cannot be told from the fastest, one of the `proven` trials first."""
+    front = fastest(ranked)
+    held = next((entry for entry in front if entry.trial.number in proven), None)
+    winner = held or front[0]
+    by = chosen_by(front) if winner is front[0] else "proof"
+    return Choice(winner, tuple(entry for entry in front if entry is not winner), by)
+
+
+def _expected(history: History, scope: Scope) -> dict[int, float]:
+    """Return the predicted seconds of a global step by number of trial, corrected by all that the history measured."""
+    known = [
+        (trial, trial.prediction.roofline)
+        for trial in history
+        if isinstance(trial.outcome, Ok)
+        and trial.prediction is not None
+        and trial.prediction.roofline is not None
+    ]
+    pace = Pace(
+        [
+            Paced(trial.candidate.rung().key(), raw, trial.outcome.timing)
+            for trial, raw in known
+            if isinstance(trial.outcome, Ok)
+        ]
+    )
+    return {
+        trial.number: pace.correct(trial.candidate.rung().key(), raw).global_step(
+            scope.of_rung(trial.candidate).accumulation(trial.candidate.micro_batch).steps
+        )
+        for trial, raw in known
+        if scope.of_rung(trial.candidate).allows(trial.candidate.micro_batch)
+    }
+
+
+def missing(history: History, scope: Scope) -> tuple[Trial, int | None] | None:
+    """Return the trial that came nearest to fitting, and how many bytes it lacked at least.
+
+    The bytes are a lower bound: more may have been needed after the request that was refused. None for them
+    where the verdict does not say; None altogether where no trial failed for memory.
+    """
+    lacking: list[tuple[Trial, int | None]] = []
+    for trial in history:
+        match trial.outcome:
+            case Oom(requested=int(requested), free=int(free)):
+                lacking.append((trial, max(0, requested - free) + scope.budget - scope.usable))
+            case Oom():
+                lacking.append((trial, None))
+            case Ok(memory=memory) if not scope.fits(memory):
+                lacking.append((trial, memory.peak() - scope.usable))
+            case _:
+                pass
+    # The last rung tried is the one that needs least; bytes of earlier rungs stop at an earlier phase.
+    return lacking[-1] if lacking else None
+
+
+def flops_per_token(facts: ModelFacts, seq_len: int) -> float:
+    """Return the FLOPs of forward and backward for one token: 3 x (2 N + 4 L d s).
+
+    N are the parameters that a token meets, L layers of width d, s the sequence length; backward counts twice
+    the forward. This is the formula of MosaicML's llm-foundry benchmarks (causal masking is not discounted,
+    recomputation is not counted), equal to 6 N + 12 L d s of Chowdhery et al., PaLM, 2022, appendix B.
+    """
+    return 3 * (2 * facts.active_parameters + 4 * facts.layers * facts.hidden * seq_len)
+
+
+def mfu(tokens_per_second: float, facts: ModelFacts, seq_len: int, peak_flops: float, gpus: int) -> float:
+    """Return model FLOPs utilization: useful FLOP/s over the peak of all devices, between 0 and 1."""
+    return tokens_per_second * flops_per_token(facts, seq_len) / (peak_flops * gpus)

@@ -1,0 +1,154 @@
+"""Verdicts, rungs and reasons in words, for every report alike."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from autotune.candidate import Candidate
+from autotune.outcome import Crash, Drift, Lost, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
+from autotune.prediction import Prediction
+from autotune.run.best import Best
+from autotune.run.events import Asked, Opened, ProofStarted, Record, Started
+from autotune.search.selection import Score, rank
+from autotune.search.strategy import Scope
+from autotune.trial import History, Trial
+from autotune.units import format_bytes, format_count, format_duration, format_slowdown
+
+PHASES = {
+    "start": "starting up", "build": "building the model", "forward": "forward", "backward": "backward",
+    "optimizer": "optimizer step", "evaluation": "evaluation", "save": "saving a checkpoint",
+}  # fmt: skip
+"""Phases as people read them."""
+
+
+def verdict(outcome: Outcome, scope: Scope) -> str:
+    """Return a verdict in a few words: `fits`, `OOM in backward`."""
+    match outcome:
+        case Ok(memory=memory):
+            return "fits" if scope.fits(memory) else "fits without headroom"
+        case Oom(phase=phase, where=where):
+            return f"OOM in {PHASES[phase]}" + (f" ({where})" if where != "device" else "")
+        case NonFinite(what=what, step=step):
+            return f"{what} not finite at step {step}"
+        case Timeout(seconds=seconds):
+            return f"no end after {format_duration(seconds)}"
+        case Crash(reason=reason):
+            return f"crashed ({reason})"
+        case Lost():
+            return "unknown (lost)"
+        case Unsupported():
+            return "not supported"
+
+
+def skipped(candidate: Candidate, prediction: Prediction, scope: Scope) -> str:
+    """Return in one line that a candidate was passed over, and by which prediction."""
+    return (
+        f"{candidate.title()}, micro-batch {candidate.micro_batch}: passed over, predicted {expected(prediction)} of "
+        f"{format_bytes(scope.usable)}"
+    )
+
+
+def expected(prediction: Prediction) -> str:
+    """Return a predicted peak with the half-width of its interval."""
+    return f"{format_bytes(prediction.peak)} ± {format_bytes((prediction.high - prediction.low) // 2)}"
+
+
+def under_way(record: Record, now: datetime | None = None) -> str:
+    """Return what a tuner does, by the last line of its journal: `probe 7, bf16, micro-batch 4, for 12.3 s`."""
+    now = now or datetime.now(UTC)
+
+    def since(time: str) -> str:
+        began = datetime.fromisoformat(time)
+        return format_duration(max(0.0, (now - began).total_seconds()))
+
+    match record.entries[-1:]:
+        case [Started(number=number, candidate=candidate, time=time)]:
+            size = candidate.micro_batch
+            return f"probe {number}, {candidate.title()}, micro-batch {size}, for {since(time)}"
+        case [ProofStarted(number=number, time=time)]:
+            return f"proof of probe {number}, for {since(time)}"
+        case [Opened(time=time)] if record.inspection is None:
+            return f"looking at the model, for {since(time)}"
+        case [] | [Asked()]:
+            return "beginning"
+        case _:
+            return f"between probes, {len(record.history)} finished"
+
+
+def detail(outcome: Outcome) -> str:
+    """Return what stands behind a verdict that is not good, in one line; empty where there is nothing."""
+    match outcome:
+        case Oom(requested=int(requested), free=int(free)) if free >= requested:  # seen too late to tell
+            return f"{format_bytes(requested)} were refused"
+        case Oom(requested=int(requested), free=int(free)):
+            return f"{format_bytes(requested)} were asked for with {format_bytes(free)} free"
+        case Oom(message=message) | Crash(message=message) | Lost(message=message):
+            return message
+        case Unsupported(reason=reason):
+            return reason
+        case _:
+            return ""
+
+
+def rejected(
+    history: History, scope: Scope, winner: Trial, drift: Drift | None = None
+) -> list[tuple[str, str]]:
+    """Return each rung other than the winner's, and each larger micro-batch of its own, with why it lost.
+
+    What speed does not tell from the winner is called so: it lost nothing.
+    """
+    scores = rank(history, scope, drift)
+    best = next((s for s in scores if s.trial == winner), None)
+    reasons: list[tuple[str, str]] = []
+    for rung in dict.fromkeys(trial.candidate.rung() for trial in history):
+        trials = [trial for trial in history if trial.candidate.rung() == rung]
+        own = rung == winner.candidate.rung()
+        fitting = [s for s in scores if s.trial in trials and s.trial != winner]
+        said = [_slower(fitting[0], best)] if fitting and best else []
+        failing = min(
+            (t for t in trials if not (isinstance(t.outcome, Ok) and scope.fits(t.outcome.memory))),
+            key=lambda t: t.candidate.micro_batch, default=None,
+        )  # fmt: skip
+        if failing is not None:
+            extra = detail(failing.outcome)
+            said.append(
+                f"micro-batch {failing.candidate.micro_batch}: {verdict(failing.outcome, scope)}"
+                + (f", {extra}" if extra else "")
+            )
+        if said:
+            reasons.append((rung.title() + (" (the winner's own)" if own else ""), "; ".join(said)))
+    return reasons
+
+
+_REASONS = {
+    "prediction": "its smaller predicted time",
+    "memory": "its smaller peak",
+    "proof": "its proof, which held",
+}  # fmt: skip
+_SHOWN = 3
+"""Alternatives that are named one by one."""
+
+
+def choice(best: Best) -> str:
+    """Return what made a winner one of several that measured speed does not tell apart; empty where speed alone did."""
+    if not best.alternatives:
+        return ""
+    named = [
+        f"{other.candidate.title()}, micro-batch {other.candidate.micro_batch} "
+        f"({format_count(other.tokens_per_second)} ± {format_count(other.tokens_per_second_interval)} tokens/s)"
+        for other in best.alternatives[:_SHOWN]
+    ]
+    if (more := len(best.alternatives) - _SHOWN) > 0:
+        named.append(f"{more} more")
+    return f"not distinguishable by speed from {'; '.join(named)}: chosen for {_REASONS[best.chosen_by]}"
+
+
+def _slower(score: Score, best: Score) -> str:
+    share, noise = score.seconds / best.seconds - 1, score.apart(best) / best.seconds
+    size = f"micro-batch {score.trial.candidate.micro_batch}"
+    if share and abs(share) <= noise:
+        measured = format_slowdown(share) if share > 0 else f"{-share:.1%} faster"
+        return f"{size}: not distinguishable (measured {measured}, ± {noise:.1%})"
+    if share > 0:
+        return f"{size}: {format_slowdown(share)}"
+    return f"{size}: as fast, but its proof failed" if share < 0 else f"{size}: as fast"

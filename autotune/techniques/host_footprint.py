@@ -1,0 +1,117 @@
+"""What a candidate needs beside the device's memory: bytes of host memory or of disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from autotune.candidate import Candidate
+from autotune.memory.closed_form import SHARED_OUT, state_bytes
+from autotune.run.best import Best
+from autotune.specs import ModelFacts
+
+SHARED_MEMORY = Path("/dev/shm")
+"""Where a loader's worker processes put batches for training to take."""
+
+_FP32 = 4
+
+
+def _weight_bytes(candidate: Candidate) -> int:
+    return 2 if candidate.precision == "bf16-pure" else _FP32
+
+
+def optimizer_state_bytes(candidate: Candidate, facts: ModelFacts) -> int:
+    """Return the bytes of optimizer state; Adafactor's as if all parameters were in square matrices.
+
+    torch's own optimizers keep it in the parameters' type, the others in their own.
+    """
+    each = state_bytes(candidate.optimizer, facts.hidden, facts.hidden)
+    if candidate.optimizer in {"adamw", "momentum"}:
+        each *= _weight_bytes(candidate) / _FP32
+    return int(each * facts.trainable_parameters)
+
+
+def offloaded_bytes(candidate: Candidate, facts: ModelFacts, ranks: int = 1, nodes: int = 1) -> int:
+    """Return the bytes that live off one of the devices: optimizer state, `gradients` too, or with `full` all.
+
+    `ranks` of `nodes` share the work; hybrid sharding shares state out inside each node. Activations that are offloaded
+    come on top; how many there are, only a trace knows.
+    """
+    state, weight = optimizer_state_bytes(candidate, facts), _weight_bytes(candidate)
+    share = ranks if SHARED_OUT[candidate.sharding][2] else 1
+    share //= nodes if candidate.sharding == "hsdp" else 1
+    if candidate.engine == "deepspeed" and candidate.offload != "none":
+        # With the state go masters and gradients in fp32, and a copy in the type that computes of what is on its way:
+        # of gradients under zero3, else of parameters. Full offload adds the parameters themselves.
+        own = 2 if candidate.precision == "bf16" else _FP32
+        each = 2 * _FP32 + own * (2 if candidate.offload == "full" else 1)
+        return (each * facts.trainable_parameters + state) // share
+    match candidate.offload:
+        case "none":
+            return 0
+        case "optimizer":
+            return state // share
+        case "gradients":
+            return (weight * facts.trainable_parameters + state) // share
+        case "full":
+            return (weight * (facts.parameters + facts.trainable_parameters) + state) // share
+
+
+def built_bytes(candidate: Candidate, facts: ModelFacts, ranks: int, own: bool, on_cpu: bool) -> int:
+    """Return the bytes off its devices that a machine holds at most while `ranks` of it build the model.
+
+    A user's `own` function is run by every rank, for a GPU always in host memory. Else what is shared out is built by
+    one rank for all. DeepSpeed's ZeRO-3 builds on every rank. 0 for what is built on the device itself.
+    """
+    cut = candidate.tensor_parallel > 1
+    shards = candidate.engine == "torch" and candidate.sharding in {"zero2", "hsdp", "fsdp2"}
+    away = cut or shards or candidate.sharding == "zero3"
+    away |= candidate.offload == "full" or candidate.adapters == "qlora"
+    if not away and (on_cpu or not own):
+        return 0
+    whole = (_FP32 if own else _weight_bytes(candidate)) * facts.parameters
+    if own or candidate.engine == "deepspeed":
+        return whole * ranks
+    return whole
+
+
+def batches_ahead(candidate: Candidate) -> int:
+    """Return the batches that its DataLoader holds in host memory before they are trained on, at most."""
+    return candidate.workers * candidate.prefetch if candidate.workers else int(candidate.pin_memory)
+
+
+def loader_bytes(candidate: Candidate, sample_bytes: int) -> int:
+    """Return the host memory of batches in advance: in shared memory, pinned or not, of workers; else a pinned one."""
+    copies = (
+        2 if candidate.workers and candidate.pin_memory else 1
+    )  # out of shared memory into pinned, one by one
+    return batches_ahead(candidate) * candidate.micro_batch * sample_bytes * copies
+
+
+def checkpoint_bytes(candidate: Candidate, facts: ModelFacts, ranks: int = 1) -> int:
+    """Return the bytes that all ranks together save: parameters and optimizer state, whole ones as often as they are.
+
+    Under adapters at least these: the frozen model alone, in QLoRA's four bits a number.
+    """
+    if candidate.adapters != "none":
+        return (
+            facts.parameters // 2
+            if candidate.adapters == "qlora"
+            else _weight_bytes(candidate) * facts.parameters
+        )
+    shared = SHARED_OUT[candidate.sharding]
+    cut = candidate.tensor_parallel > 1
+    weights = _weight_bytes(candidate) * facts.parameters
+    state = optimizer_state_bytes(candidate, facts)
+    return weights * (1 if shared[0] or cut else ranks) + state * (1 if shared[2] or cut else ranks)
+
+
+def written_bytes(best: Best, kind: Literal["cuda", "cpu"]) -> int:
+    """Return the bytes that a proof on a device of that kind may write: a checkpoint, and what lives in files."""
+    candidate, facts = best.candidate, best.facts
+    written = checkpoint_bytes(candidate, facts, best.gpus)
+    if candidate.rests_on(kind) == "disk":
+        written += best.gpus * offloaded_bytes(candidate, facts, best.gpus, best.nodes)
+    if kind == "cpu":
+        written += built_bytes(candidate, facts, best.gpus, best.model.source == "function", on_cpu=True)
+    return written

@@ -1,0 +1,110 @@
+"""Traces on disk, so that a model is traced once for each rung and set of versions."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+from functools import cache
+from pathlib import Path
+
+from autotune.candidate import ALLOCATOR, LOADER
+from autotune.environment import installed, processor
+from autotune.errors import InputError
+from autotune.probe.launch import WORKER
+from autotune.probe.protocol import ProbeRequest
+from autotune.techniques.support import packages
+from autotune.timeline.timeline import Timeline
+from autotune.tracing.import_closure import import_closure
+
+VARIABLE = "AUTOTUNE_CACHE"
+"""Environment variable that names another folder for the cache."""
+KEPT = 256
+"""Traces kept, the newest: a model's whole ladder is some ten of 20 to 200 KiB each."""
+
+_IRRELEVANT = {
+    "protocol", "kind", "also", "accumulation_steps", "budget", "headroom", "seed", "sample_seconds", "sample_steps",
+    "folder", "evaluation_micro_batch",
+}  # fmt: skip
+"""Fields of a request that change nothing in its trace. All others, also those yet to come, are in the key."""
+
+
+class TraceCache:
+    """A folder of timelines, named by all that they depend on."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or default_folder()
+
+    def find(self, request: ProbeRequest) -> Timeline | None:
+        """Return the timeline of the request's rung, where there is one that covers its micro-batch."""
+        for exact in (False, True):
+            path = self._path(request, exact)
+            if path is None:
+                return None
+            try:
+                timeline = Timeline.parse(gzip.decompress(path.read_bytes()).decode())
+            except (OSError, EOFError, ValueError, InputError):
+                continue  # none, or a damaged one, which the next trace replaces
+            if timeline.covers(request.candidate.micro_batch):
+                return timeline
+        return None
+
+    def keep(self, request: ProbeRequest, timeline: Timeline) -> None:
+        """Store a timeline. A disk that refuses costs only the next trace."""
+        path = self._path(request, timeline.exact is not None)
+        if path is None:
+            return
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(gzip.compress(timeline.dump().encode(), compresslevel=6, mtime=0))
+            temporary.replace(path)
+            self._prune()
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+    def _path(self, request: ProbeRequest, exact: bool) -> Path | None:
+        """Return the file's name; None for code of the user's own, which may change from one run to the next."""
+        model = request.model
+        if model.source == "function" or model.trust_remote_code:
+            return None
+        device = request.device.partition(":")[0]
+        rung = request.candidate if exact else request.candidate.rung()
+        depends = {
+            **request.model_dump(mode="json", exclude=_IRRELEVANT),
+            "model": model.model_dump(mode="json", exclude={"name"}),
+            # The allocator's options change what is reserved, not what is asked for; the loader's are the host's.
+            "candidate": rung.model_dump(mode="json", exclude={*ALLOCATOR, *LOADER}),
+            "device": device,
+            "processor": processor() if device == "cpu" else None,
+            "torch": installed("torch"),
+            "transformers": installed("transformers"),
+            "packages": packages(rung),
+            "code": _code(),
+        }
+        text = json.dumps(depends, sort_keys=True)
+        return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json.gz"
+
+    def _prune(self) -> None:
+        files = sorted(self._folder.glob("*.json.gz"), key=lambda path: path.stat().st_mtime)
+        for path in files[:-KEPT]:
+            path.unlink(missing_ok=True)
+
+
+def default_folder() -> Path:
+    """Return `$AUTOTUNE_CACHE/traces`, else the place for caches that the XDG base directories name."""
+    if own := os.environ.get(VARIABLE):
+        return Path(own) / "traces"
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "autotune" / "traces"
+
+
+@cache
+def _code() -> str:
+    """Return a digest of the code that makes traces, wherever its files lie: another version of it makes others."""
+    digest = hashlib.sha256()
+    for _, path in sorted(import_closure(WORKER[-1]).items()):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

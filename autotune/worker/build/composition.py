@@ -1,0 +1,302 @@
+"""Assemble a training from a probe's request: the techniques, in the one order in which they compose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from autotune.candidate import Candidate
+from autotune.techniques.topology import Kind, misplaced, unmeasured, unpaddable
+from autotune.probe.protocol import ProbeRequest
+from autotune.techniques.rules import illegal
+from autotune.worker.techniques.activation_offload import ActivationOffload
+from autotune.worker.techniques.checkpointing import checkpoint_blocks
+from autotune.worker.techniques.chunked_loss import chunk_loss
+from autotune.worker.techniques.compilation import compile_blocks
+from autotune.worker.build.model_init import construct, cut
+from autotune.worker.build.context import Draft
+from autotune.worker.techniques.float8 import use_float8
+from autotune.worker.techniques.four_bit import quantize_blocks
+from autotune.worker.techniques.gradient_offload import HostGradients
+from autotune.worker.build.inspect import width
+from autotune.worker.techniques.mapped_files import MappedFiles, map_gradients, map_parameters
+from autotune.worker.model import loss_of
+from autotune.worker.techniques.precision import (
+    cast_inputs,
+    compute_in,
+    fp32_products,
+    math_dtype,
+)
+from autotune.worker.errors import CannotRun
+from autotune.worker.techniques.offload_store import resting_place
+from autotune.worker.techniques.loss_scaling import ScaledOptimizer
+from autotune.worker.data.packing import check_packing
+from autotune.worker.data.synthetic import feed, is_traced, rows_shorter, target_counter, text_symbols
+from autotune.worker.training import Batch, StepOptimizer, Training
+from autotune.worker.build.make_optimizer import IN_SHARDS, REPLICATED, maker_of, optimizer_of
+
+
+def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
+    """Build the model and apply the candidate's techniques.
+
+    `files` chooses how offload works: in mapped files, where tensors are used, or by copies between the device and
+    where they rest; None takes files on `cpu` and copies elsewhere. Raises InputError (the model cannot be used),
+    CannotRun (this machine or model cannot run the candidate), OutOfSpace (offload found no room), and whatever the
+    user's own code raises.
+    """
+    device = torch.device(request.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # streams and sharding work on the current device
+    draft = Draft(request, device, resting_place(request.candidate, request.folder, device, files))
+    try:
+        for apply in TECHNIQUES:
+            apply(draft)
+    except BaseException:
+        draft.closing.close()
+        raise
+
+    scaling = draft.scaling
+
+    def loss(batch: Batch) -> Tensor:
+        with draft.saving(batch), draft.precision():
+            value = loss_of(draft.forward(**draft.casting(batch))).float()
+        return value if scaling is None else scaling.scale(value)
+
+    ranks = draft.ranks
+    batches, loader = feed(draft.built, request, ranks, device)
+    if loader is not None:
+        draft.closing.callback(loader.close)
+
+    shorter = rows_shorter(draft.built, request, ranks, device)
+
+    gradients = None if draft.gradients is None else draft.gradients.all
+    if draft.engine is not None:
+        gradients = draft.engine.gradients
+
+    return Training(
+        model=draft.built.model,
+        optimizer=draft.optimizer,
+        device=device,
+        loss=loss,
+        batch=batches,
+        tokens_per_sample=draft.built.tokens_per_sample,
+        attention=draft.built.attention,
+        close=draft.closing.close,
+        ranks=ranks,
+        reduction=draft.reduction,
+        gradients=gradients,
+        loader=loader,
+        shorter=shorter if callable(shorter) else None,
+        of_one_length=shorter if isinstance(shorter, str) else "",
+        targets=target_counter(draft.built),
+        shards=draft.engine.shards if draft.engine else None,
+        scaling=scaling,
+    )
+
+
+def _check(draft: Draft) -> None:
+    request = draft.request
+    kind: Kind = "cuda" if draft.files is None else "cpu"
+    reason = (
+        illegal(request.candidate, request.accumulation_steps)
+        or misplaced(request.candidate, request.world_size, kind, request.nodes)
+        or unmeasured(request.candidate, request.lengths is not None)
+    )
+    if reason:
+        raise CannotRun(reason)
+    check_engine(request.candidate)
+
+
+def check_engine(candidate: Candidate) -> None:
+    """Raise CannotRun where the candidate's engine is not installed."""
+    if candidate.engine == "deepspeed" and find_spec("deepspeed") is None:
+        raise CannotRun("the deepspeed package is not installed: pip install 'autotune[deepspeed]'")
+
+
+def _check_attention(draft: Draft) -> None:
+    attention = draft.request.candidate.attention
+    if attention in {"flash_attention_2", "flex_attention"} and draft.device.type == "cpu":
+        raise CannotRun(f"{attention} trains on a GPU only")
+    if attention == "flash_attention_2" and find_spec("flash_attn") is None:
+        raise CannotRun("flash_attention_2 needs the flash-attn package: pip install flash-attn")
+
+
+def _form_group(draft: Draft) -> None:
+    candidate = draft.request.candidate
+    if not candidate.distributed and (candidate.offload != "full" or draft.files is not None):
+        return
+    from autotune.worker.techniques.sharding import process_group# late: half a second that other candidates save
+
+    draft.ranks = process_group.form_group(draft.device, draft.request.world_size, candidate.tensor_parallel)
+    draft.closing.callback(process_group.end_group)
+    if candidate.tensor_parallel > 1:
+        draft.mesh = process_group.form_mesh(draft.device, draft.ranks)
+
+
+def _set_precision(draft: Draft) -> None:
+    candidate = draft.request.candidate
+    # Under full offload a kept bf16 copy would hold on the device what was moved away from it.
+    # DeepSpeed casts the model itself.
+    precision = "fp32" if candidate.engine == "deepspeed" else candidate.precision
+    draft.precision = compute_in(precision, draft.device, keep_casts=candidate.offload != "full")
+    if candidate.collect_above != "none" and draft.device.type == "cuda":
+        # torch looks at the threshold only where the process has a share of the memory: here all of it.
+        torch.cuda.set_per_process_memory_fraction(1.0, draft.device)
+    if candidate.tf32 and draft.device.type != "cpu":
+        draft.closing.enter_context(fp32_products("high"))
+
+
+def _check_packing(draft: Draft) -> None:
+    built = draft.built
+    if draft.request.candidate.sequences != "packed" or unpaddable(built.task):
+        return
+    if any(parameter.is_meta for parameter in built.model.parameters()):
+        return  # rank 0 has the values, and looks for all
+    if not is_traced(built):  # a trace has no values to compare
+        with torch.random.fork_rng(devices=[draft.device] if draft.device.type == "cuda" else []):
+            check_packing(built, text_symbols(built, draft.request.seed), draft.precision)
+
+
+def _fuse_kernels(draft: Draft) -> None:
+    if draft.request.candidate.kernels == "liger":
+        from autotune.worker.techniques.kernels import fused_kernels
+
+        draft.closing.enter_context(fused_kernels(draft.built))
+
+
+def _add_adapters(draft: Draft) -> None:
+    candidate = draft.request.candidate
+    if candidate.adapters != "none" and draft.request.model.train:
+        raise CannotRun("adapters are all that trains beside a frozen model: leave out --train, or adapters")
+    if candidate.adapters == "qlora":
+        quantize_blocks(draft.built.model, draft.blocks, draft.device, math_dtype(candidate.precision))
+    if candidate.adapters != "none":
+        from autotune.worker.techniques.adapters import add_adapters  # late: peft takes a second that others save
+
+        add_adapters(draft.built.model, draft.blocks)
+
+
+def _use_float8(draft: Draft) -> None:
+    if draft.request.candidate.precision == "fp8":
+        tokens = draft.request.candidate.micro_batch * draft.built.tokens_per_sample
+        use_float8(draft.built.model, draft.blocks, draft.device, tokens)
+
+
+def _chunk_loss(draft: Draft) -> None:
+    if draft.request.candidate.loss == "chunked":
+        chunk_loss(draft.built)
+
+
+def _compile(draft: Draft) -> None:
+    candidate = draft.request.candidate
+    if candidate.compile == "regional":
+        draft.closing.enter_context(compile_blocks(draft.blocks, draft.device, candidate.kept_share))
+
+
+def _checkpoint(draft: Draft) -> None:
+    how = draft.request.candidate.checkpointing
+    if how != "none":
+        checkpoint_blocks(draft.blocks, how)
+
+
+def _offload_activations(draft: Draft) -> None:
+    if draft.request.candidate.activation_offload:
+        draft.saving = ActivationOffload(draft.device, draft.place)
+
+
+def _place_parameters(draft: Draft) -> None:
+    candidate, model = draft.request.candidate, draft.built.model
+    on_host = candidate.offload == "full"
+    if candidate.engine == "deepspeed":
+        return
+    if candidate.sharding in IN_SHARDS or (on_host and draft.files is None):
+        from autotune.worker.techniques.sharding.fully_sharded import all_reduce_last, mesh_of_nodes, shard
+
+        hybrid = candidate.sharding == "hsdp"
+        mesh = None if draft.mesh is None else draft.mesh["data"]
+        if hybrid:
+            mesh = mesh_of_nodes(draft.device, draft.request.nodes)
+        gathered = candidate.sharding == "zero2"
+        shard(
+            model, draft.blocks, candidate.precision, draft.device,
+            keep_gathered=gathered, on_host=on_host and draft.files is None, reduce_dtype=candidate.reduce_dtype,
+            mesh=mesh, files=draft.disk if on_host else None, prepare=draft.prepare,
+        )  # fmt: skip
+        # Sums of many micro-steps in bf16 would lose the small ones, so those are reduced whole each time.
+        if hybrid and candidate.reduce_dtype == "fp32":
+            draft.reduction = all_reduce_last(model)
+    elif on_host and draft.files is not None:
+        map_parameters(model, draft.files)
+    in_place = draft.disk if on_host else draft.files
+    if candidate.offload in {"gradients", "full"} and in_place is not None:
+        map_gradients(model.parameters(), in_place)
+    elif candidate.offload == "gradients" and not isinstance(draft.place, MappedFiles):
+        draft.gradients = HostGradients(model.parameters(), draft.place)
+
+
+def _replicate(draft: Draft) -> None:
+    candidate = draft.request.candidate
+    if candidate.sharding not in REPLICATED or candidate.engine == "deepspeed":
+        return
+    from autotune.worker.techniques.sharding.replicated import Replica
+
+    replica = Replica(draft.built.model, candidate.reduce_dtype)
+    draft.forward, draft.reduction = replica.model, replica.reduction
+
+
+def _add_optimizer(draft: Draft) -> None:
+    candidate, model = draft.request.candidate, draft.built.model
+    if candidate.engine == "deepspeed":
+        from autotune.worker.techniques.sharding.deepspeed import DeepSpeedEngine as Engine  # late: it takes a second
+
+        engine = draft.engine = Engine(
+            model, maker_of(candidate, model.parameters()), candidate, width(draft.built.config), draft.device
+        )
+        draft.closing.callback(engine.close)
+        draft.optimizer, draft.forward, draft.reduction = engine, engine.forward, engine.reduction
+        if candidate.precision == "bf16":
+            draft.casting = partial(cast_inputs, dtype=torch.bfloat16)
+        return
+    draft.optimizer = optimizer_of(candidate, model, draft.device, draft.place, draft.gradients)
+
+
+def make_optimizer(request: ProbeRequest, training: Training) -> StepOptimizer:
+    """Return the optimizer of another candidate for a training whose model is as that candidate's would be.
+
+    Raises CannotRun where its library is not installed.
+    """
+    place = resting_place(request.candidate, request.folder, training.device)
+    return optimizer_of(request.candidate, training.model, training.device, place)
+
+
+def _scale_loss(draft: Draft) -> None:
+    if draft.request.candidate.precision == "fp16":
+        parameters = draft.built.model.parameters()
+        draft.optimizer = draft.scaling = ScaledOptimizer(draft.optimizer, parameters, draft.device)
+
+
+TECHNIQUES: tuple[Callable[[Draft], None], ...] = (
+    _check,  # first: it may refuse, and costs nothing
+    _set_precision,  # likewise
+    _check_attention,
+    _form_group,  # before anything depends on the rank
+    construct,  # under full offload the parameters are born where they will live
+    _check_packing,  # while the model is still as its library made it
+    cut,  # first of what changes modules: a plan knows them as transformers made them
+    _fuse_kernels,  # before what else changes modules, for it knows them by their classes
+    _add_adapters,  # before what looks at parameters
+    _use_float8,  # before blocks are wrapped in any way
+    _chunk_loss,
+    _compile,  # before what goes around a block's forward
+    _checkpoint,  # before sharding, whose hooks must run outside the checkpoint, not again in it
+    _offload_activations,
+    _place_parameters,  # before the optimizer, which keeps references to them
+    _replicate,  # around the whole model, with its parameters where they stay
+    _add_optimizer,
+    _scale_loss,  # around the optimizer, whose steps it may leave out
+)
+"""The techniques in the order of their application."""

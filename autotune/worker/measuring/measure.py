@@ -1,0 +1,159 @@
+"""A `train` probe: measure speed and memory of a candidate over as few steps as give sure numbers."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+from autotune.outcome import Memory, Ok
+from autotune.probe.protocol import ProbeRequest
+from autotune.worker.measuring.attention_kernel import AttentionKernels
+from autotune.worker.measuring.communication import listen
+from autotune.worker.measuring.memory_breakdown import (
+    Observer,
+    breakdown,
+    gradient_bytes,
+    parameter_bytes,
+    state_bytes,
+)
+from autotune.worker.measuring.phases import Phases
+from autotune.worker.measuring.statistics import TRIMMED, narrow, step_seconds, timing
+from autotune.worker.measuring.steps import MICRO_STEPS, Parts, Stepper
+from autotune.worker.training import Training
+
+MINIMUM = 3
+"""Measured steps, at least: the interval of two is three times as wide (Student's t 12.7 against 4.3)."""
+
+
+def measure(request: ProbeRequest, training: Training, phases: Phases, warmed_up: Callable[[], None]) -> Ok:
+    """Warm up, then run steps until their time is known within 3%, or the request's limits are reached.
+
+    `warmed_up` is called once, before the first step that is timed. Raises what training raises.
+    """
+    stepper = Stepper(training, request.candidate.micro_batch, phases)
+    micro_steps = min(request.accumulation_steps, MICRO_STEPS)
+    observer = Observer(training)
+    warm_up(stepper, micro_steps, first=1, observer=observer, compiled=request.candidate.compile != "none")
+    if request.candidate.compile != "none":
+        forget_compiler(stepper)
+    warmed_up()
+    deadline = time.perf_counter() + request.sample_seconds
+    samples = sample(stepper, request, micro_steps, minimum=MINIMUM, deadline=deadline, observer=observer)
+    phases.close_look = True
+    outcome = report(request, stepper, samples, micro_steps, observer)
+    # Last: what the profiler takes is none of the training's.
+    return outcome.model_copy(update={"communication": listen(request, stepper, micro_steps)})
+
+
+def warm_up(
+    stepper: Stepper, micro_steps: int, first: int, observer: Observer, compiled: bool = False
+) -> Parts:
+    """Run the first optimizer step, of `first` micro-steps: it creates the optimizer's state.
+
+    Batches are the largest of a user's dataset, so that memory is known whatever batches follow.
+
+    A device that runs asynchronously gets a second one, of `micro_steps`, and is looked at phase by phase in
+    it: that slows it, so it is not done in steps that are timed. Likewise the kernels of attention are looked for in
+    the first, unless it is `compiled`. Returns the parts of the last step.
+    """
+    phases = stepper.phases
+    stepper.heaviest = True
+    # The compiler would take the one that looks for a part of the model.
+    with nullcontext() if compiled else AttentionKernels() as seen:
+        parts = stepper.step(first)
+    stepper.attention_kernels = seen.kernels if seen else ()
+    scaling = stepper.training.scaling
+    # With gradients that overflow the step is left out, and so is the state: its scale falls until one is taken.
+    while scaling is not None and scaling.skipped == phases.step:
+        parts = stepper.step(first)
+    if phases.meter.asynchronous:
+        phases.on_end = observer.look
+        parts = stepper.step(micro_steps)
+        phases.on_end = None
+        phases.close_look = False
+    stepper.heaviest = False
+    stepper.drain()
+    return parts
+
+
+def forget_compiler(stepper: Stepper) -> None:
+    """Leave the compiler out of the training's memory: its peak in the first steps, and what it keeps of them.
+
+    How much that is depends on whether it found its code in its cache, which no two launches have alike. What has to
+    fit still counts it.
+    """
+    training, phases = stepper.training, stepper.phases
+    gc.collect()
+    phases.meter.disown(parameter_bytes(training) + gradient_bytes(training) + state_bytes(training))
+    phases.training_peak = 0
+
+
+def sample(
+    stepper: Stepper,
+    request: ProbeRequest,
+    micro_steps: int,
+    minimum: int,
+    deadline: float,
+    observer: Observer,
+) -> list[Parts]:
+    """Run measured steps until their time is known well enough, there are enough, or the deadline passed."""
+    phases = stepper.phases
+    samples: list[Parts] = []
+
+    def enough() -> bool:
+        known = (
+            len(samples) >= request.sample_steps
+            or time.perf_counter() >= deadline
+            or narrow(samples, request.accumulation_steps, trimmed(stepper))
+        )
+        return bool(
+            stepper.training.ranks.largest(known)
+        )  # a rank that stops alone leaves the others waiting
+
+    while len(samples) < minimum or not enough():
+        if not samples and phases.close_look:
+            phases.on_end = observer.look
+        samples.append(stepper.step(micro_steps))
+        phases.on_end = None
+    return samples
+
+
+def trimmed(stepper: Stepper) -> float:
+    """Return the share of outliers that means of this training's steps leave out: none where its batches differ."""
+    return TRIMMED if stepper.training.loader is None else 0.0
+
+
+def report(
+    request: ProbeRequest, stepper: Stepper, samples: Sequence[Parts], micro_steps: int, observer: Observer
+) -> Ok:
+    """Put together what was measured.
+
+    `memory.allocated` and its breakdown are the peak of the training steps; `reserved` and `device_peak` are
+    those of the process from its start until now, because that is what has to fit.
+    """
+    phases, training = stepper.phases, stepper.training
+    reports = phases.reports()
+    forward_end = next(entry.end for entry in reports if entry.phase == "forward")
+    peaks = phases.meter.peaks()
+    return Ok(
+        memory=Memory(
+            allocated=phases.training_peak,
+            reserved=peaks.reserved,
+            device_peak=peaks.device,
+            budget=request.budget,
+            baseline=phases.meter.baseline,
+            allocator_retries=peaks.allocator_retries,
+            breakdown=breakdown(training, observer, forward_end, phases.training_peak),
+        ),
+        timing=timing(samples, trimmed(stepper)),
+        step_seconds=step_seconds(samples, micro_steps),
+        phases=reports,
+        losses=tuple(stepper.losses),
+        accumulation_steps=micro_steps,
+        attention=training.attention,
+        attention_kernels=stepper.attention_kernels,
+        loader_bytes=training.loader.host_bytes() if training.loader is not None else None,
+        skipped_steps=training.scaling.skipped if training.scaling is not None else 0,
+    )

@@ -1,0 +1,102 @@
+"""Where a probe is: told to the tuner at every turn, timed, and measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from autotune.outcome import Phase, PhaseReport, StressName
+
+if TYPE_CHECKING:  # the meter imports torch, which a probe enters its first phase without
+    from autotune.worker.measuring.memory_meter import Meter
+
+TRAINING: tuple[Phase, ...] = ("forward", "backward", "optimizer")
+"""The phases that make up a training step."""
+
+
+class Phases:
+    """The current phase and optimizer step, and a report of each phase gone through.
+
+    A report holds the last step that was looked into (`close_look`): seconds are summed over its micro-steps,
+    the peak is their largest, `end` the last one's.
+    """
+
+    def __init__(self, tell: Callable[[Phase, int], None]) -> None:
+        self.phase: Phase = "start"
+        self.step = 0
+        """Optimizer step, from 1; 0 before the first."""
+        self.close_look = True
+        """Measure each phase by itself. On an asynchronous device this waits at every turn, and so slows it.
+        """
+        self.training_peak = 0
+        """Most tensor bytes alive at a time during training steps."""
+        self.stress: StressName | None = None
+        """What a proof loads memory with meanwhile."""
+        self.on_end: Callable[[Phase], None] | None = None
+        """Called with each phase that ends, before what it leaves is cleared."""
+        self._tell = tell
+        self._meter: Meter | None = None
+        self._reports: dict[Phase, PhaseReport] = {}
+        self._opened: float | None = None
+
+    def measure_with(self, meter: Meter) -> None:
+        """Measure from now on; before, phases are only told."""
+        self._meter = meter
+
+    @property
+    def measuring(self) -> bool:
+        """Whether there is a meter yet."""
+        return self._meter is not None
+
+    @property
+    def meter(self) -> Meter:
+        assert self._meter is not None, "the meter is set before anything is built"
+        return self._meter
+
+    def enter(self, phase: Phase) -> None:
+        """End the current phase and begin another."""
+        self._end(boundary=self.close_look)
+        self.phase = phase
+        self._tell(phase, self.step)
+        self._opened = time.perf_counter()
+
+    def begin_step(self) -> None:
+        """Begin the next optimizer step."""
+        self.step += 1
+        if self.close_look:
+            for phase in TRAINING:
+                self._reports.pop(phase, None)
+
+    def pause(self) -> None:
+        """End the current phase; what follows belongs to none, but a failure there is still reported as in
+        it.
+        """
+        self._end(boundary=True)
+        self._opened = None
+
+    def reports(self) -> tuple[PhaseReport, ...]:
+        """Return the reports in the order in which the phases were first entered."""
+        return tuple(self._reports.values())
+
+    def _end(self, boundary: bool) -> None:
+        if self._meter is None or self._opened is None:
+            return
+        if self.on_end is not None:
+            self.on_end(self.phase)
+        if not boundary:
+            return
+        if self.close_look:
+            self._meter.synchronize()
+        seconds = time.perf_counter() - self._opened
+        lap = self._meter.lap()
+        if self.phase in TRAINING:
+            self.training_peak = max(self.training_peak, lap.peak)
+        if self.close_look:
+            before = self._reports.get(self.phase)
+            self._reports[self.phase] = PhaseReport(
+                phase=self.phase,
+                seconds=seconds + (before.seconds if before else 0.0),
+                peak=max(lap.peak, before.peak if before else 0),
+                end=lap.end,
+            )

@@ -1,0 +1,71 @@
+"""How long to measure: until the confidence interval of a global step's time is narrow enough."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from autotune.outcome import Sample, StepTiming
+from autotune.student import quantile
+from autotune.worker.measuring.steps import Parts
+
+ENOUGH = 0.03
+"""Half-width of the 95% interval, as a share of the mean, at which sampling stops."""
+TRIMMED = 0.2
+"""Share of the fastest and of the slowest repetitions that a mean leaves out (the usual one: Wilcox, Introduction to
+Robust Estimation and Hypothesis Testing, 3.3.3), where all do the same work: what slows fewer than one step in five is
+somebody else's. benchmarks/repeatability.py compares it with the plain mean and the median."""
+KEPT = 32
+"""Step times that a measurement keeps, at most."""
+
+
+def summarize(values: Sequence[float], trimmed: float = 0.0) -> Sample:
+    """Return the mean without the `trimmed` share at either end, and its 95% interval.
+
+    The interval is Student's, of the winsorized deviation (Tukey and McLaughlin, 1963); fewer than 1 / `trimmed` values
+    are not trimmed, which leaves the plain mean and its interval.
+    """
+    count = len(values)
+    if count < 2:
+        return Sample(mean=statistics.fmean(values), half_width=None, count=count)
+    out = int(trimmed * count)
+    kept = sorted(values)[out : count - out]
+    winsorized = [*[kept[0]] * out, *kept, *[kept[-1]] * out]
+    error = statistics.stdev(winsorized) / ((1 - 2 * out / count) * math.sqrt(count))
+    return Sample(mean=statistics.fmean(kept), half_width=quantile(len(kept) - 1) * error, count=count)
+
+
+def timing(samples: Sequence[Parts], trimmed: float = 0.0) -> StepTiming:
+    """Return the parts of a global step from repeated measurements, all of the same number of micro-steps.
+
+    Where the last micro-step is the only one, it stands for the others too. `trimmed` is for steps that all do the same
+    work: where batches differ, the slow ones are training's own.
+    """
+    last = summarize([parts.last_micro_step for parts in samples], trimmed)
+    others = [parts.micro_steps for parts in samples if parts.micro_steps is not None]
+    return StepTiming(
+        micro_step=summarize(others, trimmed) if others else last,
+        last_micro_step=last,
+        optimizer_step=summarize([parts.optimizer_step for parts in samples], trimmed),
+        data_wait=summarize([parts.data_wait for parts in samples], trimmed),
+    )
+
+
+def step_seconds(samples: Sequence[Parts], micro_steps: int) -> tuple[float, ...]:
+    """Return the seconds of each step, in order; of more than KEPT, means of as many steps each."""
+    seconds = [
+        (micro_steps - 1) * (parts.micro_steps or 0.0) + parts.last_micro_step + parts.optimizer_step
+        for parts in samples
+    ]
+    together = -(-len(seconds) // KEPT)
+    whole = len(seconds) - len(seconds) % together
+    return tuple(statistics.fmean(seconds[at : at + together]) for at in range(0, whole, together))
+
+
+def narrow(samples: Sequence[Parts], accumulation_steps: int, trimmed: float = 0.0) -> bool:
+    """Return whether the time of a whole global step is known well enough."""
+    if len(samples) < 2:
+        return False
+    known = timing(samples, trimmed)
+    return known.interval(accumulation_steps) <= ENOUGH * known.global_step(accumulation_steps)

@@ -1,0 +1,157 @@
+"""Global steps: micro-steps whose gradients accumulate, then one optimizer step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from autotune.outcome import AttentionKernel
+from autotune.worker.measuring.memory_breakdown import local
+from autotune.worker.measuring.phases import Phases
+from autotune.worker.training import Batch, Training
+
+MICRO_STEPS = 2
+"""Micro-steps of a measured step, at most: with the second, activations stand beside accumulated gradients."""
+
+
+class NotFinite(ArithmeticError):
+    """A loss or a gradient norm is NaN or infinite; with scaled gradients, at every scale."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the {what} is not finite")
+        self.what = what
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of the parts of one global step."""
+
+    micro_steps: float | None
+    """Mean of all micro-steps but the last; None where the last is the only one."""
+    last_micro_step: float
+    optimizer_step: float
+    data_wait: float = 0.0
+    """Of each micro-step, on the average: until its batch was there. Counted in the micro-steps' own seconds."""
+    began: float = 0.0
+    """When the step did, by `time.perf_counter`."""
+
+
+class Stepper:
+    """Drives one training, global step by global step, over the fixed stream of batches."""
+
+    def __init__(self, training: Training, micro_batch: int, phases: Phases) -> None:
+        self.training = training
+        self.micro_batch = micro_batch
+        self.phases = phases
+        self.losses: list[float] = []
+        """Of every optimizer step so far: the mean over its micro-steps."""
+        self.batches_taken = 0
+        self.heaviest = False
+        """Take the largest batch that a user's dataset has, which is the one to prove memory with."""
+        self.draw: Callable[[], Batch] | None = None
+        """Where batches come from instead of the training's own stream."""
+        self.attention_kernels: tuple[AttentionKernel, ...] = ()
+        """Those that were seen in the first step."""
+        self._waited = 0.0
+
+    def step(self, micro_steps: int) -> Parts:
+        """Run one global step and return the seconds of its parts.
+
+        The clock is read, after waiting for the device, at the boundaries of the parts alone, so that the
+        device is never idle within one. The optimizer's part includes the gradients' norm, as training that
+        clips has. Raises NotFinite after the step.
+        """
+        training, phases = self.training, self.phases
+        phases.begin_step()
+        self._waited = 0.0
+        losses: list[Tensor] = []
+        began = middle = self._clock()
+        for index in range(micro_steps):
+            if index == micro_steps - 1:
+                middle = self._clock()
+            losses.append(self._micro_step(micro_steps, index == micro_steps - 1))
+        after_backward = self._clock()
+        phases.enter("optimizer")
+        scaling = training.scaling
+        skipped = scaling.skipped if scaling is not None else 0
+        norm = gradient_norm(training)
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        end = self._clock()
+        loss = math.fsum(float(loss) for loss in losses) / micro_steps
+        self.losses.append(loss)
+        if not math.isfinite(loss):
+            phases.phase = "forward"
+            raise NotFinite("loss")
+        if scaling is not None and scaling.skipped > skipped:
+            if scaling.collapsed:
+                phases.phase = "backward"
+                raise NotFinite("scale")
+        elif not math.isfinite(float(norm)):
+            phases.phase = "backward"
+            raise NotFinite("gradient")
+        phases.pause()
+        return Parts(
+            micro_steps=(middle - began) / (micro_steps - 1) if micro_steps > 1 else None,
+            last_micro_step=after_backward - middle,
+            optimizer_step=end - after_backward,
+            data_wait=self._waited / micro_steps,
+            began=began,
+        )
+
+    def next_batch(self) -> int:
+        """Return the index of the next batch of the stream, and count it as taken."""
+        self.batches_taken += 1
+        return self.batches_taken - 1
+
+    def _micro_step(self, micro_steps: int, last: bool) -> Tensor:
+        """Run forward and backward of one micro-batch; return its loss, still on the device.
+
+        Each loss is divided by the number of micro-steps, so that the accumulated gradient is that of the
+        mean over the global batch.
+        """
+        self.phases.enter("forward")
+        began = time.perf_counter()
+        batch = self._batch()
+        self._waited += time.perf_counter() - began
+        with self.training.reduction(last):
+            loss = self.training.loss(batch)
+            self.phases.enter("backward")
+            (loss / micro_steps).backward()
+        return loss.detach()
+
+    def drain(self) -> None:
+        """Take from a loader what its workers made while nobody asked: training would outrun them only later."""
+        loader = self.training.loader
+        if loader is not None:
+            for _ in range(loader.ahead + 1):
+                self.training.batch(self.next_batch(), self.micro_batch)
+
+    def _batch(self) -> Batch:
+        loader = self.training.loader
+        if self.heaviest and loader is not None:
+            return loader.heaviest(self.micro_batch)
+        if self.draw is not None:
+            return self.draw()
+        return self.training.batch(self.next_batch(), self.micro_batch)
+
+    def _clock(self) -> float:
+        self.phases.meter.synchronize()
+        return time.perf_counter()
+
+
+def gradient_norm(training: Training) -> Tensor:
+    """Return the 2-norm of this process's gradients as one number on their device; it takes no memory of
+    their size. Scaled gradients are unscaled first, as whoever clips them has to.
+    """
+    if training.scaling is not None:
+        training.scaling.unscale()
+    if training.gradients is not None:
+        return torch.nn.utils.get_total_norm(list(training.gradients()))
+    gradients = (parameter.grad for parameter in training.model.parameters())
+    return torch.nn.utils.get_total_norm([local(gradient) for gradient in gradients if gradient is not None])

@@ -1,0 +1,148 @@
+"""The stage on which a training is traced: fake tensors, on a device, with files and ranks, that do not exist."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp import GradScaler
+
+from autotune.candidate import Candidate
+from autotune.probe.protocol import ProbeRequest
+from autotune.timeline.step_events import Segment
+from autotune.worker.build import composition
+from autotune.worker.replacing import replaced
+from autotune.worker.techniques import mapped_files, offload_store
+from autotune.worker.techniques.float8 import converter
+from autotune.worker.techniques.kernels import patcher
+from autotune.worker.techniques.mapped_files import MappedFiles
+from autotune.worker.techniques.optimizer import optimizer_maker
+from autotune.worker.tracing import kernel_workspace
+from autotune.worker.tracing.fakes.cuda import fake_cuda
+from autotune.worker.tracing.fakes.flash import fake_flash
+from autotune.worker.tracing.fakes.triton import fake_triton
+from autotune.worker.tracing.step_tracer import StepTracer
+from autotune.worker.tracing.storage_recorder import Recorder
+from autotune.worker.training import Training
+
+
+@contextmanager
+def recording(request: ProbeRequest, micro_steps: int = 1) -> Iterator[tuple[Recorder, Training, Segment]]:
+    """Build the training under a recorder; `micro_steps` are those of an engine's optimizer step."""
+    on_cuda = request.device.startswith("cuda")
+    _import_libraries(request.candidate)
+    # Nothing that a trace makes survives it, and the collector's passes over torch's own objects cost a fifth of it.
+    gc.collect()
+    gc.freeze()
+    # What is in a cycle would be released whenever the collector runs; here that is at the end of each micro-step.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with (
+            _as_if_real(),
+            fake_cuda() if on_cuda else nullcontext(torch.device("cpu")) as device,
+            _compiling(request, recorder := Recorder(device.type, kernel_workspace.of_device(on_cuda))),
+            recorder,
+            _with_packages(request, recorder, on_cuda),
+            _in_files(recorder),
+            _among_ranks(request, recorder, device),
+        ):
+            with recorder.segment() as building:
+                recorder.mark("build")
+                training = composition.assemble(request.model_copy(update={"device": str(device)}))
+                recorder.call(training.model.parameters(), "parameter")
+                recorder.call(training.model.buffers(), "buffer")
+            with recorder.watching(training.model):
+                if request.candidate.engine == "deepspeed":
+                    StepTracer(recorder, training, micro_steps).settle_whole(building)
+                elif _sharded(request):
+                    StepTracer(recorder, training).settle(building)
+                yield recorder, training, building
+            training.close()
+    finally:
+        gc.unfreeze()
+        if collecting:
+            gc.enable()
+
+
+def _import_libraries(candidate: Candidate) -> None:
+    """Import what the candidate needs, which must not happen on fake tensors. Raises CannotRun without it."""
+    optimizer_maker(candidate.optimizer, 1)
+    if candidate.precision == "fp8":
+        converter()
+    if candidate.kernels == "liger":
+        patcher()
+
+
+def _as_if_real() -> AbstractContextManager[None]:
+    """Take the paths of real tensors, and initialize none.
+
+    transformers knows fake tensors, and assumes packed sequences of them. Initialization takes time, and some
+    functions of it look at what they drew. FSDP's notes for a profiler are operators too, which nobody reads here.
+    """
+    from torch.autograd.profiler import record_function
+    from transformers import PreTrainedModel
+    from transformers.utils import import_utils
+
+    changes: list[tuple[Any, str, Any]] = [
+        (import_utils, "is_fake_tensor", lambda _: False),
+        (PreTrainedModel, "initialize_weights", lambda _: None),  # init_weights still ties what is tied
+        # As if nothing overflowed.
+        (GradScaler, "_maybe_opt_step", lambda _scaler, optimizer, *_: optimizer.step()),
+        (record_function, "__enter__", lambda note: note),
+        (record_function, "__exit__", lambda *_: None),
+    ]
+    for name, function in vars(torch.nn.init).items():
+        if callable(function) and name.endswith("_") and not name.startswith("__"):
+            changes.append((torch.nn.init, name, lambda tensor, *_, **__: tensor))
+    return replaced(changes)
+
+
+@contextmanager
+def _with_packages(request: ProbeRequest, recorder: Recorder, on_cuda: bool) -> Iterator[None]:
+    """Provide what the candidate needs and a machine without a GPU cannot have."""
+    with ExitStack() as provided:
+        if on_cuda and request.candidate.attention == "flash_attention_2":
+            provided.enter_context(fake_flash())
+        if on_cuda and request.candidate.kernels == "liger":
+            provided.enter_context(fake_triton(recorder))
+        yield
+
+
+def _compiling(request: ProbeRequest, recorder: Recorder) -> AbstractContextManager[None]:
+    if request.candidate.compile == "none":
+        return nullcontext()
+    from autotune.worker.tracing.fakes.compiler import fake_compiler  # late: it imports the compiler
+
+    return fake_compiler(recorder)
+
+
+def _in_files(recorder: Recorder) -> AbstractContextManager[None]:
+    """Let offload to mapped files make tensors that are not counted, and no files."""
+
+    class Files(MappedFiles):
+        def zeros_like(self, tensor: Tensor) -> Tensor:
+            with recorder.on_disk():
+                return torch.empty_like(tensor, device="cpu", requires_grad=False)
+
+    return replaced([(offload_store, "MappedFiles", Files), (mapped_files, "is_mapped", recorder.is_on_disk)])
+
+
+def _sharded(request: ProbeRequest) -> bool:
+    """Tell whether a process group takes part: over several ranks, or in full offload from a GPU."""
+    on_cuda = request.device.startswith("cuda")
+    return request.candidate.distributed or (on_cuda and request.candidate.offload == "full")
+
+
+def _among_ranks(
+    request: ProbeRequest, recorder: Recorder, device: torch.device
+) -> AbstractContextManager[None]:
+    if not _sharded(request):
+        return nullcontext()
+    from autotune.worker.tracing.fakes.ranks import fake_ranks  # late: half a second that other traces save
+
+    return fake_ranks(recorder, device, deepspeed=request.candidate.engine == "deepspeed")

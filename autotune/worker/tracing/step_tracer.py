@@ -1,0 +1,225 @@
+"""Take a training on fake tensors through its parts, one recorded segment each."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from autotune.timeline.step_events import Segment, survivors
+from autotune.worker.measuring.steps import gradient_norm
+from autotune.worker.tracing.op_counter import Calls
+from autotune.worker.tracing.storage_recorder import Recorder
+from autotune.worker.training import StepOptimizer, Training
+
+
+class Pair(NamedTuple):
+    """The micro-batches that give the affine sizes."""
+
+    least: int
+    more: int
+
+    @property
+    def apart(self) -> int:
+        """How many samples lie between them."""
+        return self.more - self.least
+
+
+PLAIN = Pair(2, 3)
+COMPILED = Pair(32, 33)
+"""The compiler orders operators by the sizes of their results. Where tokens are few those lie on either side of the
+weights', and the order changes from one micro-batch to the next; the peaks of all orders were on one line from 2 to 64.
+"""
+
+
+class Updates(NamedTuple):
+    """What an optimizer does."""
+
+    making: Segment
+    first: Segment
+    """Its first step, and the clearing of gradients."""
+    second: Segment
+    calls: Calls
+    """What ran in the second step."""
+
+
+class StepTracer:
+    """Takes a training through its parts, as `autotune.worker.measuring.steps` does, one segment each."""
+
+    def __init__(
+        self, recorder: Recorder, training: Training, micro_steps: int = 1, pair: Pair = PLAIN
+    ) -> None:
+        """Take a training, and how many micro-steps are recorded as one: all that an optimizer step has."""
+        self._recorder = recorder
+        self._pair = pair
+        self._training = training
+        self._micro_steps = micro_steps
+        self._losses: list[Tensor] = []
+        self._batch = 0
+        self.calls: list[Calls] = []
+        """What ran in each micro-step and update so far."""
+        self.sample_bytes = 0
+        """Of a batch's tensors, for one sample."""
+
+    def make_state(self, building: Segment) -> None:
+        """Take a first step for an optimizer that makes its state inside backward, and count the state as built.
+
+        So all micro-steps are alike. The peak is that of a later step, which has the state from its start.
+        """
+        recorder, training = self._recorder, self._training
+        with recorder.segment() as segment:
+            self._forward_backward(self._pair.least)
+            self._losses.clear()
+            gc.collect(0)
+        recorder.call(training.optimizer.state_tensors(), "optimizer_state")
+        building.events.extend(survivors(segment))
+
+    def micro_step(self, micro_batch: int) -> Segment:
+        """Record forward and backward, of each micro-step."""
+        recorder, training = self._recorder, self._training
+        with recorder.segment() as segment:
+            self._forward_backward(micro_batch)
+            gc.collect(0)
+        recorder.call((parameter.grad for parameter in training.model.parameters()), "gradient")
+        self.calls.append(recorder.log.calls)
+        return segment
+
+    def _forward_backward(self, micro_batch: int) -> None:
+        for index in range(self._micro_steps):
+            self._one(micro_batch, last=index == self._micro_steps - 1)
+
+    def _one(self, micro_batch: int, last: bool) -> None:
+        recorder, training = self._recorder, self._training
+        recorder.mark("forward")
+        batch = training.batch(self._batch, micro_batch)
+        self._batch += 1
+        self.sample_bytes = (
+            sum(value.numel() * value.element_size() for value in batch.values()) // micro_batch
+        )
+        with training.reduction(last):
+            loss = training.loss(batch)
+            recorder.keep_activations()
+            recorder.mark("backward")
+            (loss / self._micro_steps).backward()
+        self._losses.append(loss.detach())
+
+    def update(self) -> Segment:
+        """Record the optimizer step and the clearing of the gradients."""
+        recorder, training = self._recorder, self._training
+        with recorder.segment() as segment:
+            recorder.mark("optimizer")
+            norm = gradient_norm(training)
+            training.optimizer.step()
+            recorder.call(training.optimizer.state_tensors(), "optimizer_state")
+            training.optimizer.zero_grad()
+            self._losses.clear()
+            del norm
+        self.calls.append(recorder.log.calls)
+        return segment
+
+    def settle(self, building: Segment, micro_batch: int | None = None) -> None:
+        """Run one micro-step and keep of it what it leaves for good, as part of the build.
+
+        The first pass of sharded training prepares: FSDP2 makes the tensors that it gathers into, and DDP's buckets
+        become the gradients. Some models set themselves up in theirs. Its micro-batch is none of those that are
+        compared: a user's batches are made once.
+        """
+        first = self.micro_step(micro_batch or self._pair.more + 1)
+        with self._recorder.segment() as cleared:
+            self.drop()
+        building.events.extend(_lasting(Segment([*first.events, *cleared.events])))
+
+    def evaluate(self) -> tuple[Segment, dict[int, int]] | None:
+        """Record a forward pass without gradients between two steps, and the slots of a larger one by its own.
+
+        What a first pass makes for good (FSDP2 may keep what it gathered) is part of it. None if passes differ.
+        """
+        first, small, large = (
+            self._forward(micro_batch) for micro_batch in (self._pair.more + 1, *self._pair)
+        )
+        if len(small.events) != len(large.events):
+            return None
+        grown = {our: their for our, their in zip(small.events, large.events, strict=True) if our >= 0}
+        return Segment([*_lasting(first), *small.events]), grown
+
+    def _forward(self, micro_batch: int) -> Segment:
+        recorder, training = self._recorder, self._training
+        training.model.eval()
+        try:
+            with recorder.segment() as segment, torch.no_grad():
+                recorder.mark("evaluation")
+                training.loss(training.batch(self._batch, micro_batch))
+                gc.collect(0)
+        finally:
+            training.model.train()
+        self._batch += 1
+        return segment
+
+    def settle_whole(self, building: Segment, micro_batch: int | None = None) -> None:
+        """Run two whole steps, and keep of them what they leave for good, as part of the build.
+
+        For an engine that lets go of gradients in its step alone. It makes the optimizer's state as it is set up, and
+        knows from its second step on in which order parameters are needed.
+        """
+        whole = Segment()
+        for _ in range(2):
+            for segment in (self.micro_step(micro_batch or self._pair.more + 1), self.update()):
+                whole.events.extend(segment.events)
+        building.events.extend(_lasting(whole))
+
+    def drop(self) -> None:
+        """Release what the last micro-step left, unrecorded."""
+        self._training.optimizer.zero_grad()
+        self._losses.clear()
+
+    def two_updates_of(self, make: Callable[[], StepOptimizer]) -> Updates | None:
+        """Record another optimizer over the gradients that the last micro-step left, and let it release them.
+
+        None if its steps themselves let go of gradients, so that the second is not that of a training.
+        """
+        recorder, training = self._recorder, self._training
+        with recorder.segment() as making:
+            optimizer = make()
+        recorder.call(training.model.parameters(), "parameter")
+        recorder.call(optimizer.state_tensors(), "optimizer_state")
+        before = [id(parameter.grad) for parameter in training.model.parameters()]
+        steps, ends = [], []
+        norms: list[Tensor] = []
+        for _ in range(2):
+            with recorder.segment() as step:
+                recorder.mark("optimizer")
+                norms.append(gradient_norm(training))
+                optimizer.step()
+                recorder.call(optimizer.state_tensors(), "optimizer_state")
+            steps.append(step)
+            calls = recorder.log.calls
+        if before != [id(parameter.grad) for parameter in training.model.parameters()]:
+            return None
+        with recorder.segment() as cleared:
+            recorder.mark("optimizer")
+            optimizer.zero_grad()
+            self._losses.clear()
+        calls = {"optimizer": calls["optimizer"] + recorder.log.calls["optimizer"]}
+        for _ in range(2):
+            with recorder.segment() as end:
+                del norms[0]
+            ends.append(end)
+        first, second = (
+            Segment([*step.events, *cleared.events, *end.events], step.marks)
+            for step, end in zip(steps, ends, strict=True)
+        )
+        return Updates(making, first, second, calls)
+
+
+def _lasting(segment: Segment) -> list[int]:
+    """Return the allocations that outlive a segment, and the releases of what was there before."""
+    lasting: dict[int, None] = {}
+    for event in segment.events:
+        if event < 0 and ~event in lasting:
+            del lasting[~event]
+        else:
+            lasting[event] = None
+    return list(lasting)

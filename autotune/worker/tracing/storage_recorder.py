@@ -1,0 +1,385 @@
+"""Follow every storage of a training that runs on fake tensors: when it is allocated, released, and why."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._prims_common import is_non_overlapping_and_dense_or_false
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+from autotune.outcome import Phase
+from autotune.timeline.step_events import CATEGORIES, PLACES, Accumulated, Category, Segment
+from autotune.worker.measuring.memory_breakdown import local
+from autotune.worker.tracing.constant_values import KnownValues
+from autotune.worker.tracing.fake_op_cache import Shapes
+from autotune.worker.tracing.kernel_workspace import Scratch
+from autotune.worker.tracing.module_attribution import Attribution
+from autotune.worker.tracing.op_counter import WorkLog
+
+_GRADIENT, _ACTIVATION, _WORKSPACE, _TEMPORARY = (
+    CATEGORIES.index(name) for name in ("gradient", "activation", "workspace", "temporary")
+)
+_ELSEWHERE = -1
+"""The slot of a storage that is not recorded."""
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+_GROUPED_MM = getattr(torch.ops.aten._grouped_mm, "default", None)
+_ONLY_WRITES = {torch.ops.aten._fused_sgd_.default, torch.ops.aten._fused_sgd_.tensor_lr}
+"""Operators that make nothing, and for which torch has no shape rule: it would run the real kernel instead."""
+_ADD = torch.ops.aten.add.Tensor
+_READ = torch.ops.aten._local_scalar_dense.default
+_DEVICE_OF = torch.ops.prim.device.default
+_HOST, _DEVICE, _DISK = (PLACES.index(name) for name in ("host", "device", "disk"))
+
+
+def _zero(dtype: torch.dtype) -> float:
+    """Return zero, or False, as a tensor of that type gives it."""
+    return False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
+
+
+def _given(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[Any, ...]:
+    """Return all arguments: an operator may write into one that it is given by name, and return it."""
+    return (*args, *kwargs.values()) if kwargs else args
+
+
+class _Storage(weakref.ref):  # type: ignore[type-arg]
+    """A storage that is alive, without keeping it so."""
+
+    __slots__ = ("key", "slot")
+    key: int
+    slot: int
+
+
+class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow torch
+    """A fake-tensor mode that records the storages behind the tensors that operators return.
+
+    Being the mode itself, and not a second one on top of it, halves the cost of a traced operator. Only outermost
+    operators are looked at: what a decomposition makes inside does not exist in the real kernel. `device` is the
+    type of the device whose memory is meant; storages elsewhere are recorded as the host's. Storages that real
+    kernels allocate inside and never return are added by `scratch`, by operator. What operators compute and move is in
+    `log`.
+    """
+
+    def __init__(self, device: str, scratch: Mapping[Any, Scratch]) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.sizes: list[int] = []
+        """Bytes of every allocation so far, by slot."""
+        self.category: list[int] = []
+        self.place: list[int] = []
+        self.module: list[int] = []
+        self._modules = Attribution()
+        self.log = WorkLog(device)
+        self._device = device
+        self._scratch_of = scratch
+        self._known = KnownValues()
+        self._shapes = Shapes(self)
+        self._inside = False
+        self._to_disk = False
+        self._muted = False
+        self._zeros = False
+        self._backward = False
+        self._live: dict[int, _Storage] = {}
+        self._newest: _Storage
+        self._segment = Segment()
+        self._entered = 0
+        self._first = 0  # slot with which the segment began
+        self._parameters: dict[int, tuple[int, int]] = {}  # by identity: number and module
+        self._sum: tuple[int, int, int] | None = None  # operand's slot, sum's slot, index of the sum's event
+        self._copies: set[int] = set()  # slots that autograd made to copy a gradient into
+
+    @property
+    def modules(self) -> list[str]:
+        """Names that `module` points into; the first stands for no module."""
+        return self._modules.names
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """Let `torch.tensor` make its constants on the CPU: nothing can run on a device that stands in."""
+        return self._device != "cpu" or super().avoid_device_init
+
+    # What is recorded.
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is _DEVICE_OF and not self.in_kernel_invocation and len(args) == 1:
+            return args[0].fake_device  # two of three calls; the general path costs as much as an operator
+        if self._inside or self.in_kernel_invocation:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        value = self._known.scalar(func, args)
+        if value is None and self._zeros and func is _READ:
+            value = _zero(args[0].dtype)
+        if value is not None:
+            return value
+        real = self._known.compute(func, args, kwargs or {})
+        if real is not None:
+            return self._faked(real, args)
+        adding = func is _ADD and self._backward and not torch.is_grad_enabled()
+        self._inside = True
+        try:
+            key = self._shapes.key(func, args, kwargs)
+            known = None if key is None else self._shapes.find(key)
+            if known is not None:
+                result = self._shapes.replay(known, _given(args, kwargs))
+                self.log.running.append(known.work)
+            else:
+                if func is _GROUPED_MM and args[0].dtype != torch.bfloat16:
+                    result = self._grouped_mm(types, args, kwargs)
+                elif func in _ONLY_WRITES:
+                    result = None
+                else:
+                    result = super().__torch_dispatch__(func, types, args, kwargs)
+                    if result is NotImplemented:
+                        return (
+                            result  # tensors made of others, whose class calls operators on these by itself
+                        )
+                work = self.log.number(func, args, kwargs or {}, result)
+                self.log.running.append(work)
+                if key is not None:
+                    self._shapes.remember(key, _given(args, kwargs), result, work)
+        finally:
+            self._inside = False
+        self._known.follow(func, args, kwargs or {}, result)
+        if isinstance(result, Tensor):
+            slot = self.see(result)
+            if adding and slot is not None:
+                self._may_be_in_place(args, slot)
+        elif isinstance(result, tuple | list):
+            for value in tree_leaves(result):
+                if isinstance(value, Tensor):
+                    self.see(value)
+        if func in self._scratch_of:
+            self._scratch(self._scratch_of[func](args, kwargs or {}))
+        return result
+
+    def _faked(self, real: Tensor, args: tuple[Any, ...]) -> Tensor:
+        """Return the fake twin of a known result, on the device of the arguments."""
+        device = next((value.fake_device for value in args if isinstance(value, FakeTensor)), real.device)
+        empty = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
+        fake = FakeTensor(self, empty, device)
+        fake._known_values = real
+        self.see(fake)
+        return fake
+
+    def _grouped_mm(self, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Tensor:
+        """Multiply matrices of experts in fp32, which the kernels can, and torch's shape rule refuses."""
+
+        def cast(value: Any, dtype: torch.dtype) -> Any:
+            if not isinstance(value, FakeTensor) or not value.is_floating_point():
+                return value
+            empty = torch.empty_strided(value.shape, value.stride(), dtype=dtype, device="meta")
+            return FakeTensor(self, empty, value.fake_device)
+
+        lower = tuple(cast(value, torch.bfloat16) for value in args)
+        result = super().__torch_dispatch__(_GROUPED_MM, types, lower, kwargs)
+        return cast(result, args[0].dtype)
+
+    def see(self, tensor: Tensor) -> int | None:
+        """Record the tensor's storage if it is new, and return its slot; None for an empty one."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        known = self._live.get(key)
+        if known is not None:
+            return known.slot if known.slot >= 0 else None
+        size = storage.nbytes()
+        if not size or storage.filename is not None:
+            return None
+        # FakeTensor.device would be dispatched as an operator; its field is not.
+        device = getattr(tensor, "fake_device", None) or tensor.device
+        if device.type == "meta":
+            return None
+        place = _DISK if self._to_disk else _DEVICE if device.type == self._device else _HOST
+        slot = _ELSEWHERE if self._muted else self._allocate(size, place)
+        reference = _Storage(storage, self._forget)
+        reference.key, reference.slot = key, slot
+        self._live[key] = self._newest = reference
+        return slot if slot >= 0 else None
+
+    def _allocate(self, size: int, place: int) -> int:
+        slot = len(self.sizes)
+        self._sum = None
+        module = self._modules.running
+        if self._backward:
+            node = torch._C._current_autograd_node()
+            if node is not None:
+                if node.name() == _ACCUMULATE:
+                    self._copies.add(slot)
+                elif not module:
+                    module = self._modules.made_by(node)
+        self.sizes.append(size)
+        self.category.append(_TEMPORARY)
+        self.place.append(place)
+        self.module.append(module)
+        self._segment.events.append(slot)
+        return slot
+
+    def _forget(self, reference: _Storage) -> None:
+        if self._live.get(reference.key) is reference:
+            del self._live[reference.key]
+            self._known.forget(reference.key)
+        if reference.slot == _ELSEWHERE:
+            return
+        if self._sum is not None and reference.slot == self._sum[0]:
+            self._fold(*self._sum)
+        else:
+            self._segment.events.append(~reference.slot)
+
+    def _may_be_in_place(self, args: tuple[Any, ...], slot: int) -> None:
+        """Remember a sum of gradients that autograd would have made in place, were the tensors not fake.
+
+        `can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp: the engine adds into the gradient that it
+        holds already if nobody else does, not even as the base of a view. Then that one is released before anything
+        else is allocated.
+        """
+        first = args[0]
+        if isinstance(torch._C._current_autograd_node(), torch.autograd.function.BackwardCFunction):
+            return  # the user's own backward; what it adds, it adds
+        if (
+            not isinstance(first, Tensor)
+            or first._is_view()
+            or not is_non_overlapping_and_dense_or_false(first)
+        ):
+            return
+        held = self._live.get(first.untyped_storage()._cdata)
+        if held is not None and slot == len(self.sizes) - 1 and self.sizes[held.slot] == self.sizes[slot]:
+            self._sum = (held.slot, slot, len(self._segment.events) - 1)
+
+    def _fold(self, held: int, slot: int, position: int) -> None:
+        """Let the sum live on in the storage of its first operand."""
+        self._sum = None
+        del self._segment.events[position]
+        for values in (self.sizes, self.category, self.place, self.module):
+            values.pop()
+        self._copies.discard(slot)
+        self._newest.slot = held
+
+    def _scratch(self, sizes: Iterable[int]) -> None:
+        slots = [self._allocate(size, _DEVICE) for size in sizes if size]
+        for slot in slots:
+            self.category[slot] = _WORKSPACE
+            self._segment.events.append(~slot)
+
+    # What surrounds it.
+
+    @contextmanager
+    def segment(self) -> Iterator[Segment]:
+        """Record what happens inside into a segment of its own."""
+        self._segment = segment = Segment()
+        self.log.begin()
+        self._first = len(self.sizes)
+        self._modules.forget()
+        yield segment
+        self._segment = Segment()
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Record nothing of the storages that are made inside."""
+        self._muted = True
+        try:
+            yield
+        finally:
+            self._muted = False
+
+    @contextmanager
+    def on_disk(self) -> Iterator[None]:
+        """Record the storages that are made inside as the disk's: they stand for files."""
+        self._to_disk = True
+        try:
+            yield
+        finally:
+            self._to_disk = False
+
+    @contextmanager
+    def reading_zeros(self) -> Iterator[None]:
+        """Let values that are not known be read as zero: for questions to which that means no."""
+        self._zeros = True
+        try:
+            yield
+        finally:
+            self._zeros = False
+
+    def is_on_disk(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor's storage was made in `on_disk`."""
+        known = self._live.get(tensor.untyped_storage()._cdata)
+        return known is not None and known.slot >= 0 and self.place[known.slot] == _DISK
+
+    def mark(self, phase: Phase) -> None:
+        """Say that a phase begins."""
+        self._backward = phase == "backward"
+        self._segment.marks.append((len(self._segment.events), phase))
+        self.log.enter(phase)
+        self._entered = len(self.sizes)
+
+    def keep_activations(self, since: int | None = None) -> None:
+        """Call what was allocated since (slot; the phase's begin) and is still alive an activation."""
+        since = self._entered if since is None else since
+        for reference in self._live.values():
+            if reference.slot >= since and self.category[reference.slot] == _TEMPORARY:
+                self.category[reference.slot] = _ACTIVATION
+
+    def resized(self, tensor: Tensor, category: Category) -> None:
+        """Record that a storage was given other memory, or none, which no operator does: FSDP does it."""
+        storage = tensor.untyped_storage()
+        known = self._live.get(storage._cdata)
+        if known is None:
+            self.call([tensor], category)
+            return
+        if known.slot >= 0:
+            self._segment.events.append(~known.slot)
+            known.slot = _ELSEWHERE
+        if storage.nbytes():
+            device = getattr(tensor, "fake_device", None) or tensor.device
+            known.slot = self._allocate(storage.nbytes(), _DEVICE if device.type == self._device else _HOST)
+            self.category[known.slot] = CATEGORIES.index(category)
+
+    def call(self, tensors: Iterable[Tensor | None], category: Category) -> None:
+        """Say what tensors hold that were recorded before; of distributed ones, what this rank holds."""
+        wanted = CATEGORIES.index(category)
+        for tensor in tensors:
+            slot = None if tensor is None else self.see(local(tensor))
+            if slot is not None:
+                self.category[slot] = wanted
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Attribute allocations to the model's modules, and follow its gradients as they arrive."""
+        owner = self._modules.add(model)
+        handles: list[Any] = []
+        for number, parameter in enumerate(model.parameters()):
+            slot = self.see(local(parameter))
+            if slot is not None:
+                self.module[slot] = owner[id(parameter)]
+            if parameter.requires_grad:
+                self._parameters[id(parameter)] = (number, owner[id(parameter)])
+                handles.append(parameter.register_post_accumulate_grad_hook(self._gradient_arrived))
+        try:
+            with self._modules.following():
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _gradient_arrived(self, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        slot = self.see(local(gradient))
+        if slot is None or slot < self._first or self.place[slot] == _DISK:
+            return  # added to one that was there: a bucket, say
+        number, owner = self._parameters[id(parameter)]
+        self.category[slot] = _GRADIENT
+        self.module[slot] = owner
+        self._segment.accumulated.append(
+            Accumulated(len(self._segment.events), number, slot, slot in self._copies)
+        )
+
+
+# torch keeps its compiler out of every dispatch mode, at a cost for each call; nothing compiles while recording.
+Recorder.__torch_dispatch__ = getattr(  # type: ignore[method-assign]
+    Recorder.__torch_dispatch__, "__wrapped__", Recorder.__torch_dispatch__
+)

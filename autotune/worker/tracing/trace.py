@@ -1,0 +1,328 @@
+"""Trace a training on fake tensors: every allocation that its first two optimizer steps make, and no memory taken.
+
+The real code runs: the model's own, the candidate's techniques as `build` composes them, autograd and the
+optimizer. Only tensors have no data. Two micro-batches are traced, 2 and 3, whose sizes give those of every larger
+one, because shapes are affine in the micro-batch; and micro-batch 1 by itself, because operators skip copies of
+dimensions of size 1. Compiled blocks are traced at 32 and 33 instead.
+
+That does not hold where the code takes another path at another size. If it does so between 2 and 3, their events
+differ, and the candidate's own micro-batch is traced alone; if it does so only beyond 3, the trace cannot know.
+Experts chosen for each token are no such case as long as they are computed by grouped matrix products, whose sizes do
+not depend on the choice; a loop over the experts that were chosen needs values, and is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+
+import torch
+import transformers
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+
+from autotune.candidate import Candidate
+from autotune.probe.protocol import ProbeRequest
+from autotune.timeline.op_counts import Work
+from autotune.timeline.step_events import Segment, Slots, renamed
+from autotune.timeline.timeline import Timeline
+from autotune.worker.build import composition
+from autotune.worker.errors import CannotRun
+from autotune.worker.experts import parameter_count
+from autotune.worker.measuring.attention_kernel import AttentionKernels
+from autotune.worker.measuring.unfused import unfused_modules
+from autotune.worker.techniques.optimizer import optimizer_maker
+from autotune.worker.tracing.fake_training import recording
+from autotune.worker.tracing.fakes.compiler import GraphBreak
+from autotune.worker.tracing.op_counter import Calls
+from autotune.worker.tracing.step_tracer import COMPILED, PLAIN, Pair, StepTracer
+from autotune.worker.tracing.storage_recorder import Recorder
+from autotune.worker.training import Training
+
+
+class CannotTrace(Exception):
+    """The model's code cannot run without data, or not twice alike; says where, and what to do."""
+
+
+def trace(request: ProbeRequest) -> Timeline:
+    """Trace the request's candidate on its device (`cpu`, or `cuda:0`, on any build of torch).
+
+    The candidate's own micro-batch does not matter, except where sizes turn out not to be affine: then the
+    timeline holds for that one alone. Raises CannotTrace, and what `assemble` raises.
+    """
+    return trace_alike(request, ())[request.candidate]
+
+
+def trace_alike(request: ProbeRequest, others: Sequence[Candidate]) -> dict[Candidate, Timeline]:
+    """Trace the request's candidate, and with it others that are `alike`: only their optimizers run for themselves.
+
+    Others that turn out to differ in more than that are left out; trace them by themselves. Raises as `trace`.
+    """
+    if request.candidate.compile != "none" and request.device != "cpu":
+        raise CannotTrace(
+            "for a GPU the compiler needs one: what a compiled block allocates there only a probe shows"
+        )
+    if request.candidate.engine == "deepspeed":
+        composition.check_engine(request.candidate)
+        import autotune.worker.tracing.fakes.deepspeed  # noqa: F401 - its library, which must not happen on fake tensors
+    if request.candidate.attention == "flex_attention":
+        raise CannotTrace(
+            "flex_attention is compiled by itself where it is first called; only a probe shows what it takes"
+        )
+    began = time.perf_counter()
+    others = [candidate for candidate in others if _imported(candidate)]
+    try:
+        if request.candidate.engine == "deepspeed":
+            return {request.candidate: _of_engine(request, began)}
+        for settled in _attempts(request.candidate):
+            try:
+                return _affine(request, others, began, settled)
+            except _Unlike:
+                continue
+        return {request.candidate: _exact(request, began)}
+    except GraphBreak as error:
+        raise CannotTrace(
+            f"torch's compiler does not take a block as one graph, and no trace follows what is between ({error}): "
+            "it is probed"
+        ) from error
+    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
+        raise CannotTrace(
+            f"the operator {error.func} needs the values of its arguments, which a trace does not have; "
+            "probe the model instead"
+        ) from error
+
+
+def _attempts(candidate: Candidate) -> tuple[bool, ...]:
+    """Return for which sorts of training two micro-batches are compared: as it is, and settled by a first pass.
+
+    Compiling a third size would cost more than it may give. A memory budget is kept by a choice for each size.
+    """
+    if candidate.memory_budget != "none":
+        return ()
+    return (False, True) if candidate.compile == "none" else (False,)
+
+
+def _imported(candidate: Candidate) -> bool:
+    """Import the optimizer's library, which must not happen on fake tensors; False where it is missing."""
+    try:
+        optimizer_maker(candidate.optimizer, 1)
+    except CannotRun:
+        return False
+    return True
+
+
+class _Unlike(Exception):
+    """Two micro-steps that should be alike are not."""
+
+
+def _of_engine(request: ProbeRequest, began: float) -> Timeline:
+    """Trace steps of one micro-step and of two: an engine treats the last micro-step apart from those before it."""
+    try:
+        one, two = (_affine(request, (), began, False, count)[request.candidate] for count in (1, 2))
+    except _Unlike:
+        one, two = (_exact(request, began, count) for count in (1, 2))
+    return replace(one, several=two)
+
+
+def _affine(
+    request: ProbeRequest, others: Sequence[Candidate], began: float, settled: bool, micro_steps: int = 1
+) -> dict[Candidate, Timeline]:
+    pair = PLAIN if request.candidate.compile == "none" else COMPILED
+    with recording(request, micro_steps) as (recorder, training, building):
+        tracer = StepTracer(recorder, training, micro_steps, pair)
+        if request.candidate.optimizer_in_backward:
+            tracer.make_state(building)
+        if settled:
+            StepTracer(recorder, training, pair=pair).settle(building)
+        with nullcontext() if pair is COMPILED else AttentionKernels() as seen:
+            small = tracer.micro_step(pair.least)
+        first = tracer.update()
+        large = tracer.micro_step(pair.more)
+        update = tracer.update()
+        single = tracer.micro_step(1)
+        of_small, _, of_large, of_update, of_single = tracer.calls
+        evaluated = None
+        # With compiled blocks an evaluation of another size is compiled anew, with sizes left open: not traced.
+        if request.evaluation and micro_steps == 1 and request.candidate.compile == "none":
+            tracer.update()  # of the micro-step that is under way: an evaluation comes between two steps
+            evaluated = tracer.evaluate()
+        sizes, category = recorder.sizes, recorder.category
+        same = _matched(small, large)
+        slope = [0] * len(sizes)
+        for ours, theirs in same.items():
+            slope[ours] = _slope(pair, sizes[ours], sizes[theirs])
+            category[ours] = min(category[ours], category[theirs])
+        if evaluated is not None:
+            for ours, theirs in evaluated[1].items():
+                slope[ours] = _slope(pair, sizes[ours], sizes[theirs])
+
+        def timeline(
+            request: ProbeRequest,
+            began: float,
+            built: Segment,
+            first: Segment,
+            later: Segment,
+            of_update: Calls,
+        ) -> Timeline:
+            slopes = slope + [0] * (len(sizes) - len(slope))
+            base = [size - pair.least * growth for size, growth in zip(sizes, slopes, strict=True)]
+            work = recorder.log.work(of_small, of_large, of_single, of_update, pair.least, pair.apart)
+            forward_only = None if evaluated is None else evaluated[0]
+            segments = (built, small, first, later, single, forward_only)
+            return _timeline(
+                request, recorder, training, base, slopes, segments, work, None, began, tracer.sample_bytes,
+                micro_steps, seen,
+            )  # fmt: skip
+
+        back = {theirs: ours for ours, theirs in same.items()}
+        later = _renamed(update, back)
+        found = {request.candidate: timeline(request, began, building, first, later, of_update)}
+        if request.evaluation:  # for the sake of one candidate
+            return found
+        for number, candidate in enumerate(others):
+            began = time.perf_counter()
+            left = tracer.micro_step(1) if number else single
+            alone = request.model_copy(update={"candidate": candidate})
+            try:
+                updates = tracer.two_updates_of(partial(composition.make_optimizer, alone, training))
+            except (CannotRun, DataDependentOutputException, UnsupportedOperatorException):
+                break  # tracing it by itself says why
+            if updates is None:
+                break
+            made = Segment([*building.events, *updates.making.events], building.marks)
+            back = renamed(left, small)
+            first, later = _renamed(updates.first, back), _renamed(updates.second, back)
+            found[candidate] = timeline(alone, began, made, first, later, updates.calls)
+        tracer.drop()
+        return found
+
+
+def _slope(pair: Pair, small: int, large: int) -> int:
+    growth, rest = divmod(large - small, pair.apart)
+    if rest:
+        raise _Unlike(f"{small} bytes at {pair.least} samples grow to {large} at {pair.more}")
+    return growth
+
+
+def _exact(request: ProbeRequest, began: float, micro_steps: int = 1) -> Timeline:
+    micro_batch = request.candidate.micro_batch
+    with recording(request, micro_steps) as (recorder, training, building):
+        tracer = StepTracer(recorder, training, micro_steps)
+        if request.candidate.optimizer_in_backward:
+            tracer.make_state(building)
+        if request.candidate.engine == "torch":
+            StepTracer(recorder, training).settle(building, micro_batch)
+        with AttentionKernels() if request.candidate.compile == "none" else nullcontext() as seen:
+            micro = tracer.micro_step(micro_batch)
+        first = tracer.update()
+        again = tracer.micro_step(micro_batch)
+        update = tracer.update()
+        try:
+            back = {theirs: ours for ours, theirs in _matched(micro, again).items()}
+        except _Unlike as error:
+            raise CannotTrace(
+                "the model allocates differently at its first and its second step, so one trace does not "
+                f"stand for all ({error}); probe it instead (--no-predict)"
+            ) from error
+        later = _renamed(update, back)
+        of_micro, _, _, of_update = tracer.calls
+        work = recorder.log.work(of_micro, of_micro, None, of_update, micro_batch)
+        zero = [0] * len(recorder.sizes)
+        return _timeline(
+            request, recorder, training, recorder.sizes, zero, (building, micro, first, later, None, None), work,
+            micro_batch, began, tracer.sample_bytes, micro_steps, seen,
+        )  # fmt: skip
+
+
+def _matched(ours: Segment, theirs: Segment) -> dict[int, int]:
+    """Map the slots of one micro-step to those of another. Raises _Unlike where their events differ."""
+    if len(ours.events) != len(theirs.events):
+        raise _Unlike(f"{len(ours.events)} and {len(theirs.events)} events")
+    same: dict[int, int] = {}
+    for position, (our, their) in enumerate(zip(ours.events, theirs.events, strict=True)):
+        if our >= 0 and their >= 0:
+            same[our] = their
+        elif our >= 0 or their >= 0 or same.get(~our) != ~their:
+            raise _Unlike(f"event {position} of {len(ours.events)} differs")
+    return same
+
+
+def _renamed(segment: Segment, names: dict[int, int]) -> Segment:
+    return Segment([_translated(event, names) for event in segment.events], segment.marks)
+
+
+def _translated(event: int, names: dict[int, int]) -> int:
+    return names.get(event, event) if event >= 0 else ~names.get(~event, ~event)
+
+
+def _timeline(
+    request: ProbeRequest,
+    recorder: Recorder,
+    training: Training,
+    base: list[int],
+    slope: list[int],
+    segments: tuple[Segment, Segment, Segment, Segment, Segment | None, Segment | None],
+    work: Work,
+    exact: int | None,
+    began: float,
+    sample_bytes: int,
+    micro_steps: int,
+    seen: AttentionKernels | None,
+) -> Timeline:
+    """Number the slots that the segments use from 0 on, and put all together."""
+    building, micro, first, update, single, evaluation = segments
+    used: dict[int, int] = {}
+    for segment in filter(None, segments):
+        for event in segment.events:
+            used.setdefault(event if event >= 0 else ~event, len(used))
+    kept = list(used)
+
+    def of(values: list[int]) -> list[int]:
+        return [values[slot] for slot in kept]
+
+    def renumbered(segment: Segment) -> Segment:
+        return Segment(
+            [_translated(event, used) for event in segment.events],
+            segment.marks,
+            [entry._replace(slot=used[entry.slot]) for entry in segment.accumulated],
+        )
+
+    return Timeline(
+        device="cuda" if request.device.startswith("cuda") else "cpu",
+        slots=Slots(of(base), of(slope), of(recorder.category), of(recorder.place), of(recorder.module)),
+        modules=recorder.modules,
+        build=renumbered(building),
+        micro=renumbered(micro),
+        single=None if single is None else renumbered(single),
+        first_update=renumbered(first),
+        update=renumbered(update),
+        evaluation=None if evaluation is None else renumbered(evaluation),
+        work=work if micro_steps == 1 else None,
+        exact=exact,
+        attention_kernels=seen.kernels if seen else (),
+        unfused=unfused_modules(training.model, request.candidate.attention, training.attention),
+        micro_steps=micro_steps,
+        facts={
+            "model": type(training.model).__name__,
+            "rung": request.candidate.rung().key(),
+            "sharding": request.candidate.sharding,
+            "engine": request.candidate.engine,
+            "reduce_dtype": request.candidate.reduce_dtype,
+            "world_size": request.world_size,
+            "nodes": request.nodes,
+            "parameters": parameter_count(training.model),
+            "seq_len": request.seq_len,
+            "sample_bytes": sample_bytes,
+            "tokens_per_sample": training.tokens_per_sample,
+            "attention": training.attention or "",
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "seconds": round(time.perf_counter() - began, 3),
+        },
+    )
