@@ -12,7 +12,7 @@ from autotune.candidate import Optimizer
 from autotune.errors import InputError
 from autotune.models.callable import importable
 from autotune.run.best import Best
-from autotune.run.callbacks import Watch
+from autotune.run.callbacks import RunCallbacks
 from autotune.run.events import Record
 from autotune.run.folder import find_run, load_spec, new_run
 from autotune.run.journal import read_record
@@ -20,7 +20,7 @@ from autotune.run.paths import RunPaths
 from autotune.specs import RunSpec
 
 if TYPE_CHECKING:
-    from autotune.estimation.request import Answer
+    from autotune.estimation.request import EstimateReport
 
 Model = str | Path | Callable[[], Any]
 """A preset, a path to a config.json or its folder, a hub name, `module:function` or `file.py:function`; or the function
@@ -72,7 +72,7 @@ def tune(
     train: Sequence[str] | None = None,
     trust_remote_code: bool | None = None,
     runs: str | Path = "runs",
-    watch: Watch | None = None,
+    watch: RunCallbacks | None = None,
 ) -> Best:
     """Find, prove and emit the fastest configuration that fits; return what `best.yaml` says.
 
@@ -115,7 +115,7 @@ def estimate(
     block_class: str | None = None,
     train: Sequence[str] | None = None,
     trust_remote_code: bool | None = None,
-) -> Answer:
+) -> EstimateReport:
     """Predict memory and speed on a GPU that need not be there; nothing is trained.
 
     `candidate` holds the axes of one configuration (`{"checkpointing": "full"}`); without it every rung of the search
@@ -124,12 +124,12 @@ def estimate(
     and `unpriced` what cannot be traced, with the reason. Raises InputError with every mistake, or ProbeError.
     """
     given = _given(locals(), "candidate")
-    from autotune.estimation.request import Question
+    from autotune.estimation.request import EstimateRequest
     from autotune.estimation.request import estimate as answer_to
     from autotune.tracing.client import LocalTracer
 
     base = _name_model(given)
-    return answer_to(Question.gather({**given, **(candidate or {})}, base), LocalTracer(), base)
+    return answer_to(EstimateRequest.gather({**given, **(candidate or {})}, base), LocalTracer(), base)
 
 
 def load_run(name: str | Path = "last", runs: str | Path = "runs") -> Run:

@@ -25,7 +25,7 @@ Kernels = Literal["torch", "liger"]
 MemoryBudget = Literal["none", "75%", "50%", "25%"]
 Offload = Literal["none", "optimizer", "gradients", "full"]
 OffloadTo = Literal["auto", "host", "disk"]
-RestingPlace = Literal["host", "disk"]
+OffloadPlace = Literal["host", "disk"]
 Optimizer = Literal["adamw", "adamw-8bit", "adafactor", "momentum", "sgd"]
 OptimizerKernel = Literal["fused", "foreach"]
 SplitLimit = Literal["none", "64MiB", "256MiB"]
@@ -169,7 +169,7 @@ class Candidate(Frozen):
             options["garbage_collection_threshold"] = str(int(self.collect_above.rstrip("%")) / 100)
         return options
 
-    def rests_on(self, kind: Literal["cpu", "cuda"]) -> RestingPlace:
+    def offload_place(self, kind: Literal["cpu", "cuda"]) -> OffloadPlace:
         """Return where a device of a kind sends what leaves it."""
         if self.offload_to != "auto":
             return self.offload_to

@@ -318,7 +318,7 @@ def estimate(
     """Predict memory and speed of one candidate, or of every rung, on GPUs that need not be there."""
     given = {name: value for name, value in locals().items() if value is not None}
     from autotune.errors import NotPriced
-    from autotune.estimation.request import Question
+    from autotune.estimation.request import EstimateRequest
     from autotune.estimation.request import estimate as answer_to
     from autotune.estimation.tables import estimates_document, print_estimates
     from autotune.tracing.client import LocalTracer
@@ -329,7 +329,7 @@ def estimate(
         from autotune.estimation.plot import check_picture
 
         check_picture(plot)
-    answer = answer_to(Question.gather(given, Path.cwd()), LocalTracer(), Path.cwd())
+    answer = answer_to(EstimateRequest.gather(given, Path.cwd()), LocalTracer(), Path.cwd())
     if plot is not None and answer.priced:
         from autotune.estimation.plot import draw
 

@@ -263,8 +263,8 @@ class Lost(Frozen):
     """
 
     kind: Literal["lost"] = "lost"
-    cause: Literal["tuner", "guard", "worker"]
-    """What was ended from outside: the tuner with all below it, the guard, or the worker alone."""
+    cause: Literal["tuner", "supervisor", "worker"]
+    """What was ended from outside: the tuner with all below it, the supervisor, or the worker alone."""
     phase: Phase
     message: str
 

@@ -94,7 +94,7 @@ def _end_after(
     trial.ends_as(expected)
 
 
-# A worker, a guard or a tuner that is ended while a probe is in a phase.
+# A worker, a supervisor or a tuner that is ended while a probe is in a phase.
 
 
 def in_phases(kind: Kind, phases: dict[str, tuple[str, ...]], numbers: Iterable[int]) -> Iterator[Case]:
@@ -109,14 +109,14 @@ def in_phases(kind: Kind, phases: dict[str, tuple[str, ...]], numbers: Iterable[
             )
 
 
-def guards(kind: Kind, works: Iterable[str]) -> Iterator[Case]:
+def supervisors(kind: Kind, works: Iterable[str]) -> Iterator[Case]:
     """Return the cases that kill the processes between tuner and worker, which has left a daemon."""
     for work, parts in itertools.product(
-        works, (("guard",), ("keeper",), ("tuner",), ("guard", "tuner"), ("keeper", "tuner"))
+        works, (("supervisor",), ("keeper",), ("tuner",), ("supervisor", "tuner"), ("keeper", "tuner"))
     ):
         name = f"{' and '.join(parts)} killed in {work}"
         yield _case(
-            "guards",
+            "supervisors",
             name,
             kind,
             partial(_hit, work, "build", dict.fromkeys(parts, signal.SIGKILL), 1),
@@ -344,7 +344,7 @@ def arithmetic_cases(foreseen: Expected) -> list[Case]:
     return [
         *at_lines("arithmetic", enumerate(foreseen.lines), kills),
         *in_phases("processes", PHASES, (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)),
-        *guards("processes", PHASES),
+        *supervisors("processes", PHASES),
         *full_disks("processes", foreseen, (1, 4, 8, 12, 16, 24, 32, 48, 64, 80)),
         no_temporary_room("processes"),
         read_only_runs("processes"),
@@ -374,10 +374,10 @@ def real_cases(expected: Expected) -> list[Case]:
             )
         ),
         *(
-            _case("guards", f"{' and '.join(parts)} killed in {work}", "real",
+            _case("supervisors", f"{' and '.join(parts)} killed in {work}", "real",
                   partial(_hit, work, "build", dict.fromkeys(parts, signal.SIGKILL), 1), predict=False)
             for work, parts in (
-                ("train", ("guard",)), ("train", ("guard", "tuner")), ("prove", ("keeper", "tuner"))
+                ("train", ("supervisor",)), ("train", ("supervisor", "tuner")), ("prove", ("keeper", "tuner"))
             )
         ),
         _case("disk", "no room for the second probe's verdict", "real", partial(_limited, second[0] + 1),

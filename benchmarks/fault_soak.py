@@ -1,4 +1,4 @@
-"""Many runs, one after the other and side by side: nothing may grow. Probes are arithmetic under real guards."""
+"""Many runs, one after the other and side by side: nothing may grow. Probes are arithmetic under real supervisors."""
 
 from __future__ import annotations
 

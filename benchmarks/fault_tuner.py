@@ -25,7 +25,7 @@ import autotune.tracing.client
 from autotune import cli
 from autotune.candidate import Candidate
 from autotune.devices.device import DeviceFacts
-from autotune.executors.executor import Finding
+from autotune.executors.executor import ProbeResult
 from autotune.executors.find import find_executor
 from autotune.executors.local import LocalExecutor
 from autotune.options import load_space
@@ -43,7 +43,7 @@ from tests.unit.executor import ArithmeticExecutor
 from tests.unit.simulation import Arithmetic, timeline
 
 Kind = Literal["arithmetic", "processes", "real"]
-"""What answers requests: arithmetic in the tuner itself, arithmetic in processes under real guards, or torch."""
+"""What answers requests: arithmetic in the tuner itself, arithmetic in processes under real supervisors, or torch."""
 
 DEVICE = Arithmetic(budget=1000).in_units(16 * MIB)
 WORKER = Path(__file__).with_name("fault_worker.py")
@@ -100,7 +100,7 @@ class Unwatched:
 
 
 def arithmetic_launch(hooks: Hooks, request: ProbeRequest, folder: ProbeFolder, **options: Any) -> Any:
-    """Launch a worker under a real guard that says what arithmetic answers."""
+    """Launch a worker under a real supervisor that says what arithmetic answers."""
     answer = ArithmeticExecutor(DEVICE).run(request, folder.root, timeout=0).answer
     message = answer if isinstance(answer, Inspection) else Result(outcome=answer)
     waits = hooks.waits_in(request, folder.root) if hooks.waits_in else None
@@ -134,14 +134,16 @@ class Disturbed:
         self.environment = inner.environment
         self.offload_room = inner.offload_room
 
-    def run(self, request: ProbeRequest, folder: Path, *, timeout: float, on_progress: Any = None) -> Finding:
+    def run(
+        self, request: ProbeRequest, folder: Path, *, timeout: float, on_progress: Any = None
+    ) -> ProbeResult:
         def tell(progress: Progress) -> None:
             if on_progress is not None:
                 on_progress(progress)
             if self._hooks.at_phase is not None:
                 self._hooks.at_phase(request, folder, progress)
 
-        finding: Finding = self._inner.run(request, folder, timeout=timeout, on_progress=tell)
+        finding: ProbeResult = self._inner.run(request, folder, timeout=timeout, on_progress=tell)
         return finding
 
 
@@ -278,11 +280,11 @@ def remaining(mark: str) -> list[int]:
 def tree() -> dict[str, int]:
     """Return the process ids of the probe that runs below this tuner, by their part in it."""
     keeper = psutil.Process().children()[0]
-    guard = keeper.children()[0]
+    supervisor = keeper.children()[0]
     return {
         "keeper": keeper.pid,
-        "guard": guard.pid,
-        "worker": guard.children()[0].pid,
+        "supervisor": supervisor.pid,
+        "worker": supervisor.children()[0].pid,
         "tuner": os.getpid(),
     }
 

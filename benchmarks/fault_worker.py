@@ -1,4 +1,4 @@
-"""A worker made of arithmetic, under real guards: `fault_worker.py REQUEST RESULT_FD`. Standard library only.
+"""A worker made of arithmetic, under real supervisors: `fault_worker.py REQUEST RESULT_FD`. Standard library only.
 
 It goes through the phases of its request and then says the answer that FAULT_ANSWER holds. In the phase FAULT_PHASE it
 waits to be killed or stopped; with FAULT_DAEMON it leaves a process in a session of its own, whose parent is gone.

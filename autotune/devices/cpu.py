@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from autotune.candidate import Candidate, RestingPlace
+from autotune.candidate import Candidate, OffloadPlace
 from autotune.devices.device import PREPARE_TIMEOUT, DeviceFacts
 from autotune.devices.host import available_memory, free_disk, total_memory
 from autotune.environment import processor
@@ -96,7 +96,7 @@ class CpuDevice:
         """Watch nothing: the worker itself sees its peak, from the kernel."""
         yield _Blind()
 
-    def offload_room(self, folder: Path, place: RestingPlace) -> int:
+    def offload_room(self, folder: Path, place: OffloadPlace) -> int:
         """Return the free bytes of the disk, or of the memory that the device itself is a part of."""
         return free_disk(folder) if place == "disk" else available_memory()
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import Field
 
-from autotune.candidate import Candidate, RestingPlace
+from autotune.candidate import Candidate, OffloadPlace
 from autotune.errors import AutotuneError
 from autotune.exit_codes import ExitCode
 from autotune.validation import Frozen
@@ -89,7 +89,7 @@ class Device(Protocol):
         """Return a context manager that watches the device's memory while it is open."""
         ...
 
-    def offload_room(self, folder: Path, place: RestingPlace) -> int:
+    def offload_room(self, folder: Path, place: OffloadPlace) -> int:
         """Return the bytes that offloading may use of host memory, or of the disk that holds `folder`.
 
         The folder need not exist yet. On a file system in memory (tmpfs) a disk's bytes are bytes of memory.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from autotune.candidate import Candidate, RestingPlace, allocator_options
+from autotune.candidate import Candidate, OffloadPlace, allocator_options
 from autotune.devices.device import PREPARE_TIMEOUT, DeviceBusy, DeviceFacts
 from autotune.devices.hardware import lookup
 from autotune.devices.host import available_memory, free_disk
@@ -96,7 +96,7 @@ class CudaDevice:
         finally:
             sampler.stop()
 
-    def offload_room(self, folder: Path, place: RestingPlace) -> int:
+    def offload_room(self, folder: Path, place: OffloadPlace) -> int:
         """Return the host memory that can be taken (and pinned) now, or the free bytes of the disk."""
         return available_memory() if place == "host" else free_disk(folder)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from autotune.candidate import Candidate, RestingPlace, allocator_options
+from autotune.candidate import Candidate, OffloadPlace, allocator_options
 from autotune.devices.device import PREPARE_TIMEOUT, DeviceFacts
 from autotune.devices.gpu import own_options
 from autotune.devices.hardware import Hardware
@@ -69,7 +69,7 @@ class SimulatedDevice:
         """See nothing."""
         yield _Unwatched()
 
-    def offload_room(self, folder: Path, place: RestingPlace) -> int:  # noqa: ARG002  it has no folder
+    def offload_room(self, folder: Path, place: OffloadPlace) -> int:  # noqa: ARG002  it has no folder
         """Return the host memory or the disk that is assumed beside the GPU."""
         return HOST_MEMORY if place == "host" else DISK
 

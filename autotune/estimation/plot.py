@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from autotune.errors import InputError
 from autotune.estimation.curve import Curve, curve
 from autotune.estimation.pricing import Estimate
-from autotune.estimation.request import Answer
+from autotune.estimation.request import EstimateReport
 from autotune.estimation.tables import accumulated
 from autotune.printable import printable, shortened
 from autotune.units import GIB
@@ -49,7 +49,7 @@ def check_picture(file: Path) -> None:
         raise InputError(f"--plot {file} is a folder")
 
 
-def draw(answer: Answer, file: Path) -> None:
+def draw(answer: EstimateReport, file: Path) -> None:
     """Write a picture (.png) or an interactive page (.html). Raises InputError for anything else."""
     check_picture(file)
     assert answer.priced, "there is nothing to draw where no rung could be traced"
@@ -62,7 +62,7 @@ def draw(answer: Answer, file: Path) -> None:
         raise InputError(f"--plot {file} cannot be written: {error.strerror}") from None
 
 
-def _shown(answer: Answer) -> tuple[int, Curve]:
+def _shown(answer: EstimateReport) -> tuple[int, Curve]:
     """Return the rung whose step is drawn: the first that fits (else the one that takes least), and its curve."""
     estimates = [rung.estimate for rung in answer.priced]
     fitting = [number for number, entry in enumerate(estimates) if entry.fits]
@@ -74,7 +74,7 @@ def _shown(answer: Answer) -> tuple[int, Curve]:
     )
 
 
-def _heading(answer: Answer) -> str:
+def _heading(answer: EstimateReport) -> str:
     name = printable(shortened(answer.model.name, NAME))
     return (
         f"{name} on {answer.question.devices}{answer.hardware.id}, "
@@ -83,7 +83,7 @@ def _heading(answer: Answer) -> str:
     )
 
 
-def _bars(answer: Answer) -> list[tuple[str, str, list[float]]]:
+def _bars(answer: EstimateReport) -> list[tuple[str, str, list[float]]]:
     """Return (name, colour, GiB by rung) of every part of the bars."""
     estimates = [rung.estimate for rung in answer.priced]
     bars = [(name, colour, [_gib(getattr(e.breakdown, field)) for e in estimates])
@@ -92,7 +92,7 @@ def _bars(answer: Answer) -> list[tuple[str, str, list[float]]]:
     return [*bars, ("allocator and context", RESERVE, rest)]
 
 
-def _labels(answer: Answer) -> list[str]:
+def _labels(answer: EstimateReport) -> list[str]:
     def largest(entry: Estimate) -> str:
         return (
             f"largest micro-batch {entry.largest_micro_batch}"
@@ -103,7 +103,7 @@ def _labels(answer: Answer) -> list[str]:
     return [f"{rung.estimate.candidate.title()}\n{largest(rung.estimate)}" for rung in answer.priced]
 
 
-def _png(answer: Answer, file: Path) -> None:
+def _png(answer: EstimateReport, file: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -152,7 +152,7 @@ def _png(answer: Answer, file: Path) -> None:
     pyplot.close(figure)
 
 
-def _mark_memory(axes: Axes, answer: Answer) -> None:
+def _mark_memory(axes: Axes, answer: EstimateReport) -> None:
     whole, usable = answer.hardware.usable_bytes(), answer.priced[0].estimate.usable_bytes
     axes.axvline(_gib(whole), color="#b02020", linewidth=1.5)
     axes.axvline(_gib(usable), color="#b02020", linewidth=1, linestyle="--")
@@ -160,7 +160,7 @@ def _mark_memory(axes: Axes, answer: Answer) -> None:
                   xytext=(-4, 4), textcoords="offset points", fontsize=8, color="#b02020", ha="right")  # fmt: skip
 
 
-def _html(answer: Answer, file: Path) -> None:
+def _html(answer: EstimateReport, file: Path) -> None:
     from plotly import graph_objects
     from plotly.subplots import make_subplots
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from autotune.candidate import Candidate
 from autotune.devices.hardware import Hardware
-from autotune.memory.predictor import Ground, Predictor
+from autotune.memory.predictor import DeviceOverhead, Predictor
 from autotune.outcome import Breakdown, Phase, StepTiming
 from autotune.techniques.host_footprint import loader_bytes
 from autotune.timeline.timeline import Peak, Timeline, Unfused
@@ -117,7 +117,7 @@ def price(
     """
     began = time.perf_counter()
     accumulating = accumulation_steps > 1
-    ground = Ground.measured("cuda", 0, hardware.cublas_bytes(), gpus)
+    ground = DeviceOverhead.measured("cuda", 0, hardware.cublas_bytes(), gpus)
     predictor = Predictor({}, ground, lambda _: accumulating).with_timeline(candidate, timeline)
     prediction = predictor.predict(candidate)
     assert prediction is not None, "a candidate's own trace covers it"

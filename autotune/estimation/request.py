@@ -48,7 +48,7 @@ SHORT = {
 """What a command line may say for a value of an axis."""
 
 
-class Question(Frozen):
+class EstimateRequest(Frozen):
     """The options of `autotune estimate`."""
 
     model: str
@@ -98,7 +98,7 @@ class Question(Frozen):
         return self.accumulation_steps or (1 if candidate.optimizer_in_backward else ASSUMED_STEPS)
 
     @classmethod
-    def gather(cls, given: dict[str, Any], base: Path) -> Question:
+    def gather(cls, given: dict[str, Any], base: Path) -> EstimateRequest:
         """Sort options into axes of a candidate and the rest; `axis` holds texts of the form NAME=VALUE.
 
         Raises InputError with every mistake that can be seen, also in what only `settle` looks at.
@@ -127,10 +127,10 @@ class Priced:
 
 
 @dataclass(frozen=True)
-class Answer:
+class EstimateReport:
     """Everything that `autotune estimate` found."""
 
-    question: Question
+    question: EstimateRequest
     model: ModelSpec
     hardware: Hardware
     seq_len: int
@@ -159,8 +159,8 @@ class Settled(NamedTuple):
     """Of the sequences, as far as the sequence length lets them."""
 
 
-def estimate(question: Question, tracer: Tracer, base: Path) -> Answer:
-    """Answer a question. Relative paths start at `base`.
+def estimate(question: EstimateRequest, tracer: Tracer, base: Path) -> EstimateReport:
+    """Return the estimates that are asked for. Relative paths start at `base`.
 
     Raises InputError with every mistake of the question, or where a worker finds that the model cannot be built.
     """
@@ -170,10 +170,10 @@ def estimate(question: Question, tracer: Tracer, base: Path) -> Answer:
     rungs = tuple(
         _price(candidate, traces[candidate], question, hardware, lengths) for candidate in candidates
     )
-    return Answer(question, model, hardware, seq_len, rungs)
+    return EstimateReport(question, model, hardware, seq_len, rungs)
 
 
-def settle(question: Question, base: Path) -> Settled:
+def settle(question: EstimateRequest, base: Path) -> Settled:
     """Look up what a question names. Raises InputError with every mistake but a combination that is refused."""
     problems: list[str] = []
 
@@ -206,7 +206,7 @@ def settle(question: Question, base: Path) -> Settled:
 
 
 def _candidates(
-    question: Question, space: Space, chosen: Candidate, hardware: Hardware
+    question: EstimateRequest, space: Space, chosen: Candidate, hardware: Hardware
 ) -> tuple[Candidate, ...]:
     """Return the one candidate that was asked for, or every rung. Raises InputError for an illegal one."""
     has_bf16 = hardware.bf16_tflops is not None
@@ -250,7 +250,7 @@ def _candidates(
 
 
 def _request(
-    question: Question, model: ModelSpec, seq_len: int, lengths: Lengths | None, candidate: Candidate
+    question: EstimateRequest, model: ModelSpec, seq_len: int, lengths: Lengths | None, candidate: Candidate
 ) -> ProbeRequest:
     return ProbeRequest(
         kind="trace", model=model, candidate=candidate, seq_len=seq_len, lengths=lengths,
@@ -291,7 +291,7 @@ def _trace(request: ProbeRequest, candidates: Sequence[Candidate], tracer: Trace
 
 
 def _price(
-    candidate: Candidate, trace: Trace, question: Question, hardware: Hardware, lengths: Lengths | None
+    candidate: Candidate, trace: Trace, question: EstimateRequest, hardware: Hardware, lengths: Lengths | None
 ) -> Priced | Unpriced:
     timeline = trace.timeline
     if timeline is None:

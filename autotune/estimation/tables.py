@@ -11,7 +11,7 @@ from rich.text import Text
 
 from autotune.accumulation import ASSUMED_STEPS
 from autotune.estimation.pricing import Estimate, Note, Unpriced
-from autotune.estimation.request import Answer
+from autotune.estimation.request import EstimateReport
 from autotune.reporting.columns import Cell, Column, FittingTable
 from autotune.search.wording import PHASES
 from autotune.units import format_bytes, format_count, format_counted
@@ -19,7 +19,7 @@ from autotune.units import format_bytes, format_count, format_counted
 BANNER = "predicted, not measured"
 
 
-def estimates_document(answer: Answer) -> dict[str, Any]:
+def estimates_document(answer: EstimateReport) -> dict[str, Any]:
     """Return an answer as plain data: one estimate where one candidate was asked for, else all rungs."""
     entries = [
         rung.model_dump(mode="json") if isinstance(rung, Unpriced) else rung.estimate.model_dump(mode="json")
@@ -34,7 +34,7 @@ def estimates_document(answer: Answer) -> dict[str, Any]:
     return {**asked, **entries[0]} if answer.question.candidate else {**asked, "rungs": entries}
 
 
-def accumulated(answer: Answer) -> str:
+def accumulated(answer: EstimateReport) -> str:
     """Return how many micro-steps estimates assume for a global step: `8 micro-steps a global step`."""
     steps = [rung.estimate.accumulation_steps for rung in answer.priced]
     usual = max(steps, default=_usual_steps(answer))
@@ -42,11 +42,11 @@ def accumulated(answer: Answer) -> str:
     return f"{format_counted(usual, 'micro-step')} a global step{others}"
 
 
-def _usual_steps(answer: Answer) -> int:
+def _usual_steps(answer: EstimateReport) -> int:
     return answer.question.accumulation_steps or ASSUMED_STEPS
 
 
-def print_estimates(answer: Answer, console: Console) -> None:
+def print_estimates(answer: EstimateReport, console: Console) -> None:
     """Print what was asked, under the words that say where the numbers come from."""
     question, hardware = answer.question, answer.hardware
     console.print(Text(BANNER, style="bold yellow"))
@@ -75,7 +75,7 @@ def print_estimates(answer: Answer, console: Console) -> None:
         console.print(Text("\nSpeed is a rough upper bound; probes measure it.", style="dim"))
 
 
-def _most_noted(answer: Answer) -> list[tuple[Estimate, Note]]:
+def _most_noted(answer: EstimateReport) -> list[tuple[Estimate, Note]]:
     """Return each kind of note once, with the rung that it costs most."""
     noted = [(rung.estimate, note) for rung in answer.priced for note in rung.estimate.notes]
     noted.sort(key=lambda pair: pair[1].bytes)

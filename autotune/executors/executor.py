@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from autotune.candidate import Candidate, RestingPlace
+from autotune.candidate import Candidate, OffloadPlace
 from autotune.devices.device import DeviceFacts
 from autotune.outcome import Outcome
 from autotune.probe.protocol import Inspection, ProbeRequest, Progress
 
 
 @dataclass(frozen=True)
-class Finding:
+class ProbeResult:
     """What came of one request."""
 
     answer: Outcome | Inspection
@@ -38,7 +38,7 @@ class Executor(Protocol):
         """Return the environment variables that a probe of this candidate runs under."""
         ...
 
-    def offload_room(self, folder: Path, place: RestingPlace) -> int:
+    def offload_room(self, folder: Path, place: OffloadPlace) -> int:
         """Return the bytes of host memory, or of the disk that holds `folder`, that offloading may use."""
         ...
 
@@ -49,7 +49,7 @@ class Executor(Protocol):
         *,
         timeout: float,
         on_progress: Callable[[Progress], None] | None = None,
-    ) -> Finding:
+    ) -> ProbeResult:
         """Run a request, with `folder` as the probe's own. `request.folder` is filled in here.
 
         Raises ProbeError when nothing could be launched, and DeviceBusy when the device is not free.

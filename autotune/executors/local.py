@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from autotune.candidate import Candidate, RestingPlace
+from autotune.candidate import Candidate, OffloadPlace
 from autotune.devices.device import Device, DeviceFacts
-from autotune.executors.executor import Finding
+from autotune.executors.executor import ProbeResult
 from autotune.outcome import Outcome
 from autotune.probe.classify import classify
 from autotune.probe.folder import ProbeFolder
@@ -38,7 +38,7 @@ class LocalExecutor:
         """Return the environment variables that a probe of this candidate runs under."""
         return self._device.environment(candidate)
 
-    def offload_room(self, folder: Path, place: RestingPlace) -> int:
+    def offload_room(self, folder: Path, place: OffloadPlace) -> int:
         """Return the bytes of host memory or disk that offloading may use."""
         return self._device.offload_room(folder, place)
 
@@ -49,7 +49,7 @@ class LocalExecutor:
         *,
         timeout: float,
         on_progress: Callable[[Progress], None] | None = None,
-    ) -> Finding:
+    ) -> ProbeResult:
         """Wait for the device, launch, watch, classify, and clean up the scratch folder."""
         place = ProbeFolder(folder)
         request = request.model_copy(update={"folder": str(place.scratch)})
@@ -73,4 +73,4 @@ class LocalExecutor:
         finally:
             clear(place)
         leftovers = report.ending.leftovers if report.ending else 0
-        return Finding(answer, report.baseline, report.seconds, leftovers)
+        return ProbeResult(answer, report.baseline, report.seconds, leftovers)

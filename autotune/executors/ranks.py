@@ -1,4 +1,4 @@
-"""Probes of several ranks on this machine: a process tree under its own guard for each, ended together."""
+"""Probes of several ranks on this machine: a process tree under its own supervisor for each, ended together."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autotune.candidate import Candidate, RestingPlace
+from autotune.candidate import Candidate, OffloadPlace
 from autotune.devices.device import Device, DeviceFacts
-from autotune.executors.executor import Executor, Finding
+from autotune.executors.executor import Executor, ProbeResult
 from autotune.executors.local import LocalExecutor
 from autotune.interruption import shielded
 from autotune.outcome import Ok, Outcome, Timeout
@@ -26,14 +26,14 @@ from autotune.probe.ranks import RankOutcome, join
 GRACE = 3.0
 """Seconds that the other ranks get to say what happened to them, once one has failed."""
 SPARE = 5.0
-"""Seconds after the group's deadline at which each guard ends its rank by itself, should this process stand still."""
+"""Seconds after the group's deadline at which each supervisor ends its rank by itself, should this process stand still."""
 
 
 class _Launched:
-    """A rank's guard is about to start."""
+    """A rank's supervisor is about to start."""
 
 
-_Event = tuple[int, _Launched | Progress | Finding | BaseException]
+_Event = tuple[int, _Launched | Progress | ProbeResult | BaseException]
 
 
 class RanksExecutor:
@@ -60,7 +60,7 @@ class RanksExecutor:
             shared["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(threads))
         return {**self._alone.environment(candidate), **shared}
 
-    def offload_room(self, folder: Path, place: RestingPlace) -> int:
+    def offload_room(self, folder: Path, place: OffloadPlace) -> int:
         """Return the bytes of host memory or disk that each rank's offload may use."""
         return self._alone.offload_room(folder, place) // len(self._devices)
 
@@ -71,7 +71,7 @@ class RanksExecutor:
         *,
         timeout: float,
         on_progress: Callable[[Progress], None] | None = None,
-    ) -> Finding:
+    ) -> ProbeResult:
         """Launch all ranks, watch them, and join their verdicts; an inspection needs one process alone."""
         if request.world_size == 1:
             return self._alone.run(request, folder, timeout=timeout, on_progress=on_progress)
@@ -119,9 +119,9 @@ class _Group:
             work = partial(self._run_rank, rank, local, place.of_rank(rank).root, timeout)
             self._threads.append(threading.Thread(target=work, name=f"rank{rank}", daemon=True))
 
-    def run(self, on_progress: Callable[[Progress], None] | None) -> Finding:
+    def run(self, on_progress: Callable[[Progress], None] | None) -> ProbeResult:
         """Wait for all ranks. Raises what a rank's launch raised; no process is left then either."""
-        findings: dict[int, Finding] = {}
+        findings: dict[int, ProbeResult] = {}
         errors: list[BaseException] = []
         launched = 0
         give_up: float | None = None
@@ -139,7 +139,7 @@ class _Group:
                         launched += 1
                         if launched == len(self._threads):
                             self._deadline = time.monotonic() + self._timeout
-                    case Finding(answer=answer):
+                    case ProbeResult(answer=answer):
                         findings[rank] = event
                         if give_up is None and not isinstance(answer, Ok):
                             give_up = time.monotonic() + GRACE
@@ -160,12 +160,12 @@ class _Group:
             raise errors[0]
         return self._joined(findings)
 
-    def _joined(self, findings: dict[int, Finding]) -> Finding:
+    def _joined(self, findings: dict[int, ProbeResult]) -> ProbeResult:
         ended = []
         for rank, finding in findings.items():
             assert not isinstance(finding.answer, Inspection), "an inspection has one process"
             ended.append(self._ended(rank, finding.answer))
-        return Finding(
+        return ProbeResult(
             join(ended, self._request.accumulation_steps),
             max((f.baseline for f in findings.values() if f.baseline is not None), default=None),
             max(finding.seconds for finding in findings.values()),
@@ -214,7 +214,7 @@ class _Group:
             self._end()
 
     def _end(self) -> None:
-        """Have every rank that still runs stopped by its guard."""
+        """Have every rank that still runs stopped by its supervisor."""
         if self._held >= 0:
             os.close(self._held)
             self._held = -1

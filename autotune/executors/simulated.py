@@ -11,19 +11,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from autotune.candidate import Candidate, RestingPlace
+from autotune.candidate import Candidate, OffloadPlace
 from autotune.devices.device import DeviceFacts
 from autotune.devices.simulated import SimulatedDevice
-from autotune.executors.executor import Finding
+from autotune.executors.executor import ProbeResult
 from autotune.memory.allocator import OutOfDeviceMemory
-from autotune.memory.predictor import CUDA_CONTEXT, Ground, breakdown
+from autotune.memory.predictor import CUDA_CONTEXT, DeviceOverhead, breakdown
 from autotune.outcome import Lost, Memory, Ok, Oom, Outcome, Phase, PhaseReport, Unsupported
 from autotune.probe.classify import classify
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import Launcher, launch
 from autotune.probe.protocol import Inspection, ProbeRequest, Progress
 from autotune.timeline.timeline import Timeline
-from autotune.timing.calibration import Pace
+from autotune.timing.calibration import SpeedCalibration
 from autotune.timing.roofline import Machine, StepTime, step_time
 from autotune.tracing.client import Tracer
 
@@ -43,7 +43,7 @@ class SimulatedExecutor:
         """Return the environment variables that a probe of this candidate would run under."""
         return self._device.environment(candidate)
 
-    def offload_room(self, folder: Path, place: RestingPlace) -> int:
+    def offload_room(self, folder: Path, place: OffloadPlace) -> int:
         """Return the bytes of host memory or disk that offloading is assumed to have."""
         return self._device.offload_room(folder, place)
 
@@ -54,7 +54,7 @@ class SimulatedExecutor:
         *,
         timeout: float,
         on_progress: Callable[[Progress], None] | None = None,
-    ) -> Finding:
+    ) -> ProbeResult:
         """Inspect in a worker; trace in one, where that was not done before, and price."""
         began = time.monotonic()
         if request.kind == "inspect":
@@ -63,7 +63,7 @@ class SimulatedExecutor:
             reason = (
                 f"{self.facts.name} proves nothing; run `autotune verify` on a machine that has such a GPU"
             )
-            return Finding(Unsupported(reason=reason), None, 0.0)
+            return ProbeResult(Unsupported(reason=reason), None, 0.0)
         timeline = self._timeline(request, folder, timeout, on_progress)
         outcome: Outcome
         match timeline:
@@ -73,7 +73,7 @@ class SimulatedExecutor:
                 outcome = Unsupported(reason=timeline)
             case _:
                 outcome = self._price(request, timeline)
-        return Finding(outcome, CUDA_CONTEXT, time.monotonic() - began)
+        return ProbeResult(outcome, CUDA_CONTEXT, time.monotonic() - began)
 
     def _inspect(
         self,
@@ -81,7 +81,7 @@ class SimulatedExecutor:
         place: ProbeFolder,
         timeout: float,
         on_progress: Callable[[Progress], None] | None,
-    ) -> Finding:
+    ) -> ProbeResult:
         request = request.model_copy(update={"device": "cpu", "folder": str(place.scratch)})
         try:
             report = self._launch(
@@ -92,8 +92,8 @@ class SimulatedExecutor:
             place.clear_scratch()
         answer = report.answer
         if not isinstance(answer, Inspection):
-            return Finding(classify(request, report, kind="cpu"), None, report.seconds)
-        return Finding(answer, 0, report.seconds)  # nothing was taken of the GPU
+            return ProbeResult(classify(request, report, kind="cpu"), None, report.seconds)
+        return ProbeResult(answer, 0, report.seconds)  # nothing was taken of the GPU
 
     def _timeline(
         self,
@@ -123,7 +123,7 @@ class SimulatedExecutor:
     def _price(self, request: ProbeRequest, timeline: Timeline) -> Outcome:
         candidate = request.candidate
         accumulating = request.accumulation_steps > 1
-        ground = Ground.measured("cuda", 0, self._device.hardware.cublas_bytes(), request.world_size)
+        ground = DeviceOverhead.measured("cuda", 0, self._device.hardware.cublas_bytes(), request.world_size)
         held = ground.held(candidate)
         try:
             usage = timeline.usage(
@@ -143,7 +143,7 @@ class SimulatedExecutor:
                 baseline=held,
                 breakdown=breakdown(peak),
             ),
-            timing=Pace().correct(candidate.rung().key(), step.timing()),
+            timing=SpeedCalibration().correct(candidate.rung().key(), step.timing()),
             communication=step.communication() if request.world_size > 1 else None,
             phases=_phases(timeline, candidate.micro_batch, accumulating, step),
             losses=(),

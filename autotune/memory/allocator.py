@@ -60,7 +60,7 @@ class OutOfDeviceMemory(Exception):
 
 
 @dataclass(frozen=True)
-class Usage:
+class AllocatorUsage:
     """Peaks of a simulated stream of requests, in bytes."""
 
     requested_peak: int
@@ -156,9 +156,9 @@ class CachingAllocator:
                 elif block.whole_segment:
                     self._give_back(block, pool)
 
-    def usage(self) -> Usage:
+    def usage(self) -> AllocatorUsage:
         """Return the peaks so far."""
-        return Usage(self.requested_peak, self.allocated_peak, self.reserved_peak, self.retries)
+        return AllocatorUsage(self.requested_peak, self.allocated_peak, self.reserved_peak, self.retries)
 
     def layout(self) -> list[Span]:
         """Return every stretch of every segment, by address."""
@@ -284,7 +284,7 @@ def simulate(
     capacity: int | None = None,
     expandable_segments: bool = False,
     split_limit: int | None = None,
-) -> Usage:
+) -> AllocatorUsage:
     """Replay `(identity, size)` events and return the peaks.
 
     A positive size allocates under that identity, a size of 0 or less releases it; an identity may be used

@@ -246,7 +246,7 @@ class Setup(Frozen):
     """Bytes outside the tensors: the device's context, communication buffers, the matrix library's workspace."""
 
 
-class Estimate(NamedTuple):
+class ClosedFormEstimate(NamedTuple):
     """Bytes on one device at the peak, by component, and in host memory and on disk for each device."""
 
     parameters: float
@@ -313,7 +313,7 @@ def logits_bytes(architecture: Architecture, setup: Setup) -> float:
     return float(setup.micro_batch * setup.seq_len * architecture.vocab * copies)
 
 
-def estimate(architecture: Architecture, setup: Setup) -> Estimate:
+def estimate(architecture: Architecture, setup: Setup) -> ClosedFormEstimate:
     """Return the peak of a training step, by component.
 
     The peak is taken at the loss (logits and all activations alive), or during the optimizer's step, whichever
@@ -349,7 +349,7 @@ def estimate(architecture: Architecture, setup: Setup) -> Estimate:
         roots = kept.optimizer_state / 2
     if roots > living + logits + temporary:  # the peak is in the optimizer's step, when these are gone
         living, logits, temporary = 0.0, 0.0, roots
-    return Estimate(
+    return ClosedFormEstimate(
         *kept,
         activations=living,
         logits=logits,

@@ -48,7 +48,7 @@ for the blocks of a GPT-2-like and a Llama-like model (torch 2.13, with an empty
 
 
 @dataclass(frozen=True)
-class Ground:
+class DeviceOverhead:
     """What a run's device takes and grants beside the tensors, in bytes."""
 
     kind: Literal["cpu", "cuda"]
@@ -72,7 +72,7 @@ class Ground:
     @classmethod
     def measured(
         cls, kind: Literal["cpu", "cuda"], baseline: int, blas_workspace: int = 0, ranks: int = 1
-    ) -> Ground:
+    ) -> DeviceOverhead:
         """Return the ground of a device whose baseline a worker measured; 0 on CUDA means that it could not.
 
         A baseline is measured before any communicator exists, so over several ranks NCCL's buffers or gloo's threads
@@ -94,7 +94,7 @@ class Predictor:
     def __init__(
         self,
         timelines: Mapping[str, Timeline],
-        ground: Ground,
+        ground: DeviceOverhead,
         accumulating: Callable[[Candidate], bool] = lambda _: False,
         calibration: Calibration | None = None,
     ) -> None:
@@ -281,7 +281,7 @@ def _bisect(fits: Callable[[int], bool], low: int, limit: int) -> int:
     return low
 
 
-def _prior(ground: Ground) -> Prior:
+def _prior(ground: DeviceOverhead) -> Prior:
     if ground.kind == "cpu":
         return Prior(offset=ground.spread)
     return Prior(offset=ground.spread, slope=0.03)

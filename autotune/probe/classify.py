@@ -7,8 +7,8 @@ from typing import Literal
 
 from autotune.errors import NoDiskSpace
 from autotune.outcome import Crash, Lost, Ok, Oom, Outcome, Phase, Timeout
-from autotune.probe.exit import Ending, Report
-from autotune.probe.protocol import DiskFull, Inspection, ProbeRequest, Result, Traced
+from autotune.probe.exit import Exit, Report
+from autotune.probe.protocol import DiskFull, Inspection, ProbeRequest, Result, TraceAnswer
 from autotune.units import format_bytes
 
 Kind = Literal["cpu", "cuda"]
@@ -34,7 +34,7 @@ def classify(
     """Return what a probe came to. Pure: the same report gives the same verdict.
 
     The worker's own verdict stands whatever happened to its processes later (but for a crash while importing
-    at the very limit, which is Oom). Without one, the guard's evidence decides, and never the text on
+    at the very limit, which is Oom). Without one, the supervisor's evidence decides, and never the text on
     standard error, which is only passed on to the person. `device_peak` (bytes) is what the device itself
     saw of the probe (NVML); it corrects the worker's number upwards, because a worker cannot see all that its
     process takes. `data_limit` (bytes) is the enforced RLIMIT_DATA.
@@ -50,7 +50,7 @@ def classify(
             raise AssertionError("an inspection that was answered has no outcome")
         case DiskFull() as full:
             raise _disk_full(full)
-        case Traced() if request.kind == "trace":
+        case TraceAnswer() if request.kind == "trace":
             raise AssertionError("a trace that was made has no outcome")
         case None:
             pass
@@ -61,12 +61,16 @@ def classify(
 
     ending = report.ending
     if ending is None:
-        return _lost(report, "guard", "the guard of this probe was killed, so nothing is known of its end")
+        return _lost(
+            report, "supervisor", "the supervisor of this probe was killed, so nothing is known of its end"
+        )
     if ending.timed_out:
         return Timeout(phase=_phase(report), seconds=ending.seconds)
     if ending.stopped:
         return _lost(
-            report, "guard", "the guard of this probe was told to end it, by something else than its tuner"
+            report,
+            "supervisor",
+            "the supervisor of this probe was told to end it, by something else than its tuner",
         )
     if ending.halted:
         return _lost(report, "worker", "the worker was stopped (SIGSTOP) by something other than autotune")
@@ -94,7 +98,7 @@ def _disk_full(answer: DiskFull) -> NoDiskSpace:
     )
 
 
-def _killed_for_memory(report: Report, ending: Ending, kind: Kind) -> Oom | None:
+def _killed_for_memory(report: Report, ending: Exit, kind: Kind) -> Oom | None:
     """SIGKILL while the kernel counted an out-of-memory kill in the probe's cgroup."""
     if ending.signal != signal.SIGKILL or not ending.oom_kills:
         return None
@@ -107,10 +111,10 @@ def _killed_for_memory(report: Report, ending: Ending, kind: Kind) -> Oom | None
     )
 
 
-def _died_of_refusal(report: Report, ending: Ending, kind: Kind, data_limit: int | None) -> Oom | None:
+def _died_of_refusal(report: Report, ending: Exit, kind: Kind, data_limit: int | None) -> Oom | None:
     """A native library died where the kernel was about to refuse it memory.
 
-    The guard's samples are the only evidence: private memory within 5% of the limit during the last quarter
+    The supervisor's samples are the only evidence: private memory within 5% of the limit during the last quarter
     of a second. The two ways to be wrong do not cost the same. A library's own bug taken for a refusal
     sends the search one rung down, where the bug shows again, far from the limit, and stops the run. A
     refusal taken for a bug would stop the run although a smaller batch trains. So a crash near the limit is
@@ -162,11 +166,11 @@ def _crash(report: Report, reason: Literal["signal", "exit", "protocol"], what: 
     )
 
 
-def _lost(report: Report, cause: Literal["guard", "worker"], what: str) -> Lost:
+def _lost(report: Report, cause: Literal["supervisor", "worker"], what: str) -> Lost:
     return Lost(cause=cause, phase=_phase(report), message=what)
 
 
-def _uncounted(ending: Ending) -> str:
+def _uncounted(ending: Exit) -> str:
     return " (the kernel counted no out-of-memory kill)" if ending.signal == signal.SIGKILL else ""
 
 

@@ -1,4 +1,4 @@
-"""How a probe's process tree ended, as its guard saw it, and all that was seen of one launch."""
+"""How a probe's process tree ended, as its supervisor saw it, and all that was seen of one launch."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Annotated
 
 from pydantic import Field
 
-from autotune.probe.protocol import DiskFull, Inspection, Progress, Result, Traced
+from autotune.probe.protocol import DiskFull, Inspection, Progress, Result, TraceAnswer
 from autotune.validation import Frozen
 
 
-class Ending(Frozen):
-    """The guard's report on the worker and everything below it. Memory in bytes, time in seconds."""
+class Exit(Frozen):
+    """The supervisor's report on the worker and everything below it. Memory in bytes, time in seconds."""
 
     exit_code: int | None = None
     """None when a signal ended the worker."""
     signal: int | None = None
     timed_out: bool = False
-    """Killed by the guard at the deadline."""
+    """Killed by the supervisor at the deadline."""
     stopped: bool = False
-    """Killed by the guard because the tuner said so, or was gone."""
+    """Killed by the supervisor because the tuner said so, or was gone."""
     halted: bool = False
-    """Killed by the guard because something else had stopped the worker (SIGSTOP)."""
+    """Killed by the supervisor because something else had stopped the worker (SIGSTOP)."""
     since: float = 0.0
     """The earliest moment at which its end can have begun, in seconds of the machine's monotonic clock: the
-    deadline for a worker that was killed there, for others the last at which the guard saw it alive."""
+    deadline for a worker that was killed there, for others the last at which the supervisor saw it alive."""
     seconds: float
     """From the start of the worker until the last process of the tree was gone."""
     leftovers: int = 0
@@ -55,7 +55,7 @@ class Ending(Frozen):
 class Report(Frozen):
     """All that was seen of one launch; stored as `result.json`."""
 
-    answer: Annotated[Result | Inspection | Traced | DiskFull, Field(discriminator="type")] | None = None
+    answer: Annotated[Result | Inspection | TraceAnswer | DiskFull, Field(discriminator="type")] | None = None
     """The worker's own last word, or None when it gave none."""
     progress: Progress | None = None
     """The last phase that the worker entered."""
@@ -63,17 +63,17 @@ class Report(Frozen):
     """Bytes taken before the model was built, as the worker reported them."""
     violations: tuple[str, ...] = ()
     """What came over the result pipe that the protocol does not know; the first few."""
-    ending: Ending | None = None
-    """None when the guard itself was killed: then nothing is known of the worker's end."""
+    ending: Exit | None = None
+    """None when the supervisor itself was killed: then nothing is known of the worker's end."""
     seconds: float
-    """Wall time of the launch, from the guard's start to its end."""
+    """Wall time of the launch, from the supervisor's start to its end."""
     stderr_tail: str = ""
     """Last lines of the worker's standard error, for people."""
 
     def failing_since(self) -> float:
         """Return the earliest moment at which what ended this launch can have begun; 0 where nobody saw it.
 
-        In seconds of the machine's monotonic clock, as worker and guard read it. Reports of processes that waited
+        In seconds of the machine's monotonic clock, as worker and supervisor read it. Reports of processes that waited
         for each other can be put in order by it, however late they arrived.
         """
         if isinstance(self.answer, Result) and self.answer.since is not None:

@@ -1,4 +1,4 @@
-"""Launching one disposable probe: worker, guard, deadline, and whatever the worker says meanwhile."""
+"""Launching one disposable probe: worker, supervisor, deadline, and whatever the worker says meanwhile."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from pydantic import ValidationError
 import autotune
 from autotune.errors import ProbeError
 from autotune.interruption import shielded
-from autotune.probe.exit import Ending, Report
+from autotune.probe.exit import Exit, Report
 from autotune.probe.folder import ProbeFolder, write_atomically
-from autotune.probe.messages import Inbox
+from autotune.probe.messages import Messages
 from autotune.probe.protocol import ProbeRequest, Progress
 
 WORKER = (sys.executable, "-P", "-m", "autotune.worker")
@@ -33,16 +33,16 @@ current folder off its import path: a file torch.py there must not be what the w
 SETTLE = 10.0
 """Seconds that a worker gets to end after its answer; a teardown that hangs must not cost the deadline."""
 GRACE = 15.0
-"""Seconds beyond the deadline after which the guard itself is given up (its own patience is 8 s)."""
+"""Seconds beyond the deadline after which the supervisor itself is given up (its own patience is 8 s)."""
 MARK = "AUTOTUNE_PROBE"
 """Variable in the environment of every process of a probe; its value is unique to the launch."""
 STDERR_TAIL = 8192
 """Bytes of standard error kept in the report."""
 
 _CHUNK = 65536
-_guards: set[_Guard] = set()
+_guards: set[_Supervisor] = set()
 """Those that are under way, of all threads."""
-_GUARD = Path(__file__).with_name("guard.py")
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 class Launcher(Protocol):
@@ -79,7 +79,7 @@ def launch(
     after it this returns. Standard output and error go to files, each held below 64 MiB by dropping its
     older part. `cancel` is the read end of a pipe: when its other end is closed, the probe is stopped. When
     this returns or raises, KeyboardInterrupt included, no process of the tree is alive
-    (other than those that the kernel cannot kill: `Ending.survivors`).
+    (other than those that the kernel cannot kill: `Exit.survivors`).
 
     Raises ProbeError when the probe cannot be started, or its files cannot be written.
     """
@@ -88,25 +88,25 @@ def launch(
         write_atomically(folder.request, request.model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise ProbeError(f"the probe's folder cannot be written: {error}") from error
-    inbox = Inbox(on_progress)
+    messages = Messages(on_progress)
     began = time.monotonic()
-    guard: _Guard | None = None
+    supervisor: _Supervisor | None = None
     try:
         with shielded():  # a process that was started is known, so that it can be ended
-            guard = _Guard(folder, worker, environment, data_limit, timeout)
-            _guards.add(guard)
-        ending = guard.attend(inbox, began + timeout, cancel)
+            supervisor = _Supervisor(folder, worker, environment, data_limit, timeout)
+            _guards.add(supervisor)
+        ending = supervisor.attend(messages, began + timeout, cancel)
     finally:
-        if guard is not None:
+        if supervisor is not None:
             with shielded():
-                guard.end()
-                _guards.discard(guard)
-    inbox.close()
+                supervisor.end()
+                _guards.discard(supervisor)
+    messages.close()
     report = Report(
-        answer=inbox.answer,
-        progress=inbox.progress,
-        baseline=inbox.baseline,
-        violations=tuple(inbox.violations),
+        answer=messages.answer,
+        progress=messages.progress,
+        baseline=messages.baseline,
+        violations=tuple(messages.violations),
         ending=ending,
         seconds=time.monotonic() - began,
         stderr_tail=_tail(folder.stderr),
@@ -120,12 +120,12 @@ def launch(
 
 def end_all() -> None:
     """Have every probe of this process end now, whichever thread waits for it; what it would have said is lost."""
-    for guard in tuple(_guards):
-        guard.process.terminate()
+    for supervisor in tuple(_guards):
+        supervisor.process.terminate()
 
 
-class _Guard:
-    """The tuner's end of one guard process: its lifeline, its report, and the worker's messages."""
+class _Supervisor:
+    """The tuner's end of one supervisor process: its lifeline, its report, and the worker's messages."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class _Guard:
         try:
             with folder.stdout.open("ab") as stdout, folder.stderr.open("ab") as stderr:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(_GUARD), json.dumps(orders)],
+                    [sys.executable, "-I", "-S", str(_SUPERVISOR), json.dumps(orders)],
                     env=_environment(environment, self.mark),
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
@@ -161,19 +161,19 @@ class _Guard:
         except BaseException as error:
             self._close()
             if isinstance(error, OSError):
-                raise ProbeError(f"the probe's guard cannot be started: {error}") from error
+                raise ProbeError(f"the probe's supervisor cannot be started: {error}") from error
             raise
         finally:
             for descriptor in (lifeline, report, result):
                 os.close(descriptor)
 
-    def attend(self, inbox: Inbox, deadline: float, cancel: int | None = None) -> Ending | None:
-        """Read both pipes until the guard is done; return its report, or None when it was lost."""
+    def attend(self, messages: Messages, deadline: float, cancel: int | None = None) -> Exit | None:
+        """Read both pipes until the supervisor is done; return its report, or None when it was lost."""
         said = bytearray()
         give_up = deadline + GRACE
         settled: float | None = None
         with selectors.DefaultSelector() as selector:
-            selector.register(self.result, selectors.EVENT_READ, inbox.feed)
+            selector.register(self.result, selectors.EVENT_READ, messages.feed)
             selector.register(self.report, selectors.EVENT_READ, said.extend)
             if cancel is not None:
                 selector.register(cancel, selectors.EVENT_READ, None)
@@ -181,7 +181,7 @@ class _Guard:
                 now = time.monotonic()
                 if now >= give_up:
                     return None
-                if inbox.answer is not None and settled is None:
+                if messages.answer is not None and settled is None:
                     settled = now + SETTLE
                 if settled is not None and now >= settled:
                     self.stop()
@@ -196,25 +196,25 @@ class _Guard:
                         key.data(data)
                     else:
                         selector.unregister(key.fd)
-        # The guard reports when the tree is gone, so what the worker said is in the pipe by now. Its end of
+        # The supervisor reports when the tree is gone, so what the worker said is in the pipe by now. Its end of
         # file is not awaited: a process that the kernel cannot kill would hold it open.
         os.set_blocking(self.result, False)
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self.result, _CHUNK):
-                inbox.feed(data)
+                messages.feed(data)
         try:
-            return Ending.model_validate_json(bytes(said))
+            return Exit.model_validate_json(bytes(said))
         except ValidationError:
             return None
 
     def stop(self) -> None:
-        """Tell the guard to end everything now."""
+        """Tell the supervisor to end everything now."""
         if self.lifeline >= 0:
             os.close(self.lifeline)
             self.lifeline = -1
 
     def end(self) -> None:
-        """Make sure that guard and tree are gone, whatever happened; then close the pipes."""
+        """Make sure that supervisor and tree are gone, whatever happened; then close the pipes."""
         self.stop()
         try:
             self.process.wait(GRACE)
@@ -232,7 +232,7 @@ class _Guard:
 
 
 def kill_marked(mark: str, patience: float = 5.0) -> None:
-    """Kill every process whose environment carries the launch's mark: the way out when a guard was lost.
+    """Kill every process whose environment carries the launch's mark: the way out when a supervisor was lost.
 
     Nothing else identifies a tree whose root is gone: its orphans belong to init, in sessions of their own.
     """

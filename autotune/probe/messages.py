@@ -13,7 +13,7 @@ LINE_CAP = 4 * 2**20
 VIOLATIONS_KEPT = 5
 
 
-class Inbox:
+class Messages:
     """Takes bytes as they come, and keeps the messages in them. Memory stays bounded whatever arrives."""
 
     def __init__(self, on_progress: Callable[[Progress], None] | None = None) -> None:

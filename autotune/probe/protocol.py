@@ -88,7 +88,7 @@ class TracedRung(Frozen):
     """Why it cannot be traced, and what to do."""
 
 
-class Traced(Frozen):
+class TraceAnswer(Frozen):
     """Answer to a request of kind `trace`."""
 
     type: Literal["traced"] = "traced"
@@ -121,9 +121,9 @@ class Result(Frozen):
     """When the worker came to it, in seconds of the machine's monotonic clock, which all processes share."""
 
 
-Answer = Inspection | Traced | Result | DiskFull
+Answer = Inspection | TraceAnswer | Result | DiskFull
 """The last message of a worker."""
 
 MESSAGE: TypeAdapter[Progress | Answer] = TypeAdapter(
-    Annotated[Progress | Inspection | Traced | Result | DiskFull, Field(discriminator="type")]
+    Annotated[Progress | Inspection | TraceAnswer | Result | DiskFull, Field(discriminator="type")]
 )

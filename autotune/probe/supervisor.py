@@ -1,18 +1,18 @@
-"""The guard: a small process between tuner and worker that lets no process of a probe outlive its time.
+"""The supervisor: a small process between tuner and worker that lets no process of a probe outlive its time.
 
-Run as a script (`python -I -S guard.py ORDERS`), with the standard library alone, so that it starts in tens
-of milliseconds; nothing of autotune is imported. ORDERS is a JSON object, see `Orders`. The guard adopts
+Run as a script (`python -I -S supervisor.py ORDERS`), with the standard library alone, so that it starts in tens
+of milliseconds; nothing of autotune is imported. ORDERS is a JSON object, see `Orders`. The supervisor adopts
 every orphan below it (Linux "child subreaper"), so that a grandchild which starts a session of its own is
-found too: as long as the guard has a child, something of the probe is alive; when it has none, nothing is.
+found too: as long as the supervisor has a child, something of the probe is alive; when it has none, nothing is.
 
 It ends the whole tree when the worker ends, at the deadline, at SIGTERM, and when the other end of its
 lifeline is closed, which is what happens when the tuner dies, however it dies. Then it writes one JSON line
-on its report pipe (`ending.Ending`). Linux only.
+on its report pipe (`ending.Exit`). Linux only.
 
-It is two processes: a keeper, which the tuner starts, and the guard itself below it. The keeper only waits, and adopts
+It is two processes: a keeper, which the tuner starts, and the supervisor itself below it. The keeper only waits, and adopts
 orphans too. Each ends the whole tree when the other is killed, so that a daemon which the worker left survives neither
 of them, nor one of them and the tuner killed at once. Only who kills all three leaves such a daemon (the worker dies
-with its guard): then nobody is left who could know of it.
+with its supervisor): then nobody is left who could know of it.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ LOG_CAP = 64 * 2**20
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _libc = ctypes.CDLL(None, use_errno=True)
-_LOGS = (1, 2)  # the guard's own stdout and stderr are the worker's log files, opened for appending
+_LOGS = (1, 2)  # the supervisor's own stdout and stderr are the worker's log files, opened for appending
 
 
 class Orders(TypedDict):
-    """What the tuner tells keeper and guard."""
+    """What the tuner tells keeper and supervisor."""
 
     argv: list[str]
     """The worker's command line."""
     lifeline: int
     """Read end of a pipe on which the tuner never writes: its end of file is the order to stop."""
     report: int
-    """Write end of the pipe for the guard's own report."""
+    """Write end of the pipe for the supervisor's own report."""
     result: int
     """Write end of the worker's result pipe; the worker inherits it beside stdin, stdout and stderr."""
     data_limit: int | None
@@ -67,7 +67,7 @@ class Orders(TypedDict):
 
 
 class Worker:
-    """The process under guard, and how much memory it was seen to hold."""
+    """The supervised process, and how much memory it was seen to hold."""
 
     def __init__(self, orders: Orders) -> None:
         self.started = self.alive = time.monotonic()
@@ -102,11 +102,11 @@ class Worker:
 
 
 def keep(orders: Orders) -> int:
-    """Start the guard and wait for its end; if that was violent, end all that it leaves. Return the exit code."""
+    """Start the supervisor and wait for its end; if that was violent, end all that it leaves. Return the exit code."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    kept, held = os.pipe()  # the guard sees this process die by the end of file
-    guard = os.fork()
-    if not guard:
+    kept, held = os.pipe()  # the supervisor sees this process die by the end of file
+    supervisor = os.fork()
+    if not supervisor:
         try:
             os.close(held)
             os.setsid()  # who kills one of the two by its group must not hit both
@@ -116,11 +116,11 @@ def keep(orders: Orders) -> int:
             os._exit(1)
         os._exit(0)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: os.kill(guard, number))
+        signal.signal(number, lambda number, _: os.kill(supervisor, number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for descriptor in (kept, orders["lifeline"], orders["report"], orders["result"]):
         os.close(descriptor)  # or the tuner would wait for these copies to close
-    _, status = os.waitpid(guard, 0)
+    _, status = os.waitpid(supervisor, 0)
     if status == 0:
         return 0
     began = time.monotonic()
@@ -143,7 +143,7 @@ def watch(orders: Orders, kept: int) -> None:
     kills_before = _oom_kills()
 
     worker = Worker(orders)
-    os.close(orders["result"])  # or the tuner would wait for the guard's copy to close
+    os.close(orders["result"])  # or the tuner would wait for the supervisor's copy to close
     deadline = worker.started + orders["timeout"]
     poll = select.poll()
     poll.register(wake, select.POLLIN)
@@ -189,17 +189,17 @@ def watch(orders: Orders, kept: int) -> None:
 
 def _start(orders: Orders) -> int:
     """Fork the worker with its limits, and return its process id."""
-    guard = os.getpid()
+    supervisor = os.getpid()
     os.set_inheritable(orders["result"], True)
     pid = os.fork()
     if pid:
         return pid
     try:
-        # The order matters: from here on the worker cannot outlive the guard, even one that is already gone.
+        # The order matters: from here on the worker cannot outlive the supervisor, even one that is already gone.
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != guard:
+        if os.getppid() != supervisor:
             os._exit(127)
-        os.setsid()  # a worker that signals its own process group must not hit the guard
+        os.setsid()  # a worker that signals its own process group must not hit the supervisor
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         _prefer_for_oom_killer()
@@ -209,7 +209,7 @@ def _start(orders: Orders) -> int:
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             resource.setrlimit(resource.RLIMIT_DATA, (orders["data_limit"], hard))
         os.execv(orders["argv"][0], orders["argv"])
-    except BaseException as error:  # noqa: BLE001 - a fork must never return into the guard's code
+    except BaseException as error:  # noqa: BLE001 - a fork must never return into the supervisor's code
         os.write(2, f"{orders['argv'][0]} could not be started: {error}\n".encode())
     finally:
         os._exit(127)
@@ -252,10 +252,10 @@ def _kill(pids: list[int]) -> None:
 
 
 def _end_tree(worker: Worker) -> tuple[int, list[int]]:
-    """Kill and reap everything below the guard; return how many were left over, and who cannot be killed.
+    """Kill and reap everything below the supervisor; return how many were left over, and who cannot be killed.
 
-    The end is reached when the kernel knows no child of the guard any more: a look through /proc could miss a
-    process that is just being born, but that one is somebody's child, and at last the guard's.
+    The end is reached when the kernel knows no child of the supervisor any more: a look through /proc could miss a
+    process that is just being born, but that one is somebody's child, and at last the supervisor's.
     """
     began = time.monotonic()
     leftovers: set[int] = set()

@@ -14,7 +14,7 @@ from autotune.candidate import Candidate
 from autotune.outcome import Lost
 from autotune.probe.protocol import Progress
 from autotune.reporting.tables import not_measured, trial_line, trial_table
-from autotune.run.events import ProofFinished, Traced
+from autotune.run.events import ProofFinished, RungTraced
 from autotune.search.selection import Score
 from autotune.search.space import Space
 from autotune.search.strategy import Done, Scope, Skip, Try
@@ -86,7 +86,7 @@ class Terminal:
     def tracing(self, candidate: Candidate) -> None:
         self._say(f"tracing {candidate.title()}")
 
-    def traced(self, entry: Traced) -> None:
+    def traced(self, entry: RungTraced) -> None:
         self._now = ""
         if entry.reason:
             title = entry.candidate.title()

@@ -7,14 +7,14 @@ from typing import Literal, Protocol
 from autotune.candidate import Candidate
 from autotune.outcome import Lost
 from autotune.probe.protocol import Progress
-from autotune.run.events import ProofFinished, Traced
+from autotune.run.events import ProofFinished, RungTraced
 from autotune.search.selection import Score
 from autotune.search.strategy import Done, Scope, Skip, Try
 from autotune.specs import ModelFacts
 from autotune.trial import History, Trial
 
 
-class Watch(Protocol):
+class RunCallbacks(Protocol):
     """Told of every event of a run, in order. Must not raise, and must not change anything."""
 
     def inspecting(self) -> None:
@@ -26,7 +26,7 @@ class Watch(Protocol):
     def tracing(self, candidate: Candidate) -> None:
         """Say that a worker traces a candidate's rung for the memory model."""
 
-    def traced(self, entry: Traced) -> None:
+    def traced(self, entry: RungTraced) -> None:
         """Say what came of it."""
 
     def skipping(self, skip: Skip) -> None:
@@ -54,7 +54,7 @@ class Watch(Protocol):
         """Say what the relaunch showed."""
 
 
-class Silent:
+class NoCallbacks:
     """A watch that says nothing."""
 
     def inspecting(self) -> None: ...
@@ -63,7 +63,7 @@ class Silent:
 
     def tracing(self, candidate: Candidate) -> None: ...
 
-    def traced(self, entry: Traced) -> None: ...
+    def traced(self, entry: RungTraced) -> None: ...
 
     def skipping(self, skip: Skip) -> None: ...
 

@@ -72,7 +72,7 @@ class Step(Frozen):
     """Whether a probe or the memory model says so."""
 
 
-class Traced(Frozen):
+class RungTraced(Frozen):
     """The memory model learnt a rung, or that it cannot."""
 
     type: Literal["traced"] = "traced"
@@ -213,7 +213,7 @@ Entry = (
     Asked
     | Opened
     | Inspected
-    | Traced
+    | RungTraced
     | Skipped
     | Started
     | Finished
@@ -326,9 +326,9 @@ class Record:
         return tuple(entry for candidate, entry in newest.items() if candidate not in tried)
 
     @property
-    def traced(self) -> tuple[Traced, ...]:
+    def traced(self) -> tuple[RungTraced, ...]:
         """What the memory model was taught, in order."""
-        return tuple(entry for entry in self.entries if isinstance(entry, Traced))
+        return tuple(entry for entry in self.entries if isinstance(entry, RungTraced))
 
     @property
     def proofs(self) -> tuple[ProofFinished, ...]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import autotune
 from autotune.candidate import Candidate
 from autotune.errors import InputError
-from autotune.executors.executor import Executor, Finding
+from autotune.executors.executor import Executor, ProbeResult
 from autotune.memory.predictor import Predictor
 from autotune.outcome import Drift, Lost, Unsupported
 from autotune.probe.folder import ProbeFolder, clear_temporaries
 from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.run.best import Best
-from autotune.run.callbacks import Silent, Watch
+from autotune.run.callbacks import NoCallbacks, RunCallbacks
 from autotune.run.events import (
     TRIES,
     Asked,
@@ -32,12 +32,12 @@ from autotune.run.failure import inspection_failed, lost_with_tuner, stop_at_cra
 from autotune.run.folder import require_unedited
 from autotune.run.journal import Journal, now
 from autotune.run.paths import RunPaths
-from autotune.run.predictions import Foresight
-from autotune.run.preflight import Admission
+from autotune.run.predictions import Predictions
+from autotune.run.preflight import Preflight
 from autotune.run.prove import Proving
-from autotune.run.write_best import contender
+from autotune.run.write_best import finalist
 from autotune.search.graph_walk import propose
-from autotune.search.remaining_probes import probes_ahead
+from autotune.search.remaining_probes import count_remaining_probes
 from autotune.search.selection import Score
 from autotune.search.space import Space
 from autotune.search.strategy import Done, Scope, Try
@@ -51,7 +51,7 @@ def tune(
     spec: RunSpec,
     paths: RunPaths,
     executor: Executor,
-    watch: Watch | None = None,
+    watch: RunCallbacks | None = None,
     tracer: Tracer | None = None,
     retry_lost: bool = False,
 ) -> Best:
@@ -64,7 +64,7 @@ def tune(
     """
     with Journal(paths.journal, paths.lock) as journal:
         knowing = spec.predict or executor.facts.simulated
-        return _Run(spec, paths, executor, watch or Silent(), journal, tracer if knowing else None).go(
+        return _Run(spec, paths, executor, watch or NoCallbacks(), journal, tracer if knowing else None).go(
             retry_lost
         )
 
@@ -75,7 +75,7 @@ class _Run:
         spec: RunSpec,
         paths: RunPaths,
         executor: Executor,
-        watch: Watch,
+        watch: RunCallbacks,
         journal: Journal,
         tracer: Tracer | None,
     ) -> None:
@@ -85,11 +85,11 @@ class _Run:
         self.watch = watch
         self.journal = journal
         self.tracer = tracer
-        self.foresight: Foresight | None = None
+        self.predictions: Predictions | None = None
         self.evaluations: dict[Candidate, int | None] = {}
         """Micro-batches for evaluation, as predicted."""
         self.space = Space.load(spec.space, f"{paths.spec}: space")
-        self.admission = Admission(spec, self.space, executor, paths.probes)
+        self.preflight = Preflight(spec, self.space, executor, paths.probes)
 
     def go(self, retry_lost: bool) -> Best:
         """Inspect, search, prove; or return at once what was decided before."""
@@ -107,7 +107,7 @@ class _Run:
         self.watch.inspected(inspected.facts, scope, self.journal.record.history)
         done = self.search(scope)
         self.watch.searched(done)
-        proving = Proving(self.spec, self.paths, self.executor, self.watch, self.journal, self.contender)
+        proving = Proving(self.spec, self.paths, self.executor, self.watch, self.journal, self.finalist)
         return proving.prove(scope, done)
 
     def reopen(self) -> None:
@@ -153,7 +153,7 @@ class _Run:
     def search(self, scope: Scope) -> Done:
         """Probe what the strategy proposes until it is done or the limits are spent."""
         scope.check()
-        self.foresee(scope)
+        self.start_predictions(scope)
         self.settle_pending()
         while True:
             record = self.journal.record
@@ -172,26 +172,28 @@ class _Run:
     @property
     def predictor(self) -> Predictor | None:
         """The memory model, with what it learnt from traces."""
-        return self.foresight.predictor if self.foresight else None
+        return self.predictions.predictor if self.predictions else None
 
-    def foresee(self, scope: Scope) -> None:
+    def start_predictions(self, scope: Scope) -> None:
         """Start the memory model, where the run has one, with what the run knew before."""
         record = self.journal.record
         if self.tracer is None or record.inspection is None or self.executor.facts.simulated:
             return  # a simulated device is itself the memory model
         folder = self.paths.tracing
-        self.foresight = Foresight(self.tracer, self.executor.facts, record.inspection, scope, folder)
+        self.predictions = Predictions(self.tracer, self.executor.facts, record.inspection, scope, folder)
         timeout = self.spec.limits.probe_timeout
         with self.journal.doing("trace"):
-            self.foresight.recall(record.traced, lambda candidate: self.request(candidate, "trace"), timeout)
+            self.predictions.recall(
+                record.traced, lambda candidate: self.request(candidate, "trace"), timeout
+            )
 
     def learn(self, candidate: Candidate) -> bool:
         """Trace a candidate's rung, unless that is done or useless; tell whether something was learnt."""
-        if self.foresight is None or self.foresight.knows(candidate) or self.refusal(candidate):
+        if self.predictions is None or self.predictions.knows(candidate) or self.refusal(candidate):
             return False
         self.watch.tracing(candidate)
         with self.journal.doing("trace"):
-            traced = self.foresight.learn(
+            traced = self.predictions.learn(
                 self.request(candidate, "trace"), self.spec.limits.probe_timeout, self.watch.progressing
             )
         self.journal.append(traced)
@@ -210,7 +212,7 @@ class _Run:
 
     def ahead(self, scope: Scope) -> int:
         """Return how many probes are still to come, the next one included, about."""
-        return probes_ahead(self.journal.record.history, self.space, scope, self.predictor)
+        return count_remaining_probes(self.journal.record.history, self.space, scope, self.predictor)
 
     def attempt(self, number: int, decision: Try, ahead: int) -> None:
         """Probe a candidate to its verdict.
@@ -230,7 +232,9 @@ class _Run:
     def try_once(self, number: int, decision: Try) -> None:
         """Journal, launch, journal."""
         candidate = decision.candidate
-        expected = self.foresight.predict(candidate, self.journal.record.history) if self.foresight else None
+        expected = (
+            self.predictions.predict(candidate, self.journal.record.history) if self.predictions else None
+        )
         with self.journal.doing("probe", number):
             self.journal.append(
                 Started(
@@ -244,10 +248,10 @@ class _Run:
         if isinstance(finding.answer, Lost):
             self.watch.lost("probe", number, finding.answer)
 
-    def probe(self, number: int, candidate: Candidate) -> Finding:
+    def probe(self, number: int, candidate: Candidate) -> ProbeResult:
         """Run one candidate, unless it can be refused without running it."""
         if reason := self.refusal(candidate):
-            return Finding(Unsupported(reason=reason), None, 0.0)
+            return ProbeResult(Unsupported(reason=reason), None, 0.0)
         return self.executor.run(
             self.request(candidate, "train"), self.paths.probe(number),
             timeout=self.spec.limits.probe_timeout, on_progress=self.watch.progressing,
@@ -258,7 +262,7 @@ class _Run:
         inspected = self.journal.record.inspection
         assert inspected is not None
         steps = self.request(candidate, "train").accumulation_steps
-        return self.admission.refusal(candidate, steps, inspected.facts)
+        return self.preflight.refusal(candidate, steps, inspected.facts)
 
     def request(self, candidate: Candidate, kind: str) -> ProbeRequest:
         """Return the request for a candidate at this run's goal."""
@@ -295,26 +299,26 @@ class _Run:
             return f"stopped after {format_duration(record.seconds)} of probes (--time-budget)", "time_budget"
         return None
 
-    def contender(self, score: Score, drift: Drift) -> Best:
+    def finalist(self, score: Score, drift: Drift) -> Best:
         """Return what `best.yaml` says of a trial, before its proof."""
         inspected = self.journal.record.inspection
         assert inspected is not None
         candidate = score.trial.candidate
         variables = self.executor.environment(candidate)
         if candidate not in self.evaluations:
-            self.evaluations[candidate] = self.foresee_evaluation(candidate, inspected)
-        return contender(
+            self.evaluations[candidate] = self.predict_evaluation(candidate, inspected)
+        return finalist(
             self.spec, self.paths.id, score, inspected.facts, self.executor.facts, variables,
             self.evaluations[candidate], drift,
         )  # fmt: skip
 
-    def foresee_evaluation(self, candidate: Candidate, inspected: Inspected) -> int | None:
+    def predict_evaluation(self, candidate: Candidate, inspected: Inspected) -> int | None:
         """Return the largest micro-batch of an evaluation that is predicted to fit; None without a memory model."""
         if self.tracer is None:
             return None
-        foresight = self.foresight or Foresight(
+        predictions = self.predictions or Predictions(
             self.tracer, self.executor.facts, inspected, Scope.of(self.spec, inspected), self.paths.tracing
         )
         request, history = self.request(candidate, "trace"), self.journal.record.history
         with self.journal.doing("trace"):
-            return foresight.evaluation(request, history, self.spec.limits.probe_timeout)
+            return predictions.evaluation(request, history, self.spec.limits.probe_timeout)

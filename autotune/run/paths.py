@@ -38,9 +38,9 @@ class RunPaths:
         return self.root / "best.yaml"
 
     @property
-    def contender(self) -> Path:
+    def finalist(self) -> Path:
         """The configuration under proof; becomes `best.yaml` when it holds."""
-        return self.root / "contender.yaml"
+        return self.root / "finalist.yaml"
 
     @property
     def probes(self) -> Path:

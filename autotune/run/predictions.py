@@ -8,19 +8,19 @@ from pathlib import Path
 from autotune.candidate import Candidate
 from autotune.devices.device import DeviceFacts
 from autotune.devices.hardware import lookup
-from autotune.memory.predictor import Ground, Predictor
+from autotune.memory.predictor import DeviceOverhead, Predictor
 from autotune.outcome import Ok, StepTiming
 from autotune.prediction import Prediction
 from autotune.probe.protocol import ProbeRequest, Progress
-from autotune.run.events import Inspected, Traced
+from autotune.run.events import Inspected, RungTraced
 from autotune.search.strategy import Scope
-from autotune.timing.calibration import Pace, Paced
+from autotune.timing.calibration import SpeedCalibration, SpeedSample
 from autotune.timing.roofline import Machine, step_time
 from autotune.tracing.client import Tracer
 from autotune.trial import History
 
 
-class Foresight:
+class Predictions:
     """Traces rungs as the search comes to them. What it knows follows from the journal and the cache alone."""
 
     def __init__(
@@ -30,7 +30,7 @@ class Foresight:
         row = lookup(facts.hardware) if facts.hardware else None
         self._machine = Machine.of(row) if row else None
         blas = row.cublas_bytes() if row else 0
-        ground = Ground.measured(facts.kind, inspected.baseline, blas, scope.goal.gpus)
+        ground = DeviceOverhead.measured(facts.kind, inspected.baseline, blas, scope.goal.gpus)
         self._accumulating: Callable[[Candidate], bool] = lambda candidate: (
             scope.of_rung(candidate).accumulation(candidate.micro_batch).steps > 1
         )
@@ -46,7 +46,7 @@ class Foresight:
         return candidate.rung() in self._untraceable or self.predictor.covers(candidate)
 
     def recall(
-        self, entries: Iterable[Traced], request: Callable[[Candidate], ProbeRequest], timeout: float
+        self, entries: Iterable[RungTraced], request: Callable[[Candidate], ProbeRequest], timeout: float
     ) -> None:
         """Learn again what an earlier start of the run knew."""
         for entry in entries:
@@ -60,7 +60,7 @@ class Foresight:
         request: ProbeRequest,
         timeout: float,
         on_progress: Callable[[Progress], None] | None = None,
-    ) -> Traced:
+    ) -> RungTraced:
         """Trace the rung of a request and return the line for the journal. Raises ProbeError."""
         candidate = request.candidate
         trace = self._tracer.trace(request, self._folder, timeout=timeout, on_progress=on_progress)[candidate]
@@ -68,7 +68,7 @@ class Foresight:
             self._untraceable.add(candidate.rung())
         else:
             self.predictor = self.predictor.with_timeline(candidate, trace.timeline)
-        return Traced(candidate=candidate, reason=trace.reason, seconds=trace.seconds)
+        return RungTraced(candidate=candidate, reason=trace.reason, seconds=trace.seconds)
 
     def predict(self, candidate: Candidate, history: History) -> Prediction | None:
         """Return what a probe of the candidate should measure, corrected by a history."""
@@ -77,11 +77,11 @@ class Foresight:
         if prediction is None or timing is None:
             return prediction
         seen = [
-            Paced(trial.candidate.rung().key(), raw, trial.outcome.timing)
+            SpeedSample(trial.candidate.rung().key(), raw, trial.outcome.timing)
             for trial in history
             if isinstance(trial.outcome, Ok) and (raw := self._timing(trial.candidate)) is not None
         ]
-        paced = Pace(seen).correct(candidate.rung().key(), timing)
+        paced = SpeedCalibration(seen).correct(candidate.rung().key(), timing)
         return prediction.model_copy(update={"timing": paced, "roofline": timing})
 
     def evaluation(self, request: ProbeRequest, history: History, timeout: float) -> int | None:

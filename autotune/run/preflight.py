@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autotune.candidate import Candidate, RestingPlace
+from autotune.candidate import Candidate, OffloadPlace
 from autotune.executors.executor import Executor
 from autotune.search.space import Space
 from autotune.specs import ModelFacts, RunSpec
@@ -15,7 +15,7 @@ from autotune.techniques.topology import misplaced, uncut, unmeasured
 from autotune.units import format_bytes
 
 
-class Admission:
+class Preflight:
     """Refuses what the space, the rules, the model, or the machine rule out. `folder` is where offload would write."""
 
     def __init__(self, spec: RunSpec, space: Space, executor: Executor, folder: Path) -> None:
@@ -52,7 +52,7 @@ class Admission:
         """Return why host memory or disk cannot hold what the candidate offloads, or None."""
         goal = self._spec.goal
         needed = offloaded_bytes(candidate, model, goal.gpus, goal.nodes)
-        place = candidate.rests_on(self._executor.facts.kind)
+        place = candidate.offload_place(self._executor.facts.kind)
         room = self._executor.offload_room(self._folder, place) if needed else 0
         if needed <= room:
             return None
@@ -70,7 +70,7 @@ class Admission:
             return None
         own, on_cpu, ranks = self._spec.model.source == "function", facts.kind == "cpu", goal.gpus
         needed = built_bytes(candidate, model, ranks, own, on_cpu)
-        places: tuple[RestingPlace, ...] = ("disk",) if on_cpu else ("host", "disk")  # in this order
+        places: tuple[OffloadPlace, ...] = ("disk",) if on_cpu else ("host", "disk")  # in this order
         room = (
             sum(self._executor.offload_room(self._folder, place) for place in places) * ranks if needed else 0
         )

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.errors import JournalError, NoDiskSpace, NothingProven
-from autotune.executors.executor import Executor, Finding
+from autotune.executors.executor import Executor, ProbeResult
 from autotune.outcome import Drift, Lost
 from autotune.probe.folder import write_atomically
 from autotune.probe.protocol import Inspection
 from autotune.run.best import Best
-from autotune.run.callbacks import Watch
+from autotune.run.callbacks import RunCallbacks
 from autotune.run.events import TRIES, Decided, ProofFinished, ProofStarted
 from autotune.run.failure import holes, lost_with_tuner, no_winner, proofs_crashed
 from autotune.run.journal import Journal, now
@@ -26,23 +26,23 @@ from autotune.units import format_bytes
 
 
 class Proving:
-    """Proves the contenders of one run, fastest first, until one holds."""
+    """Proves the finalists of one run, fastest first, until one holds."""
 
     def __init__(
         self,
         spec: RunSpec,
         paths: RunPaths,
         executor: Executor,
-        watch: Watch,
+        watch: RunCallbacks,
         journal: Journal,
-        contender: Callable[[Score, Drift], Best],
+        finalist: Callable[[Score, Drift], Best],
     ) -> None:
         self.spec = spec
         self.paths = paths
         self.executor = executor
         self.watch = watch
         self.journal = journal
-        self.contender = contender
+        self.finalist = finalist
         """Returns what `best.yaml` says of a trial, before its proof."""
 
     def prove(self, scope: Scope, done: Done) -> Best:
@@ -84,15 +84,17 @@ class Proving:
         )
 
     def prove_one(self, score: Score, drift: Drift) -> ProofFinished:
-        """Write the contender's file, read it back, and run what it says."""
+        """Write the finalist's file, read it back, and run what it says."""
         number, before = score.trial.number, len(self.journal.record.proofs)
-        self.write(self.paths.contender, self.contender(score, drift))
+        self.write(self.paths.finalist, self.finalist(score, drift))
         self.watch.proving(score)
         while len(self.journal.record.proofs) == before:  # a try that something outside ended proves nothing
             if self.journal.record.tries("proof", number) < TRIES:
                 self.relaunch(score, drift)
             else:
-                self.journal.append(self.judged(score, drift, Finding(lost_with_tuner("proof"), None, 0.0)))
+                self.journal.append(
+                    self.judged(score, drift, ProbeResult(lost_with_tuner("proof"), None, 0.0))
+                )
         proof = self.journal.record.proofs[-1]
         self.watch.proved(proof)
         return proof
@@ -103,7 +105,7 @@ class Proving:
         self.look_for_room(number)
         with self.journal.doing("proof", number):
             self.journal.append(ProofStarted(number=number, time=now()))
-            emitted = Best.read(self.paths.contender)
+            emitted = Best.read(self.paths.finalist)
             finding = self.executor.run(
                 proof_request(emitted, self.spec.limits.proof_seconds), self.paths.proof(number),
                 timeout=self.spec.limits.probe_timeout + 3 * self.spec.limits.proof_seconds,
@@ -116,7 +118,7 @@ class Proving:
     def look_for_room(self, number: int) -> None:
         """Raise NoDiskSpace where the disk has no room for what the proof writes."""
         folder, facts = self.paths.proof(number), self.executor.facts
-        emitted = Best.read(self.paths.contender)
+        emitted = Best.read(self.paths.finalist)
         needed = written_bytes(emitted, facts.kind)
         free = self.executor.offload_room(folder, "disk") * (
             emitted.gpus if emitted.candidate.distributed else 1
@@ -127,10 +129,10 @@ class Proving:
                 f"and the disk of {folder} has {format_bytes(free)} free; make room there"
             )
 
-    def judged(self, score: Score, drift: Drift, finding: Finding) -> ProofFinished:
+    def judged(self, score: Score, drift: Drift, finding: ProbeResult) -> ProofFinished:
         """Return the line for the journal that says what a relaunch showed."""
         assert not isinstance(finding.answer, Inspection)
-        proof = judge(self.contender(score, drift), finding.answer, finding.seconds, self.spec.limits)
+        proof = judge(self.finalist(score, drift), finding.answer, finding.seconds, self.spec.limits)
         return ProofFinished(
             number=score.trial.number,
             outcome=finding.answer,
@@ -149,17 +151,15 @@ class Proving:
         proved = next(proof for proof in reversed(record.proofs) if proof.passed and proof.number == number)
         scores, drift_before = self.standing(scope, before=proved)
         recorded = next(score for score in scores if score.trial.number == number)
-        proof = judge(
-            self.contender(recorded, drift_before), proved.outcome, proved.seconds, self.spec.limits
-        )
-        best = chosen(self.contender(choice.winner, drift), choice).model_copy(
+        proof = judge(self.finalist(recorded, drift_before), proved.outcome, proved.seconds, self.spec.limits)
+        best = chosen(self.finalist(choice.winner, drift), choice).model_copy(
             update={
                 "proof": proof.model_copy(update={"passed": True, "why": proved.why}),
                 "unknown": record.unknown,
             }
         )
         self.write(self.paths.best, best)
-        self.paths.contender.unlink(missing_ok=True)
+        self.paths.finalist.unlink(missing_ok=True)
         self.journal.append(Decided(winner=number, why=proved.why, time=now()))
         return best
 
@@ -167,7 +167,7 @@ class Proving:
         """Write `best.yaml` without a proof, where there is no device to prove it on."""
         scores, drift = self.standing(scope)
         choice = choose(scores)
-        best = chosen(self.contender(choice.winner, drift), choice)
+        best = chosen(self.finalist(choice.winner, drift), choice)
         best = best.model_copy(update={"unknown": self.journal.record.unknown})
         self.write(self.paths.best, best)
         why = "predicted to be the fastest that fits; a simulated device proves nothing"

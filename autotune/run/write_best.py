@@ -23,7 +23,7 @@ PREDICTED = (
 """What `best.yaml` says where its numbers are predictions."""
 
 
-def contender(
+def finalist(
     spec: RunSpec,
     run: str,
     score: Score,

@@ -13,7 +13,9 @@ from autotune.trial import History, Trial
 _MOST = 60
 
 
-def probes_ahead(history: History, space: Space, scope: Scope, predictor: Predictor | None = None) -> int:
+def count_remaining_probes(
+    history: History, space: Space, scope: Scope, predictor: Predictor | None = None
+) -> int:
     """Return how many probes the search still needs, about.
 
     What is predicted comes true; for the rest it is the mean of all fitting and none fitting.

@@ -11,7 +11,7 @@ from autotune.outcome import ChosenBy, Drift, Ok, Oom, StepTiming
 from autotune.search.drift import drift_of
 from autotune.search.strategy import Scope
 from autotune.specs import ModelFacts
-from autotune.timing.calibration import Pace, Paced
+from autotune.timing.calibration import SpeedCalibration, SpeedSample
 from autotune.trial import History, Trial
 
 
@@ -150,9 +150,9 @@ def _expected(history: History, scope: Scope) -> dict[int, float]:
         and trial.prediction is not None
         and trial.prediction.roofline is not None
     ]
-    pace = Pace(
+    pace = SpeedCalibration(
         [
-            Paced(trial.candidate.rung().key(), raw, trial.outcome.timing)
+            SpeedSample(trial.candidate.rung().key(), raw, trial.outcome.timing)
             for trial, raw in known
             if isinstance(trial.outcome, Ok)
         ]

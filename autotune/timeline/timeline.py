@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from autotune.errors import InputError
-from autotune.memory.allocator import MIN_BLOCK, OutOfDeviceMemory, Usage, simulate
+from autotune.memory.allocator import MIN_BLOCK, AllocatorUsage, OutOfDeviceMemory, simulate
 from autotune.outcome import AttentionKernel, Phase
 from autotune.timeline.op_counts import Work
 from autotune.timeline.program import Fullest, Parts, Program, compose
@@ -159,7 +159,7 @@ class Timeline:
         split_limit: int | None = None,
         capacity: int | None = None,
         blas_workspace: int = 0,
-    ) -> Usage:
+    ) -> AllocatorUsage:
         """Run the requests of the device through the simulated caching allocator.
 
         `blas_workspace` (bytes) is allocated twice and kept, as cuBLAS does: for the thread of the forward pass at

@@ -21,7 +21,7 @@ PRIOR = Prior(offset=0.3, slope=0.0, rung_offset=0.1, rung_slope=0.0, noise=0.0,
 _Part = Literal["micro_step", "last_micro_step", "optimizer_step"]
 
 
-class Paced(NamedTuple):
+class SpeedSample(NamedTuple):
     """A probe's predicted timing, and what it measured."""
 
     rung: str
@@ -29,10 +29,10 @@ class Paced(NamedTuple):
     measured: StepTiming
 
 
-class Pace:
+class SpeedCalibration:
     """The posterior given some probes. Immutable."""
 
-    def __init__(self, seen: Sequence[Paced] = ()) -> None:
+    def __init__(self, seen: Sequence[SpeedSample] = ()) -> None:
         self._micro = _calibration(seen, "last_micro_step")
         self._optimizer = _calibration(seen, "optimizer_step")
 
@@ -45,7 +45,7 @@ class Pace:
         )
 
 
-def _calibration(seen: Sequence[Paced], part: _Part) -> Calibration:
+def _calibration(seen: Sequence[SpeedSample], part: _Part) -> Calibration:
     observations = []
     for probe in seen:
         predicted, measured = getattr(probe.predicted, part).mean, getattr(probe.measured, part).mean

@@ -13,7 +13,7 @@ from autotune.outcome import Crash, Lost, Ok, Unsupported
 from autotune.probe.classify import classify
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import Launcher, launch
-from autotune.probe.protocol import ProbeRequest, Progress, Traced, TracedRung
+from autotune.probe.protocol import ProbeRequest, Progress, TraceAnswer, TracedRung
 from autotune.run.events import TRIES
 from autotune.timeline.timeline import Timeline
 from autotune.tracing.cache import TraceCache
@@ -97,12 +97,12 @@ class LocalTracer:
                     environment={"CUDA_VISIBLE_DEVICES": ""},  # a context on the GPU would take of its memory
                     data_limit=None, timeout=timeout, on_progress=on_progress,
                 )  # fmt: skip
-                if isinstance(report.answer, Traced):
+                if isinstance(report.answer, TraceAnswer):
                     break
                 outcome = classify(request, report, kind="cpu")
                 if not isinstance(outcome, Lost):
                     break
-            if not isinstance(report.answer, Traced):
+            if not isinstance(report.answer, TraceAnswer):
                 lost = outcome if isinstance(outcome, Lost) else None
                 return dict.fromkeys(candidates, Trace(None, _reason(outcome), report.seconds, lost))
             share = report.seconds / len(candidates)

@@ -28,7 +28,7 @@ from autotune.probe.protocol import (
     ProbeRequest,
     Progress,
     Result,
-    Traced,
+    TraceAnswer,
     TracedRung,
 )
 from autotune.units import format_bytes
@@ -132,7 +132,7 @@ class Probe:
         self._training.close()
         return Result(outcome=outcome, since=since)
 
-    def _trace(self) -> Traced:
+    def _trace(self) -> TraceAnswer:
         """Trace before anything is computed or a device touched: that needs a fresh process."""
         from autotune.worker.errors import CannotRun
         from autotune.worker.tracing.trace import CannotTrace, trace, trace_alike
@@ -159,7 +159,7 @@ class Probe:
                 number += 1
                 file.write_text(timeline.dump())
                 rungs.append(TracedRung(candidate=candidate, file=file.name))
-        return Traced(rungs=tuple(rungs))
+        return TraceAnswer(rungs=tuple(rungs))
 
     def _start(self) -> None:
         """Import the libraries and start the device, and take the baseline behind all of that."""

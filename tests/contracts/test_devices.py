@@ -276,7 +276,7 @@ def test_a_watch_survives_an_nvml_that_breaks() -> None:
     assert watch.peak is None
 
 
-# Finding one.
+# ProbeResult one.
 
 
 def test_auto_is_the_gpu_where_there_is_one() -> None:

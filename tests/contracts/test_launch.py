@@ -246,7 +246,7 @@ def test_a_guard_or_keeper_that_is_killed_takes_its_tree_along(run: Run, which: 
     assert report.ending is None
     outcome = verdict(report)
     assert isinstance(outcome, Lost)
-    assert outcome.cause == "guard"
+    assert outcome.cause == "supervisor"
 
 
 def test_a_guard_that_stands_still_does_not_hold_the_tuner(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,7 @@ def test_a_guard_that_stands_still_does_not_hold_the_tuner(run: Run, monkeypatch
         keeper_and_guard()[1].suspend()
         late = 1000.0
 
-    # The deadline passes when the guard stands still, on a machine of any speed.
+    # The deadline passes when the supervisor stands still, on a machine of any speed.
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + late, sleep=time.sleep)
     monkeypatch.setattr(launching, "time", clock)
     monkeypatch.setattr(launching, "GRACE", 0.3)
@@ -391,7 +391,7 @@ def tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproces
     with tuner_process(tmp_path, "hang_after_daemons") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
-        assert len(marked()) == 4  # keeper, guard, worker, daemon
+        assert len(marked()) == 4  # keeper, supervisor, worker, daemon
         yield process
     for pid in marked():
         os.kill(pid, signal.SIGKILL)
@@ -427,11 +427,11 @@ def test_not_even_a_daemon_outlives_tuner_and_guard_killed_together(
 def test_a_worker_does_not_outlive_tuner_keeper_and_guard_killed_together(
     tuner: subprocess.Popen[bytes],
 ) -> None:
-    keeper, guard = keeper_and_guard(tuner.pid)
-    worker = guard.children()[0].pid
+    keeper, supervisor = keeper_and_guard(tuner.pid)
+    worker = supervisor.children()[0].pid
     tuner.send_signal(signal.SIGSTOP)
     keeper.suspend()
-    guard.kill()
+    supervisor.kill()
     keeper.kill()
     tuner.kill()
     assert worker not in remaining(1)  # the daemon is out of reach: nobody is left who could know of it

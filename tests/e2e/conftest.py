@@ -49,7 +49,7 @@ def autotune(*arguments: str, cwd: Path) -> Ended:
 
 
 def probes_alive(folder: Path) -> list[int]:
-    """Return every process that still runs for a probe of a run under `folder`: its guard and its worker."""
+    """Return every process that still runs for a probe of a run under `folder`: its supervisor and its worker."""
     return [
         process.pid
         for process in psutil.process_iter(["cmdline"])

@@ -15,8 +15,8 @@ from autotune.tracing.client import LocalTracer  # noqa: E402
 from autotune.worker.build import model_init  # noqa: E402
 from autotune.worker.build.composition import assemble  # noqa: E402
 from autotune.worker.techniques import (
-    activation_offload,  # noqa: E402
-    offload_store,  # noqa: E402
+    activation_offload,
+    offload_store,
 )
 from tests.data.requests import OWN, family, request  # noqa: E402
 

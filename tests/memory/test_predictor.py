@@ -6,7 +6,7 @@ import pytest
 
 from autotune.candidate import Candidate
 from autotune.estimation.curve import curve
-from autotune.memory.predictor import GLOO_GROUP, NCCL_BUFFERS, Ground, Predictor
+from autotune.memory.predictor import GLOO_GROUP, NCCL_BUFFERS, DeviceOverhead, Predictor
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Sample, StepTiming
 from autotune.timeline.step_events import CATEGORIES, Accumulated, Segment, Slots, into_existing
 from autotune.timeline.timeline import Timeline
@@ -17,7 +17,7 @@ PARAMETER, GRADIENT, STATE, ACTIVATION = (
     CATEGORIES.index(n) for n in ("parameter", "gradient", "optimizer_state", "activation")
 )
 RUNG = Candidate(precision="fp32")
-GROUND = Ground.measured("cpu", 300 * MIB)
+GROUND = DeviceOverhead.measured("cpu", 300 * MIB)
 
 
 def timeline(device="cpu"):
@@ -179,7 +179,7 @@ def test_an_oom_below_the_budget_lifts_the_prediction():
 
 
 def test_fixed_and_expandable_segments_share_a_trace_and_differ_in_what_they_reserve():
-    predictor = Predictor({RUNG.rung().key(): timeline("cuda")}, Ground.measured("cuda", 0, 32 * MIB))
+    predictor = Predictor({RUNG.rung().key(): timeline("cuda")}, DeviceOverhead.measured("cuda", 0, 32 * MIB))
     expandable = predictor.predict(RUNG.at(2))
     fixed = predictor.predict(RUNG.at(2).model_copy(update={"expandable_segments": False}))
     assert expandable.allocated == fixed.allocated == (480 + 64) * MIB
@@ -218,10 +218,10 @@ def test_a_timeline_of_one_micro_batch_prices_that_one_alone():
 
 
 def test_several_ranks_add_the_buffers_of_nccl_and_the_threads_of_gloo():
-    one, several = (Ground.measured("cuda", 500 * MIB, 0, ranks) for ranks in (1, 8))
+    one, several = (DeviceOverhead.measured("cuda", 500 * MIB, 0, ranks) for ranks in (1, 8))
     assert several.baseline - one.baseline == NCCL_BUFFERS
     assert several.spread > one.spread
-    alone, together = (Ground.measured("cpu", 500 * MIB, 0, ranks) for ranks in (1, 8))
+    alone, together = (DeviceOverhead.measured("cpu", 500 * MIB, 0, ranks) for ranks in (1, 8))
     assert together.baseline - alone.baseline == GLOO_GROUP
     for own, group in ((several, NCCL_BUFFERS), (together, 2 * GLOO_GROUP)):
         assert own.held(Candidate(sharding="fsdp2")) == own.baseline

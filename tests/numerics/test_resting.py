@@ -91,5 +91,5 @@ def test_places_that_make_no_sense_are_refused_with_their_reason():
     on_host = Candidate(offload="optimizer", offload_to="host")
     assert "memory is the host's" in misplaced(on_host, 1, "cpu")
     assert misplaced(on_host, 1, "cuda") is None
-    assert (on_host.rests_on("cuda"), Candidate(offload="full").rests_on("cpu")) == ("host", "disk")
+    assert (on_host.offload_place("cuda"), Candidate(offload="full").offload_place("cpu")) == ("host", "disk")
     assert misplaced(Candidate(sharding="fsdp2", offload="full"), 2, "cpu") is None

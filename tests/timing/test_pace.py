@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.outcome import Sample, StepTiming
-from autotune.timing.calibration import Pace, Paced
+from autotune.timing.calibration import SpeedCalibration, SpeedSample
 
 
 def timing(micro, optimizer=1.0):
@@ -14,14 +14,14 @@ def timing(micro, optimizer=1.0):
 
 
 def test_without_probes_the_prediction_stands_with_a_wide_interval():
-    corrected = Pace().correct("a", timing(2.0))
+    corrected = SpeedCalibration().correct("a", timing(2.0))
     assert corrected.micro_step.mean == 2.0
     assert 0.4 < corrected.micro_step.half_width / 2.0 < 0.9
     assert corrected.interval(1) > 0
 
 
 def test_a_probe_corrects_its_rung_and_the_others():
-    pace = Pace([Paced("a", timing(1.0), timing(1.5, 0.5))])
+    pace = SpeedCalibration([SpeedSample("a", timing(1.0), timing(1.5, 0.5))])
     same, other = pace.correct("a", timing(2.0)), pace.correct("b", timing(2.0))
     assert same.micro_step.mean == pytest.approx(3.0, rel=0.03)
     assert same.last_micro_step.mean == same.micro_step.mean
@@ -30,14 +30,14 @@ def test_a_probe_corrects_its_rung_and_the_others():
     assert (
         same.micro_step.half_width
         < other.micro_step.half_width
-        < Pace().correct("b", timing(2.0)).micro_step.half_width * 1.4
+        < SpeedCalibration().correct("b", timing(2.0)).micro_step.half_width * 1.4
     )
 
 
 def test_rungs_learn_factors_of_their_own():
-    seen = [Paced("a", timing(float(size)), timing(size * 1.2)) for size in (1, 2, 3)]
-    seen += [Paced("b", timing(float(size)), timing(size * 1.5)) for size in (1, 2, 3)]
-    pace = Pace(seen)
+    seen = [SpeedSample("a", timing(float(size)), timing(size * 1.2)) for size in (1, 2, 3)]
+    seen += [SpeedSample("b", timing(float(size)), timing(size * 1.5)) for size in (1, 2, 3)]
+    pace = SpeedCalibration(seen)
     assert pace.correct("a", timing(1.0)).micro_step.mean == pytest.approx(1.2, rel=0.03)
     assert pace.correct("b", timing(1.0)).micro_step.mean == pytest.approx(1.5, rel=0.03)
     sample = pace.correct("a", timing(1.0)).micro_step

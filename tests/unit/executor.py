@@ -6,7 +6,7 @@ from pathlib import Path
 
 from autotune.candidate import Candidate
 from autotune.devices.device import DeviceFacts
-from autotune.executors.executor import Finding
+from autotune.executors.executor import ProbeResult
 from autotune.outcome import Crash, Ok, Outcome
 from autotune.probe.protocol import Inspection
 from autotune.specs import ModelFacts
@@ -39,13 +39,13 @@ class ArithmeticExecutor:
     def offload_room(self, folder: Path, place: str) -> int:
         return self.room
 
-    def run(self, request, folder, *, timeout, on_progress=None) -> Finding:
+    def run(self, request, folder, *, timeout, on_progress=None) -> ProbeResult:
         self.launched.append((request.kind, request.candidate))
         if request.kind == "inspect":
-            return Finding(self.inspection, 0, 0.1)
+            return ProbeResult(self.inspection, 0, 0.1)
         chosen = self.trains if request.kind == "train" else self.proofs
         outcome = chosen.get(request.candidate) or self.device.outcome(request.candidate)
-        return Finding(outcome, 0, 1.0)
+        return ProbeResult(outcome, 0, 1.0)
 
 
 def crash(message: str = "ValueError: no", reason: str = "exception") -> Crash:

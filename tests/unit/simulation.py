@@ -7,7 +7,7 @@ from functools import cache
 from itertools import product
 
 from autotune.candidate import Candidate, Checkpointing, Offload, choices
-from autotune.memory.predictor import Ground, Predictor
+from autotune.memory.predictor import DeviceOverhead, Predictor
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Outcome, Sample, StepTiming
 from autotune.search.strategy import Scope
 from autotune.timeline.step_events import Segment, Slots
@@ -61,7 +61,7 @@ def foreseeing(device: Arithmetic, factor: float = 1.0) -> Predictor:
         rungs = _rungs(checkpointing, offload)
         # What else a rung says changes nothing in a timeline.
         timelines |= dict.fromkeys((rung.key() for rung in rungs), timeline(device, rungs[0], factor))
-    return Predictor(timelines, Ground("cpu", 0, 0))
+    return Predictor(timelines, DeviceOverhead("cpu", 0, 0))
 
 
 @cache

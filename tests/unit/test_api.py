@@ -15,7 +15,7 @@ from autotune import api, errors
 from autotune.candidate import AXES
 from autotune.cli import app
 from autotune.errors import InputError
-from autotune.estimation.request import Question
+from autotune.estimation.request import EstimateRequest
 from autotune.executors import find as executors
 from autotune.models.callable import importable
 from autotune.models.resolve import resolve
@@ -84,8 +84,8 @@ def test_the_keywords_of_tune_are_the_options_of_a_run():
 
 
 def test_the_keywords_of_estimate_are_its_questions():
-    assert set(inspect.signature(api.estimate).parameters) == set(Question.model_fields)
-    assert not set(AXES) & set(Question.model_fields)
+    assert set(inspect.signature(api.estimate).parameters) == set(EstimateRequest.model_fields)
+    assert not set(AXES) & set(EstimateRequest.model_fields)
 
 
 def test_a_function_of_a_module_goes_by_its_name(mine, tmp_path):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from autotune.errors import InputError
-from autotune.estimation.request import Question, settle
+from autotune.estimation.request import EstimateRequest, settle
 from autotune.executors.find import find_executor
 from autotune.models.config import parse_config
 from autotune.options import RunOptions, to_spec
@@ -58,8 +58,8 @@ def test_what_an_estimate_is_asked_is_bounded(tmp_path):
         ("accumulation_steps", "micro-steps"),
         ("gpus", "published"),
     ):
-        assert why in refused(Question.gather, {"model": "tiny-gpt2", name: 10**20}, tmp_path)
-    asked = Question.gather({"model": "tiny-gpt2", "gpus": 10_000, "nodes": 10_000}, tmp_path)
+        assert why in refused(EstimateRequest.gather, {"model": "tiny-gpt2", name: 10**20}, tmp_path)
+    asked = EstimateRequest.gather({"model": "tiny-gpt2", "gpus": 10_000, "nodes": 10_000}, tmp_path)
     assert "--gpus x --nodes" in refused(settle, asked, tmp_path)
 
 

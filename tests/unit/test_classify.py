@@ -10,8 +10,8 @@ from autotune.candidate import Candidate
 from autotune.errors import NoDiskSpace
 from autotune.outcome import Breakdown, Crash, Lost, Memory, Ok, Oom, Outcome, Sample, StepTiming, Timeout
 from autotune.probe.classify import classify
-from autotune.probe.exit import Ending, Report
-from autotune.probe.messages import LINE_CAP, VIOLATIONS_KEPT, Inbox
+from autotune.probe.exit import Exit, Report
+from autotune.probe.messages import LINE_CAP, VIOLATIONS_KEPT, Messages
 from autotune.probe.protocol import DiskFull, Inspection, ProbeRequest, Progress, Result
 from autotune.specs import ModelFacts, ModelSpec
 from autotune.units import GIB, MIB
@@ -43,7 +43,7 @@ def request(kind: str = "train") -> ProbeRequest:
 def ended(answer: Outcome | None = None, **ending: object) -> Report:
     return Report(
         answer=Result(outcome=answer) if answer else None, progress=BACKWARD, seconds=9, stderr_tail="last words",
-        ending=Ending.model_validate({"seconds": 8, **ending}),
+        ending=Exit.model_validate({"seconds": 8, **ending}),
     )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def test_the_workers_word_stands_although_its_guard_was_lost() -> None:
 
 def test_a_deadline_names_the_phase_and_the_time() -> None:
     assert verdict(ended(signal=signal.SIGKILL, timed_out=True)) == Timeout(phase="backward", seconds=8)
-    nothing_said = Report(seconds=1, ending=Ending(signal=9, timed_out=True, seconds=8))
+    nothing_said = Report(seconds=1, ending=Exit(signal=9, timed_out=True, seconds=8))
     assert verdict(nothing_said) == Timeout(phase="start", seconds=8)
 
 
@@ -161,11 +161,11 @@ def test_a_lost_guard_is_a_lost_probe() -> None:
     for report in (Report(progress=BACKWARD, seconds=1), ended(signal=signal.SIGKILL, stopped=True)):
         outcome = verdict(report)
         assert isinstance(outcome, Lost)
-        assert (outcome.cause, outcome.phase) == ("guard", "backward")
+        assert (outcome.cause, outcome.phase) == ("supervisor", "backward")
 
 
 def test_an_answer_to_another_question_breaks_the_protocol() -> None:
-    inspection = Report(answer=Inspection(facts=FACTS), seconds=1, ending=Ending(exit_code=0, seconds=1))
+    inspection = Report(answer=Inspection(facts=FACTS), seconds=1, ending=Exit(exit_code=0, seconds=1))
     outcome = verdict(inspection)
     assert isinstance(outcome, Crash)
     assert outcome.reason == "protocol"
@@ -181,7 +181,7 @@ def test_a_full_disk_is_this_machine_s_and_says_nothing_of_the_candidate() -> No
         phase="save", where="/runs/1", needed=3 * GIB, free=GIB, message="No space left on device"
     )
     for kind in ("train", "prove", "inspect", "trace"):
-        report = Report(answer=full, seconds=1, ending=Ending(exit_code=0, seconds=1))
+        report = Report(answer=full, seconds=1, ending=Exit(exit_code=0, seconds=1))
         with pytest.raises(NoDiskSpace) as caught:
             classify(request(kind), report, kind="cpu")
         assert caught.value.exit_code == 1
@@ -199,31 +199,33 @@ def test_the_devices_own_peak_corrects_the_workers_upwards_only() -> None:
 
 
 def test_an_inbox_stays_small_whatever_comes() -> None:
-    inbox = Inbox()
+    messages = Messages()
     for _ in range(3 * LINE_CAP // 65536 + 1):
-        inbox.feed(b"x" * 65536)
-    assert len(inbox._line) == 0
-    inbox.feed(b"\n" + b"noise\n" * 1000)
-    inbox.feed(Result(outcome=OK).model_dump_json().encode() + b"\n")
-    assert len(inbox.violations) == VIOLATIONS_KEPT
-    assert inbox.answer == Result(outcome=OK)
+        messages.feed(b"x" * 65536)
+    assert len(messages._line) == 0
+    messages.feed(b"\n" + b"noise\n" * 1000)
+    messages.feed(Result(outcome=OK).model_dump_json().encode() + b"\n")
+    assert len(messages.violations) == VIOLATIONS_KEPT
+    assert messages.answer == Result(outcome=OK)
 
 
 def test_an_answer_of_another_protocol_is_none() -> None:
-    inbox = Inbox()
-    inbox.feed(Result(outcome=OK).model_dump_json().replace('"protocol":1', '"protocol":2').encode() + b"\n")
-    assert inbox.answer is None
-    assert "protocol" in inbox.violations[0]
+    messages = Messages()
+    messages.feed(
+        Result(outcome=OK).model_dump_json().replace('"protocol":1', '"protocol":2').encode() + b"\n"
+    )
+    assert messages.answer is None
+    assert "protocol" in messages.violations[0]
 
 
 def test_a_message_may_arrive_in_pieces_and_a_cut_one_is_none() -> None:
     heard: list[Progress] = []
-    inbox = Inbox(heard.append)
+    messages = Messages(heard.append)
     text = BACKWARD.model_dump_json().encode() + b"\n"
     for at in range(len(text)):
-        inbox.feed(text[at : at + 1])
+        messages.feed(text[at : at + 1])
     assert heard == [BACKWARD]
-    inbox.feed(text[:-1])
-    inbox.close()
+    messages.feed(text[:-1])
+    messages.close()
     assert heard == [BACKWARD]
-    assert "cut off" in inbox.violations[0]
+    assert "cut off" in messages.violations[0]

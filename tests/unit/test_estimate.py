@@ -19,7 +19,7 @@ from autotune.devices.hardware import find_hardware
 from autotune.errors import InputError
 from autotune.estimation.curve import curve
 from autotune.estimation.plot import check_picture, draw
-from autotune.estimation.request import Question, estimate
+from autotune.estimation.request import EstimateRequest, estimate
 from autotune.estimation.tables import accumulated, estimates_document, print_estimates
 from autotune.tracing.client import Trace
 from autotune.units import GIB, MIB
@@ -49,7 +49,7 @@ class MadeTracer:
 
 def ask(tracer=None, **options):
     return estimate(
-        Question.gather({"model": "tiny-gpt2", "gpu": "a100-40gb", **options}, Path.cwd()),
+        EstimateRequest.gather({"model": "tiny-gpt2", "gpu": "a100-40gb", **options}, Path.cwd()),
         tracer or MadeTracer(),
         Path.cwd(),
     )
@@ -316,7 +316,7 @@ def test_ranks_that_share_a_model_are_not_sharded_unless_there_are_more():
 
 
 def test_the_largest_micro_batch_is_found_with_few_simulations(monkeypatch):
-    from autotune.memory.predictor import Ground, Predictor
+    from autotune.memory.predictor import DeviceOverhead, Predictor
     from autotune.timeline.timeline import Timeline
 
     simulated = []
@@ -325,7 +325,7 @@ def test_the_largest_micro_batch_is_found_with_few_simulations(monkeypatch):
         Timeline, "usage", lambda *rest, **named: simulated.append(rest[1]) or usage(*rest, **named)
     )
     made = timeline(Arithmetic(0, 100 * MIB, 200 * MIB, 40 * MIB), Candidate())
-    predictor = Predictor({}, Ground.measured("cuda", 0, 8 * MIB)).with_timeline(Candidate(), made)
+    predictor = Predictor({}, DeviceOverhead.measured("cuda", 0, 8 * MIB)).with_timeline(Candidate(), made)
     for usable in range(1024 * MIB, 9000 * MIB, 500 * MIB):
         simulated.clear()
         largest = predictor.largest(Candidate(), usable, 4096)
@@ -347,5 +347,5 @@ def test_an_option_for_an_axis_names_every_value_of_it(command):
 
 def test_a_command_line_may_say_flash_and_off():
     given = {"model": "tiny-gpt2", "attention": "flash", "compile": "off", "axis": ["loss=chunked"]}
-    asked = Question.gather(given, Path.cwd())
+    asked = EstimateRequest.gather(given, Path.cwd())
     assert asked.candidate == {"attention": "flash_attention_2", "compile": "none", "loss": "chunked"}

@@ -27,12 +27,12 @@ def bench(folder: Path, *options: str) -> list[dict]:
 
 
 def test_a_tuner_killed_at_a_line_and_one_killed_with_its_guard_end_in_the_same_winner(tmp_path):
-    rows = bench(tmp_path, "--only", "lines", "guards", "--named", "KILL", "line 4 ")
+    rows = bench(tmp_path, "--only", "lines", "supervisors", "--named", "KILL", "line 4 ")
     assert [row["fault"] for row in rows] == [
         f"SIGKILL after line 4 ({rows[0]['fault'].split('(')[1].split(')')[0]}){twice}"
         for twice in ("", ", twice")
     ]
-    (row,) = bench(tmp_path, "--only", "guards", "--named", "guard and tuner killed in train")
+    (row,) = bench(tmp_path, "--only", "supervisors", "--named", "supervisor and tuner killed in train")
     assert row["executor"] == "processes"
     assert row["misses"] == []
     assert row["seconds"] > 0

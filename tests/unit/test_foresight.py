@@ -6,7 +6,7 @@ from autotune.candidate import Candidate
 from autotune.devices.device import DeviceFacts
 from autotune.outcome import Ok, Sample
 from autotune.run.events import Inspected
-from autotune.run.predictions import Foresight
+from autotune.run.predictions import Predictions
 from autotune.search.strategy import Scope
 from autotune.specs import DeviceSpec, Goal, ModelSpec, RunSpec
 from autotune.trial import Trial
@@ -18,7 +18,7 @@ from tests.unit.test_simulated import Traces, answer, timeline
 CANDIDATE = Candidate(micro_batch=2)
 
 
-def foresight(tmp_path, hardware="a100-sxm-80gb"):
+def predictions(tmp_path, hardware="a100-sxm-80gb"):
     spec = RunSpec(
         model=ModelSpec(name="made", source="config", config={}), device=DeviceSpec(kind="cuda"),
         goal=Goal(target="200", seq_len=100), space={},
@@ -28,7 +28,7 @@ def foresight(tmp_path, hardware="a100-sxm-80gb"):
         kind="cuda", name="A100", torch_name="cuda:0", budget=79 * GIB, total=80 * GIB, hardware=hardware,
         supports_bf16=True,
     )  # fmt: skip
-    made = Foresight(Traces(timeline()), facts, inspected, Scope.of(spec, inspected), tmp_path)
+    made = Predictions(Traces(timeline()), facts, inspected, Scope.of(spec, inspected), tmp_path)
     made.learn(request(family("gpt2"), tmp_path, micro_batch=2), 60)
     return made
 
@@ -48,7 +48,7 @@ def trial(prediction, factor):
 
 
 def test_times_are_predicted_and_corrected_by_the_probes_so_far(tmp_path):
-    known = foresight(tmp_path)
+    known = predictions(tmp_path)
     before = known.predict(CANDIDATE, ())
     first = trial(before, 1.5)
     assert first.time_error() == pytest.approx(1 / 1.5 - 1)
@@ -62,7 +62,7 @@ def test_times_are_predicted_and_corrected_by_the_probes_so_far(tmp_path):
 
 
 def test_without_data_of_the_hardware_memory_alone_is_predicted(tmp_path):
-    prediction = foresight(tmp_path, hardware=None).predict(CANDIDATE, ())
+    prediction = predictions(tmp_path, hardware=None).predict(CANDIDATE, ())
     assert prediction.peak > 0
     assert prediction.timing is None
     assert trial(prediction, 1.0).time_error() is None

@@ -12,7 +12,7 @@ from autotune.candidate import Candidate
 from autotune.devices.cpu import CpuDevice
 from autotune.executors.ranks import RanksExecutor
 from autotune.outcome import Crash, Timeout
-from autotune.probe.exit import Ending, Report
+from autotune.probe.exit import Exit, Report
 from autotune.probe.protocol import ProbeRequest, Progress, Result
 from autotune.specs import ModelSpec
 from autotune.units import GIB
@@ -37,13 +37,13 @@ class Launches:
             os.read(cancel, 1)  # returns at the end of file: the order to stop
             self.ended.set()
             report = Report(
-                ending=Ending(signal=9, stopped=True, since=time.monotonic(), seconds=1),
+                ending=Exit(signal=9, stopped=True, since=time.monotonic(), seconds=1),
                 progress=Progress(phase="forward", step=1), seconds=1,
             )  # fmt: skip
         else:
             assert self.ended.wait(60)
             report = Report(
-                answer=Result(outcome=GONE, since=time.monotonic()), ending=Ending(exit_code=0, seconds=1), seconds=1,
+                answer=Result(outcome=GONE, since=time.monotonic()), ending=Exit(exit_code=0, seconds=1), seconds=1,
             )  # fmt: skip
         if rank == self.heard_first:
             self.heard.set()
@@ -63,4 +63,4 @@ def test_a_rank_that_hangs_is_a_timeout_whoever_is_ended_or_heard_first(tmp_path
     )  # fmt: skip
     finding = executor.run(request, tmp_path, timeout=0.2)
     assert finding.answer == Timeout(phase="forward", seconds=1)
-    assert min(launches.timeouts) > 0.2, "the guards' own deadlines come after the group's"
+    assert min(launches.timeouts) > 0.2, "the supervisors' own deadlines come after the group's"

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.candidate import Candidate
 from autotune.errors import NothingTrained, ProbeError
-from autotune.executors.executor import Finding
+from autotune.executors.executor import ProbeResult
 from autotune.interruption import Interruption
 from autotune.outcome import Lost
 from autotune.run.best import Best
@@ -117,8 +117,8 @@ def test_an_interruption_of_each_kind_of_work_is_journaled(tmp_path, undisturbed
     [
         (OSError(28, "No space left on device"), "disk full"),
         (
-            ProbeError("the probe's guard cannot be started"),
-            "ProbeError: the probe's guard cannot be started",
+            ProbeError("the probe's supervisor cannot be started"),
+            "ProbeError: the probe's supervisor cannot be started",
         ),
     ],
 )
@@ -148,11 +148,11 @@ class Losing(ArithmeticExecutor):
         self._lost = kind, candidate
         self._times = times
 
-    def run(self, request, folder, **rest) -> Finding:
+    def run(self, request, folder, **rest) -> ProbeResult:
         finding = super().run(request, folder, **rest)
         if (request.kind, request.candidate) == self._lost and self._times > 0:
             self._times -= 1
-            return Finding(LOST, 0, 1.0)
+            return ProbeResult(LOST, 0, 1.0)
         return finding
 
 
@@ -188,7 +188,7 @@ def test_a_rung_that_remains_unknown_does_not_end_the_walk(tmp_path):
         def run(self, request, folder, **rest):
             finding = super().run(request, folder, **rest)
             lost = request.kind == "train" and request.candidate.checkpointing == "none"
-            return Finding(LOST, 0, 1.0) if lost and request.candidate.micro_batch < 3 else finding
+            return ProbeResult(LOST, 0, 1.0) if lost and request.candidate.micro_batch < 3 else finding
 
     best = tune(SPEC, paths, LosingAll(Arithmetic(budget=1000)))
     record = read_record(paths.journal)
@@ -225,7 +225,7 @@ def test_nothing_is_said_not_to_fit_that_was_lost(tmp_path):
     class LosingEverything(ArithmeticExecutor):
         def run(self, request, folder, **rest):
             finding = super().run(request, folder, **rest)
-            return finding if request.kind == "inspect" else Finding(LOST, 0, 1.0)
+            return finding if request.kind == "inspect" else ProbeResult(LOST, 0, 1.0)
 
     paths = create_run(SPEC, tmp_path)
     with pytest.raises(NothingTrained, match="--retry-lost"):

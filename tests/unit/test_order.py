@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from autotune.candidate import Candidate
 from autotune.errors import AutotuneError, InputError, JournalError
-from autotune.executors.executor import Finding
+from autotune.executors.executor import ProbeResult
 from autotune.interruption import Interruption
 from autotune.outcome import Lost
 from autotune.run.best import Best
@@ -41,10 +41,10 @@ class Losing(ArithmeticExecutor):
         super().__init__(device)
         self._lost = lost
 
-    def run(self, request, folder, **rest) -> Finding:
+    def run(self, request, folder, **rest) -> ProbeResult:
         finding = super().run(request, folder, **rest)
         if len(self.launched) in self._lost and request.kind != "inspect":
-            return Finding(Lost(cause="worker", phase="forward", message="ended by SIGKILL"), 0, 1.0)
+            return ProbeResult(Lost(cause="worker", phase="forward", message="ended by SIGKILL"), 0, 1.0)
         return finding
 
 

@@ -20,7 +20,7 @@ from autotune.run.folder import create_run, load_spec
 from autotune.run.journal import Journal, read_record
 from autotune.run.loop import tune
 from autotune.run.paths import RunPaths
-from autotune.run.preflight import Admission
+from autotune.run.preflight import Preflight
 from autotune.run.proof import proof_request
 from autotune.search.drift import FLOOR
 from autotune.specs import DeviceSpec, Goal, Limits, ModelSpec, RunSpec
@@ -58,7 +58,7 @@ def test_a_run_ends_with_a_proven_winner_and_its_file(tmp_path):
     assert best.accumulation.equation() == "6,600 = 1,100 x 1 x 6"
     record = read_record(paths.journal)
     assert record.decided.winner == next(t.number for t in record.history if t.candidate == best.candidate)
-    assert not paths.contender.exists()
+    assert not paths.finalist.exists()
 
 
 def test_every_launch_is_journaled_before_it_happens(tmp_path):
@@ -366,7 +366,7 @@ def test_a_model_that_the_machine_cannot_hold_while_it_is_built_is_refused_befor
     sharded = Candidate(sharding="fsdp2")
     for room, fits in ((20, True), (19, False)):  # of each rank, for 40 bytes of parameters
         executor = ArithmeticExecutor(Arithmetic(budget=300), room=room)
-        reason = Admission(spec, load_space("everything"), executor, tmp_path).refusal(sharded, 1, FACTS)
+        reason = Preflight(spec, load_space("everything"), executor, tmp_path).refusal(sharded, 1, FACTS)
         assert fits or "building the model takes 40 B of the disk" in reason
         assert not fits or reason is None
 

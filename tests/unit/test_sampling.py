@@ -4,7 +4,7 @@ import pytest
 
 from autotune.worker.measuring.prove import steps_that_fit
 from autotune.worker.measuring.statistics import narrow, step_seconds, summarize, timing
-from autotune.worker.measuring.steps import Parts
+from autotune.worker.measuring.steps import StepTimes
 
 
 def test_the_interval_is_students():
@@ -18,7 +18,7 @@ def test_the_interval_is_students():
 
 def test_one_value_has_no_interval():
     assert summarize([1.0]).half_width is None
-    assert not narrow([Parts(1.0, 1.0, 1.0)], accumulation_steps=1)
+    assert not narrow([StepTimes(1.0, 1.0, 1.0)], accumulation_steps=1)
 
 
 def test_many_values_have_the_interval_of_31():
@@ -39,23 +39,23 @@ def test_one_slow_step_in_five_is_left_out_of_the_mean_and_widens_its_interval_l
 
 
 def test_step_times_are_kept_in_order_and_of_many_their_means():
-    few = [Parts(1.0, 2.0, 0.5), Parts(None, 2.0, 0.5)]
+    few = [StepTimes(1.0, 2.0, 0.5), StepTimes(None, 2.0, 0.5)]
     assert step_seconds(few, micro_steps=3) == (4.5, 2.5)
-    many = step_seconds([Parts(None, float(number), 0.0) for number in range(100)], micro_steps=1)
+    many = step_seconds([StepTimes(None, float(number), 0.0) for number in range(100)], micro_steps=1)
     assert len(many) == 25
     assert many[0] == pytest.approx(1.5)
     assert many[-1] == pytest.approx(97.5)
 
 
 def test_without_accumulation_the_last_micro_step_stands_for_all():
-    known = timing([Parts(None, 2.0, 1.0), Parts(None, 4.0, 1.0)])
+    known = timing([StepTimes(None, 2.0, 1.0), StepTimes(None, 4.0, 1.0)])
     assert known.micro_step == known.last_micro_step
     assert known.global_step(1) == 4.0
 
 
 def test_narrow_is_judged_by_the_whole_global_step():
     # The optimizer's time varies by half; beside a thousand steady micro-steps that does not matter.
-    samples = [Parts(1.0, 1.0, 0.5), Parts(1.0, 1.0, 1.0), Parts(1.0, 1.0, 1.5)]
+    samples = [StepTimes(1.0, 1.0, 0.5), StepTimes(1.0, 1.0, 1.0), StepTimes(1.0, 1.0, 1.5)]
     assert not narrow(samples, accumulation_steps=2)
     assert narrow(samples, accumulation_steps=1000)
 
@@ -65,4 +65,4 @@ def test_narrow_is_judged_by_the_whole_global_step():
     [(8, 1000.0, 8), (100, 33.0, 10), (100, 1.0, 2), (100, -5.0, 2), (1, 0.1, 1)],
 )
 def test_a_proof_cuts_global_steps_to_what_fits_three_times(accumulation_steps, seconds, expected):
-    assert steps_that_fit(accumulation_steps, seconds, Parts(1.0, 1.0, 1.0)) == expected
+    assert steps_that_fit(accumulation_steps, seconds, StepTimes(1.0, 1.0, 1.0)) == expected

@@ -11,7 +11,7 @@ from autotune.executors.simulated import SimulatedExecutor
 from autotune.memory.predictor import CUDA_CONTEXT, NCCL_BUFFERS
 from autotune.options import load_space
 from autotune.outcome import Crash, Ok, Oom, Unsupported
-from autotune.probe.exit import Ending, Report
+from autotune.probe.exit import Exit, Report
 from autotune.probe.protocol import Inspection, Result
 from autotune.reporting import document as report
 from autotune.reporting.tables import not_measured
@@ -69,7 +69,7 @@ def inspecting(request, place, **options):
     """Stand for the worker that inspects."""
     assert request.device == "cpu"
     assert options["environment"]["CUDA_VISIBLE_DEVICES"] == ""
-    return Report(answer=Inspection(facts=FACTS), ending=Ending(exit_code=0, seconds=1), seconds=1.0)
+    return Report(answer=Inspection(facts=FACTS), ending=Exit(exit_code=0, seconds=1), seconds=1.0)
 
 
 def executor(tracer, gpu="a100-80gb", launcher=inspecting):
@@ -161,7 +161,7 @@ def test_an_inspection_that_fails_keeps_its_verdict(tmp_path):
     crash = Crash(reason="exception", phase="build", message="no")
 
     def failing(request, place, **options):
-        return Report(answer=Result(outcome=crash), ending=Ending(exit_code=0, seconds=1), seconds=1.0)
+        return Report(answer=Result(outcome=crash), ending=Exit(exit_code=0, seconds=1), seconds=1.0)
 
     chosen = executor(Traces(timeline()), launcher=failing)
     probe = request(family("gpt2"), tmp_path).model_copy(update={"kind": "inspect"})

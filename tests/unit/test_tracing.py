@@ -10,8 +10,8 @@ import pytest
 
 from autotune.candidate import Candidate
 from autotune.outcome import Crash, Unsupported
-from autotune.probe.exit import Ending, Report
-from autotune.probe.protocol import Result, Traced, TracedRung
+from autotune.probe.exit import Exit, Report
+from autotune.probe.protocol import Result, TraceAnswer, TracedRung
 from autotune.techniques import support
 from autotune.timeline.step_events import Segment, Slots
 from autotune.timeline.timeline import Timeline
@@ -41,7 +41,7 @@ class Launch:
         if self.answer is not TRACED:
             return self.answer
         names = (request.candidate, *request.also)
-        return Traced(rungs=[TracedRung(candidate=name, file="timeline.json") for name in names])
+        return TraceAnswer(rungs=[TracedRung(candidate=name, file="timeline.json") for name in names])
 
     def __call__(self, request, folder, **options):
         self.launched.append((request, options))
@@ -49,7 +49,7 @@ class Launch:
         if self.text is not None:
             (folder.scratch / "timeline.json").write_text(self.text)
         return Report(
-            answer=self.said(request), ending=self.ending or Ending(exit_code=0, seconds=1), seconds=1.5
+            answer=self.said(request), ending=self.ending or Exit(exit_code=0, seconds=1), seconds=1.5
         )
 
 
@@ -172,7 +172,7 @@ def test_the_cache_keeps_the_newest(traced, tmp_path, monkeypatch):
     [
         (Launch(Result(outcome=Unsupported(reason="operator x needs values"))), "operator x needs values"),
         (Launch(Result(outcome=Crash(reason="exception", phase="forward", message="no"))), "tracing failed: no"),
-        (Launch(None, ending=Ending(timed_out=True, signal=9, seconds=60)), "tracing ended with Timeout"),
+        (Launch(None, ending=Exit(timed_out=True, signal=9, seconds=60)), "tracing ended with Timeout"),
         (Launch(TRACED), "the trace cannot be read"),
         (Launch(TRACED, "{}"), "the trace cannot be read"),
     ],
@@ -212,7 +212,7 @@ def test_a_real_worker_traces_a_tiny_model_and_says_what_it_cannot(tmp_path):
 
 
 def test_a_trace_that_something_outside_ended_is_made_again_and_at_last_unknown(tmp_path):
-    killed = Launch(None, ending=Ending(signal=signal.SIGKILL, oom_kills=0, seconds=1))
+    killed = Launch(None, ending=Exit(signal=signal.SIGKILL, oom_kills=0, seconds=1))
     probe = request(family("gpt2"), tmp_path)
     trace = LocalTracer(TraceCache(tmp_path / "cache"), killed).trace(probe, tmp_path / "probe", timeout=1.0)
     assert len(killed.launched) == 3

@@ -28,7 +28,7 @@ LAYERS = [
     ),
     ("machine", ["environment", "interruption", "support", "journal", "scratch", "tracing", "trace_cache",
                  "import_closure", "devices", "probe", "executors", "models", "emission", "train"]),
-    ("loop", ["admission", "runs", "watch", "foresight", "proving", "run", "estimation", "options", "verification",
+    ("loop", ["preflight", "runs", "watch", "predictions", "proving", "run", "estimation", "options", "verification",
               "diagnosis", "report", "api"]),
     ("command line", ["console", "terminal", "cli", "__main__"]),
 ]  # fmt: skip

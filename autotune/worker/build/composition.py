@@ -32,7 +32,7 @@ from autotune.worker.techniques.precision import (
     math_dtype,
 )
 from autotune.worker.errors import CannotRun
-from autotune.worker.techniques.offload_store import resting_place
+from autotune.worker.techniques.offload_store import offload_store
 from autotune.worker.techniques.loss_scaling import ScaledOptimizer
 from autotune.worker.data.packing import check_packing
 from autotune.worker.data.synthetic import feed, is_traced, rows_shorter, target_counter, text_symbols
@@ -51,7 +51,7 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
     device = torch.device(request.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # streams and sharding work on the current device
-    draft = Draft(request, device, resting_place(request.candidate, request.folder, device, files))
+    draft = Draft(request, device, offload_store(request.candidate, request.folder, device, files))
     try:
         for apply in TECHNIQUES:
             apply(draft)
@@ -269,7 +269,7 @@ def make_optimizer(request: ProbeRequest, training: Training) -> StepOptimizer:
 
     Raises CannotRun where its library is not installed.
     """
-    place = resting_place(request.candidate, request.folder, training.device)
+    place = offload_store(request.candidate, request.folder, training.device)
     return optimizer_of(request.candidate, training.model, training.device, place)
 
 

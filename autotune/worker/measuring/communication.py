@@ -17,7 +17,7 @@ from torch.autograd.profiler import profile
 from autotune.outcome import Communication
 from autotune.probe.protocol import ProbeRequest
 from autotune.worker.measuring.gloo_collectives import Collectives, Spans
-from autotune.worker.measuring.steps import Parts, Stepper
+from autotune.worker.measuring.steps import Stepper, StepTimes
 
 ROOM = {"cpu": 8 * 2**20, "cuda": 512 * 2**20}
 """Bytes that must be free to look: it must not refuse a candidate that fits. On the CPU that is what Python notes; on
@@ -44,14 +44,14 @@ def listen(request: ProbeRequest, stepper: Stepper, micro_steps: int) -> Communi
         return None
 
 
-def _on_gloo(stepper: Stepper, micro_steps: int) -> tuple[Spans, int, Parts]:
+def _on_gloo(stepper: Stepper, micro_steps: int) -> tuple[Spans, int, StepTimes]:
     """Return the spans of a step's collectives, when it began on their clock, and its parts."""
     with Collectives() as seen:
         parts = stepper.step(micro_steps)
     return seen.spans(), int(1e9 * parts.began), parts
 
 
-def _on_gpu(stepper: Stepper, micro_steps: int) -> tuple[Spans, int, Parts]:
+def _on_gpu(stepper: Stepper, micro_steps: int) -> tuple[Spans, int, StepTimes]:
     """As for gloo, in nanoseconds since the epoch."""
     with profile(use_kineto=True, use_device="cuda") as seen:
         parts = stepper.step(micro_steps)
@@ -75,7 +75,7 @@ def _taken(request: ProbeRequest, stepper: Stepper) -> int:
 
 
 def in_parts(
-    spans: Iterable[tuple[int, int]], began: int, parts: Parts, micro_steps: int
+    spans: Iterable[tuple[int, int]], began: int, parts: StepTimes, micro_steps: int
 ) -> Communication | None:
     """Share spans out to the parts of a step that began then; None where there are none.
 

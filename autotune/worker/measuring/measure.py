@@ -20,7 +20,7 @@ from autotune.worker.measuring.memory_breakdown import (
 )
 from autotune.worker.measuring.phases import Phases
 from autotune.worker.measuring.statistics import TRIMMED, narrow, step_seconds, timing
-from autotune.worker.measuring.steps import MICRO_STEPS, Parts, Stepper
+from autotune.worker.measuring.steps import MICRO_STEPS, Stepper, StepTimes
 from autotune.worker.training import Training
 
 MINIMUM = 3
@@ -49,7 +49,7 @@ def measure(request: ProbeRequest, training: Training, phases: Phases, warmed_up
 
 def warm_up(
     stepper: Stepper, micro_steps: int, first: int, observer: Observer, compiled: bool = False
-) -> Parts:
+) -> StepTimes:
     """Run the first optimizer step, of `first` micro-steps: it creates the optimizer's state.
 
     Batches are the largest of a user's dataset, so that memory is known whatever batches follow.
@@ -97,10 +97,10 @@ def sample(
     minimum: int,
     deadline: float,
     observer: Observer,
-) -> list[Parts]:
+) -> list[StepTimes]:
     """Run measured steps until their time is known well enough, there are enough, or the deadline passed."""
     phases = stepper.phases
-    samples: list[Parts] = []
+    samples: list[StepTimes] = []
 
     def enough() -> bool:
         known = (
@@ -126,7 +126,11 @@ def trimmed(stepper: Stepper) -> float:
 
 
 def report(
-    request: ProbeRequest, stepper: Stepper, samples: Sequence[Parts], micro_steps: int, observer: Observer
+    request: ProbeRequest,
+    stepper: Stepper,
+    samples: Sequence[StepTimes],
+    micro_steps: int,
+    observer: Observer,
 ) -> Ok:
     """Put together what was measured.
 

@@ -19,7 +19,7 @@ from autotune.worker.measuring.evaluation import forward_only, largest_evaluatio
 from autotune.worker.measuring.measure import forget_compiler, report, warm_up
 from autotune.worker.measuring.memory_breakdown import Observer, local
 from autotune.worker.measuring.phases import Phases
-from autotune.worker.measuring.steps import MICRO_STEPS, Parts, Stepper
+from autotune.worker.measuring.steps import MICRO_STEPS, Stepper, StepTimes
 from autotune.worker.measuring.stress import TIME_SHARE, run, stresses
 from autotune.worker.measuring.verdict import DISK_FULL as FULL
 from autotune.worker.training import Training
@@ -88,10 +88,10 @@ def prove(request: ProbeRequest, training: Training, phases: Phases, warmed_up: 
     )
 
 
-def _train(stepper: Stepper, micro_steps: int, deadline: float, observer: Observer) -> list[Parts]:
+def _train(stepper: Stepper, micro_steps: int, deadline: float, observer: Observer) -> list[StepTimes]:
     """Run global steps until the deadline (of `time.perf_counter`), three at least, looking closely at the first."""
     phases = stepper.phases
-    samples: list[Parts] = []
+    samples: list[StepTimes] = []
     while len(samples) < WHOLE_STEPS or not stepper.training.ranks.largest(time.perf_counter() >= deadline):
         if not samples and phases.close_look:
             phases.on_end = observer.look
@@ -107,7 +107,7 @@ def thinned(losses: Sequence[float]) -> tuple[float, ...]:
     return tuple(losses[round(place * (len(losses) - 1) / (LOSSES_KEPT - 1))] for place in range(LOSSES_KEPT))
 
 
-def steps_that_fit(accumulation_steps: int, seconds: float, parts: Parts) -> int:
+def steps_that_fit(accumulation_steps: int, seconds: float, parts: StepTimes) -> int:
     """Return how many micro-steps a global step may have so that three fit in `seconds`; at least two, or
     all.
     """

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from autotune.outcome import Sample, StepTiming
 from autotune.student import quantile
-from autotune.worker.measuring.steps import Parts
+from autotune.worker.measuring.steps import StepTimes
 
 ENOUGH = 0.03
 """Half-width of the 95% interval, as a share of the mean, at which sampling stops."""
@@ -36,7 +36,7 @@ def summarize(values: Sequence[float], trimmed: float = 0.0) -> Sample:
     return Sample(mean=statistics.fmean(kept), half_width=quantile(len(kept) - 1) * error, count=count)
 
 
-def timing(samples: Sequence[Parts], trimmed: float = 0.0) -> StepTiming:
+def timing(samples: Sequence[StepTimes], trimmed: float = 0.0) -> StepTiming:
     """Return the parts of a global step from repeated measurements, all of the same number of micro-steps.
 
     Where the last micro-step is the only one, it stands for the others too. `trimmed` is for steps that all do the same
@@ -52,7 +52,7 @@ def timing(samples: Sequence[Parts], trimmed: float = 0.0) -> StepTiming:
     )
 
 
-def step_seconds(samples: Sequence[Parts], micro_steps: int) -> tuple[float, ...]:
+def step_seconds(samples: Sequence[StepTimes], micro_steps: int) -> tuple[float, ...]:
     """Return the seconds of each step, in order; of more than KEPT, means of as many steps each."""
     seconds = [
         (micro_steps - 1) * (parts.micro_steps or 0.0) + parts.last_micro_step + parts.optimizer_step
@@ -63,7 +63,7 @@ def step_seconds(samples: Sequence[Parts], micro_steps: int) -> tuple[float, ...
     return tuple(statistics.fmean(seconds[at : at + together]) for at in range(0, whole, together))
 
 
-def narrow(samples: Sequence[Parts], accumulation_steps: int, trimmed: float = 0.0) -> bool:
+def narrow(samples: Sequence[StepTimes], accumulation_steps: int, trimmed: float = 0.0) -> bool:
     """Return whether the time of a whole global step is known well enough."""
     if len(samples) < 2:
         return False

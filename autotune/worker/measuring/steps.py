@@ -28,7 +28,7 @@ class NotFinite(ArithmeticError):
 
 
 @dataclass(frozen=True)
-class Parts:
+class StepTimes:
     """Seconds of the parts of one global step."""
 
     micro_steps: float | None
@@ -59,7 +59,7 @@ class Stepper:
         """Those that were seen in the first step."""
         self._waited = 0.0
 
-    def step(self, micro_steps: int) -> Parts:
+    def step(self, micro_steps: int) -> StepTimes:
         """Run one global step and return the seconds of its parts.
 
         The clock is read, after waiting for the device, at the boundaries of the parts alone, so that the
@@ -96,7 +96,7 @@ class Stepper:
             phases.phase = "backward"
             raise NotFinite("gradient")
         phases.pause()
-        return Parts(
+        return StepTimes(
             micro_steps=(middle - began) / (micro_steps - 1) if micro_steps > 1 else None,
             last_micro_step=after_backward - middle,
             optimizer_step=end - after_backward,

@@ -1,4 +1,4 @@
-"""Parts of a model that torch computes in several operators, where one that keeps less would do."""
+"""StepTimes of a model that torch computes in several operators, where one that keeps less would do."""
 
 from __future__ import annotations
 

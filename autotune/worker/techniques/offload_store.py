@@ -167,7 +167,7 @@ def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
     return parts
 
 
-def resting_place(
+def offload_store(
     candidate: Candidate, folder: str, device: torch.device, files: bool | None = None
 ) -> MappedFiles | Rest:
     """Return where a candidate's offload keeps its tensors: files in `folder` to use in place, or what copies.
@@ -176,5 +176,5 @@ def resting_place(
     """
     if device.type == "cpu" if files is None else files:
         return MappedFiles(folder)
-    to_disk = candidate.rests_on("cuda") == "disk"
+    to_disk = candidate.offload_place("cuda") == "disk"
     return DiskRest(MappedFiles(folder), device) if to_disk else HostRest(device)

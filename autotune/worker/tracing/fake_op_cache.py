@@ -52,7 +52,7 @@ class _Constant(NamedTuple):
 _Output = _New | _View | _Argument | _Constant
 
 
-class Outcome(NamedTuple):
+class OpResult(NamedTuple):
     """What a remembered call returns."""
 
     container: type | None
@@ -71,7 +71,7 @@ class Shapes:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
-        self._outcomes: dict[Any, Outcome] = {}
+        self._outcomes: dict[Any, OpResult] = {}
         self._changing: dict[Any, bool] = {}
 
     def key(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:
@@ -95,11 +95,11 @@ class Shapes:
             return None
         return func, described
 
-    def find(self, key: Any) -> Outcome | None:
+    def find(self, key: Any) -> OpResult | None:
         """Return the outcome of a remembered call."""
         return self._outcomes.get(key)
 
-    def replay(self, outcome: Outcome, args: tuple[Any, ...]) -> Any:
+    def replay(self, outcome: OpResult, args: tuple[Any, ...]) -> Any:
         """Return what the call did before, as new tensors."""
         if outcome.container is None:
             return self._made(outcome.outputs[0], args)
@@ -112,7 +112,7 @@ class Shapes:
             return
         outputs = [_output(value, args) for value in (result if container else (result,))]
         if all(output is not None for output in outputs):
-            self._outcomes[key] = Outcome(
+            self._outcomes[key] = OpResult(
                 container, tuple(output for output in outputs if output is not None), work
             )
 
