@@ -1,11 +1,16 @@
-"""A trial: one probe that was asked for, with what it came to. The history of a run is a tuple of trials."""
+"""A trial: one probe that was asked for, with what it came to; and what its proof showed. A run's history is a tuple."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from autotune.candidate import Candidate
 from autotune.outcome import Ok, Outcome
 from autotune.prediction import Prediction
 from autotune.validation import Frozen
+
+TRIES = 3
+"""Times that a probe or a proof is tried which something outside ends; then it is recorded as lost."""
 
 
 class Trial(Frozen):
@@ -33,6 +38,20 @@ class Trial(Frozen):
         if self.prediction is None or self.prediction.timing is None or not isinstance(self.outcome, Ok):
             return None
         return self.prediction.timing.last_micro_step.mean / self.outcome.timing.last_micro_step.mean - 1
+
+
+class ProofFinished(Frozen):
+    """What the relaunch showed."""
+
+    type: Literal["proof_finished"] = "proof_finished"
+    number: int
+    outcome: Outcome
+    passed: bool
+    why: str
+    """One sentence: what held, or which check failed."""
+    failed: tuple[str, ...] = ()
+    """Names of the checks that failed; empty where the relaunch did not even train."""
+    seconds: float
 
 
 History = tuple[Trial, ...]

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from autotune.candidate import Candidate
 from autotune.devices.hardware import lookup
+from autotune.memory.reserved import allocator_usage
 from autotune.models.resolve import resolve
 from autotune.probe.protocol import ProbeRequest
 from autotune.timeline.timeline import Timeline
@@ -68,7 +69,7 @@ def compare(path: Path, pool: Any) -> tuple[list[dict[str, Any]], dict[str, str]
         timeline = timelines[title]
         if timeline is None:
             continue
-        usage = timeline.usage(
+        usage = allocator_usage(timeline,
             row["micro_batch"], accumulating=ladder["accumulation_steps"] > 1,
             expandable_segments=rung.expandable_segments,
             blas_workspace=hardware.cublas_bytes() if hardware else 0,

@@ -23,6 +23,7 @@ from rich.table import Table
 
 from autotune.candidate import Candidate
 from autotune.memory.closed_form import Architecture, Setup, estimate
+from autotune.memory.reserved import allocator_usage
 from autotune.probe.protocol import ProbeRequest
 from autotune.specs import ModelSpec
 from autotune.timeline.timeline import Timeline
@@ -116,8 +117,11 @@ def traced(row: dict[str, str], pool: Any) -> dict[str, Any] | str:
     text = pool.apply(trace_published, (expressed, int(row["seq_len"]), int(row["world_size"])))
     if text.startswith("!"):
         return str(text[2:])
-    usage = Timeline.parse(text).usage(
-        int(row["micro_batch"]), expressed.keeps_gradients, blas_workspace=expressed.blas_workspace
+    usage = allocator_usage(
+        Timeline.parse(text),
+        int(row["micro_batch"]),
+        expressed.keeps_gradients,
+        blas_workspace=expressed.blas_workspace,
     )
     peak = usage.allocated_peak if expressed.published == "allocated" else usage.reserved_peak
     return {

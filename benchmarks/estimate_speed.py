@@ -42,6 +42,7 @@ def traced(model: str, seq_len: int, device: str) -> dict[str, Any]:
     import transformers  # noqa: F401 - part of the imports that are not timed
 
     from autotune.candidate import Candidate
+    from autotune.memory.reserved import allocator_usage
     from autotune.worker.tracing.trace import trace
     from benchmarks.memory_accuracy import model_spec, request
 
@@ -59,7 +60,7 @@ def traced(model: str, seq_len: int, device: str) -> dict[str, Any]:
         "events": len(timeline.program(4).events),
         "allocated_seconds": timed(lambda size: timeline.allocated(size)),
         "reserved_seconds": timed(
-            lambda size: timeline.usage(size, expandable_segments=True, blas_workspace=32 << 20)
+            lambda size: allocator_usage(timeline, size, expandable_segments=True, blas_workspace=32 << 20)
         ),
         "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }

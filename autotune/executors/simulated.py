@@ -17,6 +17,7 @@ from autotune.devices.simulated import SimulatedDevice
 from autotune.executors.executor import ProbeResult
 from autotune.memory.allocator import OutOfDeviceMemory
 from autotune.memory.predictor import CUDA_CONTEXT, DeviceOverhead, breakdown
+from autotune.memory.reserved import allocator_usage
 from autotune.outcome import Lost, Memory, Ok, Oom, Outcome, Phase, PhaseReport, Unsupported
 from autotune.probe.classify import classify
 from autotune.probe.folder import ProbeFolder
@@ -126,7 +127,7 @@ class SimulatedExecutor:
         ground = DeviceOverhead.measured("cuda", 0, self._device.hardware.cublas_bytes(), request.world_size)
         held = ground.held(candidate)
         try:
-            usage = timeline.usage(
+            usage = allocator_usage(timeline,
                 candidate.micro_batch, accumulating, candidate.expandable_segments,
                 split_limit=candidate.split_limit_bytes,
                 capacity=request.budget - held, blas_workspace=ground.blas_workspace,

@@ -31,10 +31,9 @@ from typing import NamedTuple
 
 from autotune.memory.pool import ADDRESS_SPACE, LARGE_SEGMENT, SMALL_SEGMENT, Block, Pool
 from autotune.outcome import Phase
+from autotune.timeline.step_events import CUDA_BLOCK
 from autotune.units import GIB, MIB
 
-MIN_BLOCK = 512
-"""Every block is a multiple of this (`kMinBlockSize`)."""
 SMALL_LIMIT = MIB
 """Largest rounded request that the small pool serves (`kSmallSize`)."""
 LARGE_LIMIT = 10 * MIB
@@ -109,7 +108,7 @@ class CachingAllocator:
 
     def allocate(self, size: int, stream: int = 0) -> Block:
         """Take `size` > 0 bytes and return a handle for `release`. Raises OutOfDeviceMemory."""
-        rounded = -(-size // MIN_BLOCK) * MIN_BLOCK
+        rounded = -(-size // CUDA_BLOCK) * CUDA_BLOCK
         key = (stream, rounded <= SMALL_LIMIT)
         pool = self._pools.get(key)
         if pool is None:
@@ -124,7 +123,7 @@ class CachingAllocator:
             raise OutOfDeviceMemory(size, self.allocated, self.reserved, self.capacity or 0)
         remaining = block.size - rounded
         if self.expandable or pool.small:
-            split = remaining >= MIN_BLOCK
+            split = remaining >= CUDA_BLOCK
         else:
             split = remaining > SMALL_LIMIT and (self.split_limit is None or rounded < self.split_limit)
         if split:

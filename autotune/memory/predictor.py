@@ -13,6 +13,7 @@ from typing import Literal
 
 from autotune.candidate import Candidate
 from autotune.memory.calibration import Calibration, Corrected, Observation, Prior
+from autotune.memory.reserved import allocator_usage
 from autotune.outcome import Breakdown, Ok, Oom, Phase
 from autotune.prediction import Prediction
 from autotune.timeline.step_events import CATEGORIES
@@ -254,7 +255,7 @@ class Predictor:
                 bytes_ = timeline.allocated(candidate.micro_batch, accumulating)
                 self._raw[candidate] = (bytes_, bytes_)
             else:
-                usage = timeline.usage(
+                usage = allocator_usage(timeline,
                     candidate.micro_batch, accumulating, candidate.expandable_segments,
                     split_limit=candidate.split_limit_bytes,
                     blas_workspace=self.ground.blas_workspace,

@@ -25,11 +25,12 @@ from autotune.run.folder import load_spec
 from autotune.run.journal import holder, read_record
 from autotune.run.paths import RunPaths
 from autotune.run.proof import after_proofs
+from autotune.run.under_way import under_way
 from autotune.search.drift import drift_of
 from autotune.search.selection import score
 from autotune.search.space import Space
 from autotune.search.strategy import Scope
-from autotune.search.wording import skipped, under_way, verdict
+from autotune.search.wording import skipped, verdict
 from autotune.specs import RunSpec
 from autotune.trial import Trial
 
@@ -181,7 +182,7 @@ def _state(paths: RunPaths, record: Record) -> dict[str, Any]:
 
 def _scope(spec: RunSpec, record: Record) -> Scope | None:
     """Return what bounds the search; None before the model is known."""
-    return Scope.of(spec, record.inspection) if record.inspection else None
+    return Scope.of(spec, record.inspection.facts, record.inspection.budget) if record.inspection else None
 
 
 def _winner(paths: RunPaths, record: Record) -> Best | None:

@@ -14,13 +14,13 @@ from autotune.candidate import Candidate
 from autotune.outcome import Lost
 from autotune.probe.protocol import Progress
 from autotune.reporting.tables import not_measured, trial_line, trial_table
-from autotune.run.events import ProofFinished, RungTraced
+from autotune.run.events import RungTraced
 from autotune.search.selection import Score
 from autotune.search.space import Space
 from autotune.search.strategy import Done, Scope, Skip, Try
 from autotune.search.wording import PHASES, skipped
 from autotune.specs import ModelFacts, RunSpec
-from autotune.trial import History, Trial
+from autotune.trial import History, ProofFinished, Trial
 from autotune.units import format_bytes, format_count, format_counted, format_duration
 
 

@@ -12,12 +12,12 @@ from rich.text import Text
 from autotune.outcome import Drift, Ok
 from autotune.reporting.columns import Cell, Column, FittingTable
 from autotune.run.best import Best
-from autotune.run.events import Step
 from autotune.run.failure import holes
+from autotune.search.path import Step
 from autotune.search.selection import score
 from autotune.search.space import Space
 from autotune.search.strategy import Scope
-from autotune.search.wording import choice, detail, rejected, verdict
+from autotune.search.wording import REASONS, SHOWN, detail, rejected, verdict
 from autotune.specs import DeviceSpec
 from autotune.trial import History, Trial
 from autotune.units import format_bytes, format_count, format_duration
@@ -274,3 +274,17 @@ def _bar(trial: Trial, scope: Scope) -> Text:
     full = round(min(1.0, peak / scope.budget) * _BAR)
     bar = Text("━" * full, style="green" if peak <= scope.usable else "yellow")
     return bar.append("━" * (_BAR - full), style="bright_black")
+
+
+def choice(best: Best) -> str:
+    """Return what made a winner one of several that measured speed does not tell apart; empty where speed alone did."""
+    if not best.alternatives:
+        return ""
+    named = [
+        f"{other.candidate.title()}, micro-batch {other.candidate.micro_batch} "
+        f"({format_count(other.tokens_per_second)} ± {format_count(other.tokens_per_second_interval)} tokens/s)"
+        for other in best.alternatives[:SHOWN]
+    ]
+    if (more := len(best.alternatives) - SHOWN) > 0:
+        named.append(f"{more} more")
+    return f"not distinguishable by speed from {'; '.join(named)}: chosen for {REASONS[best.chosen_by]}"

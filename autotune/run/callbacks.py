@@ -7,11 +7,11 @@ from typing import Literal, Protocol
 from autotune.candidate import Candidate
 from autotune.outcome import Lost
 from autotune.probe.protocol import Progress
-from autotune.run.events import ProofFinished, RungTraced
+from autotune.run.events import RungTraced
 from autotune.search.selection import Score
 from autotune.search.strategy import Done, Scope, Skip, Try
 from autotune.specs import ModelFacts
-from autotune.trial import History, Trial
+from autotune.trial import History, ProofFinished, Trial
 
 
 class RunCallbacks(Protocol):

@@ -14,12 +14,10 @@ from pydantic import Field, TypeAdapter
 from autotune.candidate import Candidate
 from autotune.outcome import Lost, Outcome
 from autotune.prediction import Prediction
+from autotune.search.path import SearchEnd, Step
 from autotune.specs import ModelFacts, RunSpec
-from autotune.trial import History, Trial
+from autotune.trial import TRIES, History, ProofFinished, Trial
 from autotune.validation import Frozen
-
-TRIES = 3
-"""Times that a probe or a proof is tried which something outside ends; then it is recorded as lost."""
 
 Work = Literal["inspection", "trace", "probe", "proof"]
 """What a tuner has a worker do."""
@@ -59,17 +57,6 @@ class Inspected(Frozen):
     """Bytes that interpreter and libraries take on the device before any model."""
     budget: int
     """Bytes that the device grants; a resumed run is judged by the same budget."""
-
-
-class Step(Frozen):
-    """One step of the path through the decision graph: a node, and the edge by which it was left."""
-
-    node: str
-    edge: str
-    candidate: Candidate
-    """The candidate that decided: the one probed, or the largest that fits after growth."""
-    evidence: Literal["measured", "predicted"] = "measured"
-    """Whether a probe or the memory model says so."""
 
 
 class RungTraced(Frozen):
@@ -150,10 +137,6 @@ class Retried(Frozen):
     time: str
 
 
-SearchEnd = Literal["walked", "crashed", "max_probes", "time_budget"]
-"""Why a search ended: the graph's end was reached, a bug in the way, or the limit of that name was spent."""
-
-
 class Searched(Frozen):
     """The search is over: nothing more to try, or the limits are spent."""
 
@@ -171,20 +154,6 @@ class ProofStarted(Frozen):
     number: int
     """Of the trial."""
     time: str
-
-
-class ProofFinished(Frozen):
-    """What the relaunch showed."""
-
-    type: Literal["proof_finished"] = "proof_finished"
-    number: int
-    outcome: Outcome
-    passed: bool
-    why: str
-    """One sentence: what held, or which check failed."""
-    failed: tuple[str, ...] = ()
-    """Names of the checks that failed; empty where the relaunch did not even train."""
-    seconds: float
 
 
 class Cause(Frozen):

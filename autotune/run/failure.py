@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from autotune.errors import AutotuneError, InputError, ModelError, NothingFits, NothingTrained, ProbeError
 from autotune.outcome import Crash, Lost, Ok, Oom, Outcome, Timeout, Unsupported
-from autotune.run.events import TRIES, Cause, ProofFinished, Unknown
+from autotune.run.events import Cause, Unknown
 from autotune.search.selection import missing
 from autotune.search.strategy import Done, Scope
 from autotune.search.wording import detail, expected, verdict
-from autotune.trial import History, Trial
+from autotune.trial import TRIES, History, ProofFinished, Trial
 from autotune.units import format_bytes, format_duration
 
 

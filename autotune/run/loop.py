@@ -16,18 +16,16 @@ from autotune.probe.folder import ProbeFolder, clear_temporaries
 from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.run.best import Best
 from autotune.run.callbacks import NoCallbacks, RunCallbacks
-from autotune.run.events import (
-    TRIES,
+from autotune.run.events import (  # fmt: skip
     Asked,
     Finished,
     Inspected,
     Opened,
     Retried,
     Searched,
-    SearchEnd,
     Skipped,
     Started,
-)  # fmt: skip
+)
 from autotune.run.failure import inspection_failed, lost_with_tuner, stop_at_crash
 from autotune.run.folder import require_unedited
 from autotune.run.journal import Journal, now
@@ -37,6 +35,7 @@ from autotune.run.preflight import Preflight
 from autotune.run.prove import Proving
 from autotune.run.write_best import finalist
 from autotune.search.graph_walk import propose
+from autotune.search.path import SearchEnd
 from autotune.search.remaining_probes import count_remaining_probes
 from autotune.search.selection import Score
 from autotune.search.space import Space
@@ -44,6 +43,7 @@ from autotune.search.strategy import Done, Scope, Try
 from autotune.specs import RunSpec
 from autotune.techniques.topology import unpaddable
 from autotune.tracing.client import Tracer
+from autotune.trial import TRIES
 from autotune.units import format_duration
 
 
@@ -103,7 +103,7 @@ class _Run:
         self.clear_scratch()
         self.journal.append(Opened(version=autotune.__version__, time=now()))
         inspected = self.inspect()
-        scope = Scope.of(self.spec, inspected)
+        scope = Scope.of(self.spec, inspected.facts, inspected.budget)
         self.watch.inspected(inspected.facts, scope, self.journal.record.history)
         done = self.search(scope)
         self.watch.searched(done)
@@ -269,7 +269,7 @@ class _Run:
         spec, inspected = self.spec, self.journal.record.inspection
         steps = 1
         if inspected is not None:
-            scope = Scope.of(spec, inspected).of_rung(candidate)
+            scope = Scope.of(spec, inspected.facts, inspected.budget).of_rung(candidate)
             steps = scope.accumulation(candidate.micro_batch).steps
         return ProbeRequest.model_validate(
             {
@@ -317,7 +317,11 @@ class _Run:
         if self.tracer is None:
             return None
         predictions = self.predictions or Predictions(
-            self.tracer, self.executor.facts, inspected, Scope.of(self.spec, inspected), self.paths.tracing
+            self.tracer,
+            self.executor.facts,
+            inspected,
+            Scope.of(self.spec, inspected.facts, inspected.budget),
+            self.paths.tracing,
         )
         request, history = self.request(candidate, "trace"), self.journal.record.history
         with self.journal.doing("trace"):

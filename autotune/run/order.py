@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from autotune.outcome import Lost, Ok
 from autotune.run.events import (
-    TRIES,
     Asked,
     Decided,
     Entry,
@@ -12,13 +11,13 @@ from autotune.run.events import (
     Inspected,
     Interrupted,
     Opened,
-    ProofFinished,
     ProofStarted,
     Record,
     Retried,
     Searched,
     Started,
 )
+from autotune.trial import TRIES, ProofFinished
 
 
 class Order:

@@ -8,12 +8,11 @@ from collections.abc import Iterable, Sequence
 from autotune.outcome import Crash, Drift, Lost, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
 from autotune.probe.protocol import ProbeRequest
 from autotune.run.best import Best, Check, Proof
-from autotune.run.events import ProofFinished
 from autotune.search.drift import drift_of
 from autotune.search.selection import Score, rank, throughput
 from autotune.search.strategy import Scope
 from autotune.specs import Limits
-from autotune.trial import History
+from autotune.trial import History, ProofFinished
 from autotune.units import MIB, format_bytes, format_count, format_counted, format_duration
 
 SPEED = "tokens per second"

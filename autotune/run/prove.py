@@ -12,7 +12,8 @@ from autotune.probe.folder import write_atomically
 from autotune.probe.protocol import Inspection
 from autotune.run.best import Best
 from autotune.run.callbacks import RunCallbacks
-from autotune.run.events import TRIES, Decided, ProofFinished, ProofStarted
+from autotune.run.disk_use import written_bytes
+from autotune.run.events import Decided, ProofStarted
 from autotune.run.failure import holes, lost_with_tuner, no_winner, proofs_crashed
 from autotune.run.journal import Journal, now
 from autotune.run.paths import RunPaths
@@ -21,7 +22,7 @@ from autotune.run.write_best import chosen
 from autotune.search.selection import Choice, Score, choose, rank
 from autotune.search.strategy import Done, Scope
 from autotune.specs import RunSpec
-from autotune.techniques.host_footprint import written_bytes
+from autotune.trial import TRIES, ProofFinished
 from autotune.units import format_bytes
 
 

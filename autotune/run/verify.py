@@ -13,9 +13,9 @@ from autotune.executors.scratch import scratch_folder, temporary
 from autotune.exit_codes import ExitCode
 from autotune.probe.protocol import Inspection
 from autotune.run.best import Best, Proof
+from autotune.run.disk_use import written_bytes
 from autotune.run.proof import judge, proof_request
 from autotune.specs import DeviceSpec, Limits
-from autotune.techniques.host_footprint import written_bytes
 from autotune.tracing.client import LocalTracer
 from autotune.units import format_bytes
 from autotune.validation import Frozen

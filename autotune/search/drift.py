@@ -13,10 +13,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from autotune.outcome import Drift, Ok
-from autotune.run.events import ProofFinished
 from autotune.search.strategy import Scope
 from autotune.student import quantile
-from autotune.trial import History
+from autotune.trial import History, ProofFinished
 
 FLOOR = 0.02
 """Half-width of the 95% interval of one measurement on a quiet machine, as a share: what is taken before a run has

@@ -13,9 +13,9 @@ from __future__ import annotations
 from autotune.candidate import Candidate
 from autotune.memory.predictor import Predictor
 from autotune.outcome import Ok, Oom
-from autotune.run.events import SearchEnd, Step
 from autotune.search.graph import DONE, LOST, Growth, Node
 from autotune.search.growth import Grower, Grown
+from autotune.search.path import SearchEnd, Step
 from autotune.search.space import Space
 from autotune.search.strategy import Decision, Done, Scope, Skip, Try
 from autotune.trial import History, Trial

@@ -11,8 +11,8 @@ from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.outcome import Memory
 from autotune.prediction import Prediction
-from autotune.run.events import Inspected, SearchEnd, Step
-from autotune.specs import Goal, RunSpec
+from autotune.search.path import SearchEnd, Step
+from autotune.specs import Goal, ModelFacts, RunSpec
 from autotune.techniques.topology import lacks_groups, lacks_nodes
 
 NONE: frozenset[int] = frozenset()
@@ -68,7 +68,7 @@ class Scope:
     """Ranks that take the same samples."""
 
     @classmethod
-    def of(cls, spec: RunSpec, inspected: Inspected) -> Scope:
+    def of(cls, spec: RunSpec, model: ModelFacts, budget: int) -> Scope:
         """Return what bounds the search of a run, once its model is known."""
         base = Candidate(
             optimizer=spec.optimizer,
@@ -76,8 +76,8 @@ class Scope:
             sharding="ddp" if spec.goal.gpus > 1 else "none",
             sequences="full" if spec.goal.lengths is None else "padded",
         )
-        tokens = inspected.facts.tokens_per_sample
-        return cls(base=base, goal=spec.goal, tokens_per_sample=tokens, budget=inspected.budget).of_rung(base)
+        tokens = model.tokens_per_sample
+        return cls(base=base, goal=spec.goal, tokens_per_sample=tokens, budget=budget).of_rung(base)
 
     def of_rung(self, candidate: Candidate) -> Scope:
         """Return the scope of a candidate's micro-batches: of its rows, on as many ranks as take samples of their own.

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from autotune.candidate import Candidate
 from autotune.outcome import Crash, Drift, Lost, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
 from autotune.prediction import Prediction
-from autotune.run.best import Best
-from autotune.run.events import Asked, Opened, ProofStarted, Record, Started
 from autotune.search.selection import Score, rank
 from autotune.search.strategy import Scope
 from autotune.trial import History, Trial
-from autotune.units import format_bytes, format_count, format_duration, format_slowdown
+from autotune.units import format_bytes, format_duration, format_slowdown
 
 PHASES = {
     "start": "starting up", "build": "building the model", "forward": "forward", "backward": "backward",
@@ -51,28 +47,6 @@ def skipped(candidate: Candidate, prediction: Prediction, scope: Scope) -> str:
 def expected(prediction: Prediction) -> str:
     """Return a predicted peak with the half-width of its interval."""
     return f"{format_bytes(prediction.peak)} ± {format_bytes((prediction.high - prediction.low) // 2)}"
-
-
-def under_way(record: Record, now: datetime | None = None) -> str:
-    """Return what a tuner does, by the last line of its journal: `probe 7, bf16, micro-batch 4, for 12.3 s`."""
-    now = now or datetime.now(UTC)
-
-    def since(time: str) -> str:
-        began = datetime.fromisoformat(time)
-        return format_duration(max(0.0, (now - began).total_seconds()))
-
-    match record.entries[-1:]:
-        case [Started(number=number, candidate=candidate, time=time)]:
-            size = candidate.micro_batch
-            return f"probe {number}, {candidate.title()}, micro-batch {size}, for {since(time)}"
-        case [ProofStarted(number=number, time=time)]:
-            return f"proof of probe {number}, for {since(time)}"
-        case [Opened(time=time)] if record.inspection is None:
-            return f"looking at the model, for {since(time)}"
-        case [] | [Asked()]:
-            return "beginning"
-        case _:
-            return f"between probes, {len(record.history)} finished"
 
 
 def detail(outcome: Outcome) -> str:
@@ -120,27 +94,13 @@ def rejected(
     return reasons
 
 
-_REASONS = {
+REASONS = {
     "prediction": "its smaller predicted time",
     "memory": "its smaller peak",
     "proof": "its proof, which held",
 }  # fmt: skip
-_SHOWN = 3
+SHOWN = 3
 """Alternatives that are named one by one."""
-
-
-def choice(best: Best) -> str:
-    """Return what made a winner one of several that measured speed does not tell apart; empty where speed alone did."""
-    if not best.alternatives:
-        return ""
-    named = [
-        f"{other.candidate.title()}, micro-batch {other.candidate.micro_batch} "
-        f"({format_count(other.tokens_per_second)} ± {format_count(other.tokens_per_second_interval)} tokens/s)"
-        for other in best.alternatives[:_SHOWN]
-    ]
-    if (more := len(best.alternatives) - _SHOWN) > 0:
-        named.append(f"{more} more")
-    return f"not distinguishable by speed from {'; '.join(named)}: chosen for {_REASONS[best.chosen_by]}"
 
 
 def _slower(score: Score, best: Score) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from autotune.candidate import Candidate
 from autotune.memory.closed_form import SHARED_OUT, state_bytes
-from autotune.run.best import Best
 from autotune.specs import ModelFacts
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -104,14 +102,3 @@ def checkpoint_bytes(candidate: Candidate, facts: ModelFacts, ranks: int = 1) ->
     weights = _weight_bytes(candidate) * facts.parameters
     state = optimizer_state_bytes(candidate, facts)
     return weights * (1 if shared[0] or cut else ranks) + state * (1 if shared[2] or cut else ranks)
-
-
-def written_bytes(best: Best, kind: Literal["cuda", "cpu"]) -> int:
-    """Return the bytes that a proof on a device of that kind may write: a checkpoint, and what lives in files."""
-    candidate, facts = best.candidate, best.facts
-    written = checkpoint_bytes(candidate, facts, best.gpus)
-    if candidate.offload_place(kind) == "disk":
-        written += best.gpus * offloaded_bytes(candidate, facts, best.gpus, best.nodes)
-    if kind == "cpu":
-        written += built_bytes(candidate, facts, best.gpus, best.model.source == "function", on_cpu=True)
-    return written

@@ -8,6 +8,9 @@ from typing import Any, Literal, NamedTuple
 
 from autotune.outcome import Phase
 
+CUDA_BLOCK = 512
+"""Every block is a multiple of this (`kMinBlockSize`)."""
+
 Category = Literal[
     "parameter", "gradient", "optimizer_state", "activation", "buffer", "workspace", "temporary"
 ]

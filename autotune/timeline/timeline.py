@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from autotune.errors import InputError
-from autotune.memory.allocator import MIN_BLOCK, AllocatorUsage, OutOfDeviceMemory, simulate
 from autotune.outcome import AttentionKernel, Phase
 from autotune.timeline.op_counts import Work
 from autotune.timeline.program import Fullest, Parts, Program, compose
-from autotune.timeline.step_events import CATEGORIES, PLACES, Category, Place, Segment, Slots
+from autotune.timeline.step_events import CATEGORIES, CUDA_BLOCK, PLACES, Category, Place, Segment, Slots
 
 FORMAT = 5
 """Raised with every change that older code would misread; cached traces of another format are ignored."""
@@ -135,56 +134,25 @@ class Timeline:
         if self.of(accumulating) is not self:
             return self.of(accumulating).peak(micro_batch, place=place, blas_workspace=blas_workspace)
         program = self.program(micro_batch, accumulating)
-        sizes = self._sizes_in(place, micro_batch)
+        sizes = self.sizes_in(place, micro_batch)
         return self._explain(program, sizes, program.fullest(sizes, blas_workspace))
 
     def allocated(self, micro_batch: int, accumulating: bool = False, place: Place = "device") -> int:
         """Return the bytes of `peak` alone; fast."""
         program = self.program(micro_batch, accumulating)
-        return max(program.levels(self.of(accumulating)._sizes_in(place, micro_batch)), default=0)
+        return max(program.levels(self.of(accumulating).sizes_in(place, micro_batch)), default=0)
 
     def evaluated(self, micro_batch: int, evaluation_micro_batch: int) -> int:
         """Return the bytes of the peak of an evaluation after training at `micro_batch`, counted as in `peak`."""
         assert self.evaluation is not None, "the evaluation was traced"
-        resting = self.program(micro_batch).levels(self._sizes_in("device", micro_batch))[-1]
-        sizes = self._sizes_in("device", evaluation_micro_batch)
+        resting = self.program(micro_batch).levels(self.sizes_in("device", micro_batch))[-1]
+        sizes = self.sizes_in("device", evaluation_micro_batch)
         return resting + max(Program(self.evaluation.events, []).levels(sizes), default=0)
-
-    def usage(
-        self,
-        micro_batch: int,
-        accumulating: bool = False,
-        expandable_segments: bool = False,
-        *,
-        split_limit: int | None = None,
-        capacity: int | None = None,
-        blas_workspace: int = 0,
-    ) -> AllocatorUsage:
-        """Run the requests of the device through the simulated caching allocator.
-
-        `blas_workspace` (bytes) is allocated twice and kept, as cuBLAS does: for the thread of the forward pass at
-        its first matrix product, and for autograd's thread at the first of the backward pass. Raises
-        OutOfDeviceMemory, with the phase, beyond `capacity`.
-        """
-        program = self.program(micro_batch, accumulating)
-        sizes = self.of(accumulating)._sizes_in("device", micro_batch, rounding=1)
-        position = 0
-
-        def requests() -> Iterator[tuple[int, int]]:
-            nonlocal position
-            for position, name, size in program.requests(sizes, blas_workspace):  # noqa: B007
-                yield name, size
-
-        try:
-            return simulate(requests(), capacity, expandable_segments, split_limit)
-        except OutOfDeviceMemory as refused:
-            refused.phase = program.phase_at(position)[0]
-            raise
 
     def curve(self, micro_batch: int, accumulating: bool = False) -> list[tuple[Phase, int, int]]:
         """Return (phase, optimizer step, bytes on the device) after every event, for drawing."""
         program = self.program(micro_batch, accumulating)
-        levels = program.levels(self.of(accumulating)._sizes_in("device", micro_batch))
+        levels = program.levels(self.of(accumulating).sizes_in("device", micro_batch))
         result: list[tuple[Phase, int, int]] = []
         for (start, phase, step), end in zip(
             program.marks, [*(mark[0] for mark in program.marks[1:]), len(levels)], strict=True
@@ -192,9 +160,9 @@ class Timeline:
             result += [(phase, step, level) for level in levels[start:end]]
         return result
 
-    def _sizes_in(self, place: Place, micro_batch: int, rounding: int | None = None) -> list[int]:
+    def sizes_in(self, place: Place, micro_batch: int, rounding: int | None = None) -> list[int]:
         if rounding is None:
-            rounding = MIN_BLOCK if self.device == "cuda" and place == "device" else 1
+            rounding = CUDA_BLOCK if self.device == "cuda" and place == "device" else 1
         sizes = self.sizes(micro_batch, rounding)
         wanted = PLACES.index(place)
         if any(value != wanted for value in self.slots.place):

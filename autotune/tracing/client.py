@@ -14,9 +14,9 @@ from autotune.probe.classify import classify
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import Launcher, launch
 from autotune.probe.protocol import ProbeRequest, Progress, TraceAnswer, TracedRung
-from autotune.run.events import TRIES
 from autotune.timeline.timeline import Timeline
 from autotune.tracing.cache import TraceCache
+from autotune.trial import TRIES
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def test_every_oom_is_a_refused_allocation_of_the_worker(winner):
 def test_nothing_that_fits_is_known_to_be_faster_than_the_winner(winner):
     folder, ended = winner
     run = autotune_api.load_run(folder / ended.document["run"])
-    scope = Scope.of(run.spec, run.record.inspection)
+    scope = Scope.of(run.spec, run.record.inspection.facts, run.record.inspection.budget)
     scores, drift = standing(run.record.history, run.record.proofs, scope)
     best = run.best
     winner = next(score for score in scores if score.trial.number == ended.document["decided"]["winner"])

@@ -8,6 +8,7 @@ import torch
 from transformers.models.llama import modeling_llama
 
 from autotune.candidate import choices
+from autotune.memory.reserved import allocator_usage
 from autotune.specs import ModelSpec
 from autotune.timeline.timeline import Timeline
 from autotune.worker.errors import CannotRun
@@ -119,8 +120,8 @@ def test_without_triton_the_extra_is_named(monkeypatch):
 def test_cuda_usage_is_reserved_at_least_as_it_is_allocated():
     timeline = trace(traced("tiny-llama", device="cuda:0", precision="bf16"))
     for expandable in (False, True):
-        usage = timeline.usage(4, expandable_segments=expandable, blas_workspace=8_519_680)
-        plain = timeline.usage(4, expandable_segments=expandable)
+        usage = allocator_usage(timeline, 4, expandable_segments=expandable, blas_workspace=8_519_680)
+        plain = allocator_usage(timeline, 4, expandable_segments=expandable)
         assert usage.reserved_peak >= usage.allocated_peak >= usage.requested_peak
         assert usage.allocated_peak >= plain.allocated_peak + 2 * 8_519_680 - (1 << 20)
 

@@ -7,6 +7,7 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.estimation.curve import curve
 from autotune.memory.predictor import GLOO_GROUP, NCCL_BUFFERS, DeviceOverhead, Predictor
+from autotune.memory.reserved import allocator_usage
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Sample, StepTiming
 from autotune.timeline.step_events import CATEGORIES, Accumulated, Segment, Slots, into_existing
 from autotune.timeline.timeline import Timeline
@@ -71,7 +72,7 @@ def test_an_engine_has_a_timeline_of_its_own_for_several_micro_steps():
     assert both.allocated(3, accumulating=True) == one.allocated(3) + 40 * MIB
     assert (
         both.peak(3, accumulating=True).bytes
-        == both.usage(3, True).allocated_peak
+        == allocator_usage(both, 3, True).allocated_peak
         == one.allocated(3) + 40 * MIB
     )
     assert max(level for _, _, level in both.curve(3, True)) == max(curve(both, 3, True).totals())

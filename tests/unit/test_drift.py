@@ -5,10 +5,9 @@ import math
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.run.events import ProofFinished
 from autotune.search.drift import FLOOR, PRIOR_WEIGHT, drift_of
 from autotune.student import quantile
-from autotune.trial import Trial
+from autotune.trial import ProofFinished, Trial
 from tests.unit.simulation import ok
 
 

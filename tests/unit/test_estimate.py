@@ -316,13 +316,13 @@ def test_ranks_that_share_a_model_are_not_sharded_unless_there_are_more():
 
 
 def test_the_largest_micro_batch_is_found_with_few_simulations(monkeypatch):
+    from autotune.memory import predictor as pricing
     from autotune.memory.predictor import DeviceOverhead, Predictor
-    from autotune.timeline.timeline import Timeline
 
     simulated = []
-    usage = Timeline.usage
+    usage = pricing.allocator_usage
     monkeypatch.setattr(
-        Timeline, "usage", lambda *rest, **named: simulated.append(rest[1]) or usage(*rest, **named)
+        pricing, "allocator_usage", lambda *rest, **named: simulated.append(rest[1]) or usage(*rest, **named)
     )
     made = timeline(Arithmetic(0, 100 * MIB, 200 * MIB, 40 * MIB), Candidate())
     predictor = Predictor({}, DeviceOverhead.measured("cuda", 0, 8 * MIB)).with_timeline(Candidate(), made)

@@ -28,7 +28,9 @@ def predictions(tmp_path, hardware="a100-sxm-80gb"):
         kind="cuda", name="A100", torch_name="cuda:0", budget=79 * GIB, total=80 * GIB, hardware=hardware,
         supports_bf16=True,
     )  # fmt: skip
-    made = Predictions(Traces(timeline()), facts, inspected, Scope.of(spec, inspected), tmp_path)
+    made = Predictions(
+        Traces(timeline()), facts, inspected, Scope.of(spec, inspected.facts, inspected.budget), tmp_path
+    )
     made.learn(request(family("gpt2"), tmp_path, micro_batch=2), 60)
     return made
 

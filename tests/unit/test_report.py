@@ -18,12 +18,13 @@ from autotune.outcome import Unsupported
 from autotune.reporting.document import document, print_report
 from autotune.reporting.live import Terminal
 from autotune.reporting.tables import path_lines
-from autotune.run.events import Asked, Inspected, Opened, ProofStarted, Record, Started, Step
+from autotune.run.events import Asked, Inspected, Opened, ProofStarted, Record, Started
 from autotune.run.folder import find_run, new_run
 from autotune.run.journal import Journal, holder, now, read_record
 from autotune.run.loop import tune
+from autotune.run.under_way import under_way
+from autotune.search.path import Step
 from autotune.search.strategy import Try
-from autotune.search.wording import under_way
 from tests.unit.executor import FACTS, ArithmeticExecutor, crash
 from tests.unit.simulation import Arithmetic
 from tests.unit.test_run import make_spec
@@ -187,7 +188,9 @@ def test_time_left_counts_no_probes_that_are_none_and_no_proof_that_will_not_be(
         watch = Terminal(Console(file=io.StringIO()), spec, "arithmetic")
         from autotune.search.strategy import Scope
 
-        watch.inspected(FACTS, Scope.of(spec, record.inspection), record.history)
+        watch.inspected(
+            FACTS, Scope.of(spec, record.inspection.facts, record.inspection.budget), record.history
+        )
         watch.trying(9, Try(Candidate(), "start", "why"), ahead)
         return watch._left()
 

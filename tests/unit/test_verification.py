@@ -13,12 +13,12 @@ from autotune.errors import InputError
 from autotune.exit_codes import ExitCode, worst
 from autotune.outcome import Ok
 from autotune.run import verify as verification
+from autotune.run.disk_use import written_bytes
 from autotune.run.folder import create_run, find_best
 from autotune.run.loop import tune
 from autotune.run.paths import RunPaths
 from autotune.run.verify import verify
 from autotune.specs import DeviceSpec, Limits
-from autotune.techniques.host_footprint import written_bytes
 from tests.unit.executor import ArithmeticExecutor, slower
 from tests.unit.simulation import Arithmetic
 from tests.unit.test_run import make_spec
