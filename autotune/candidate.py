@@ -45,24 +45,24 @@ class Candidate(Frozen):
     `fp8`: as bf16, with the products of the blocks' linear layers in 8 bits (torchao)."""
     tf32: bool = False
     """Multiply fp32 matrices in TF32 (19 bits, of which 10 are the fraction) on an NVIDIA GPU; no effect on `cpu`."""
+    adapters: Adapters = "none"
+    """What trains: all parameters, or with `lora` matrices of rank 16 beside every block's linear layers (peft);
+    `qlora` keeps those layers in 4 bits beside that (NF4, bitsandbytes)."""
     attention: Attention = "sdpa"
     """What transformers runs: `sdpa` (torch's kernels; eager where a model has no other), `eager` (all scores in
     memory), `flash_attention_2` (the flash-attn package) or `flex_attention`, the last two on a GPU."""
     checkpointing: Checkpointing = "none"
     """`full` keeps only the input of every repeated transformer block and recomputes the rest in backward; `every-4`
     and `every-2` do so in every fourth and second block; `selective` keeps what linear layers and attention gave."""
-    adapters: Adapters = "none"
-    """What trains: all parameters, or with `lora` matrices of rank 16 beside every block's linear layers (peft);
-    `qlora` keeps those layers in 4 bits beside that (NF4, bitsandbytes)."""
     sequences: Sequences = "full"
     """What a row of a batch holds: `full`, one sequence of the whole length. With a dataset's length histogram
     (--lengths): `padded`, one sequence and padding, or `packed`, as many as fit, none of which attends to another."""
     workers: Workers = 0
     """Processes that make batches of a dataset beside the training's, torch's DataLoader; 0 makes them in between."""
-    pin_memory: bool = False
-    """Batches are put in pinned host memory, from which a GPU copies while it computes; no effect on `cpu`."""
     prefetch: Prefetch = 2
     """Batches that each worker makes in advance."""
+    pin_memory: bool = False
+    """Batches are put in pinned host memory, from which a GPU copies while it computes; no effect on `cpu`."""
     loss: Loss = "full"
     """`chunked` makes a causal language model's logits and their gradients a sixteenth of the sequence at a time."""
     compile: Compile = "none"
@@ -93,15 +93,15 @@ class Candidate(Frozen):
     gradients; `zero1` shards the optimizer state beside that; `zero2` shards gradients too, and gathers the
     parameters once for forward and backward; `fsdp2` (torch's ZeRO-3) gathers each block's parameters where they are
     needed; `hsdp` does so inside each node, and replicates across nodes; `zero3` is DeepSpeed's."""
-    reduce_dtype: ReduceType = "fp32"
-    """Number type in which ranks add up their gradients: `bf16` sends half the bytes, and rounds what each rank sends
-    and what comes of it. Gradients that micro-steps add up, and the optimizer's, stay in fp32."""
     engine: Engine = "torch"
     """What shards: torch's own DDP, ZeroRedundancyOptimizer and FSDP2, or `deepspeed` under `zero1`, `zero2`, `zero3`,
     where bf16 keeps parameters and gradients in bf16, and an fp32 copy in the optimizer's shard."""
     tensor_parallel: TensorParallel = 1
     """Ranks that share one model's matrices and take the same samples, by the plan that transformers ships with the
     model. The ranks of a run are those of `sharding`, which take samples of their own, times these."""
+    reduce_dtype: ReduceType = "fp32"
+    """Number type in which ranks add up their gradients: `bf16` sends half the bytes, and rounds what each rank sends
+    and what comes of it. Gradients that micro-steps add up, and the optimizer's, stay in fp32."""
     expandable_segments: bool = True
     """CUDA caching allocator maps memory into growing segments (less fragmentation); no effect on `cpu`."""
     split_limit: SplitLimit = "none"
@@ -144,11 +144,6 @@ class Candidate(Frozen):
         if self.precision == "fp32":
             return "tf32" if self.tf32 else "fp32"
         return self.precision if self.precision in {"fp16", "fp8"} else "bf16"
-
-    @property
-    def needs_bf16(self) -> bool:
-        """Whether the device has to compute in bf16, if only to add gradients."""
-        return self.precision in {"bf16", "bf16-pure", "fp8"} or self.reduce_dtype == "bf16"
 
     @property
     def kept_share(self) -> float:
@@ -208,59 +203,6 @@ class Candidate(Frozen):
             plainest["offload_to"] = "auto"
         return self.model_copy(update=plainest)
 
-    def title(self) -> str:
-        """Return a short name of the rung for people: `bf16 + checkpointing + optimizer offload`."""
-        parts: list[str] = [self.precision]
-        where = "" if self.offload_to == "auto" else f" to {self.offload_to}"
-        if self.tf32:
-            parts.append("tf32")
-        if self.adapters != "none":
-            parts.append({"lora": "LoRA", "qlora": "QLoRA"}[self.adapters])
-        if self.attention != "sdpa":
-            parts.append(self.attention.replace("_", " "))
-        if self.checkpointing != "none":
-            parts.append(
-                "checkpointing" if self.checkpointing == "full" else f"{self.checkpointing} checkpointing"
-            )
-        if self.sequences != "full":
-            parts.append(f"{self.sequences} sequences")
-        if self.workers:
-            ahead = "" if self.prefetch == 2 else f" {self.prefetch} ahead"
-            parts.append(f"{self.workers} loader worker{'s' * (self.workers > 1)}{ahead}")
-        if self.pin_memory:
-            parts.append("pinned batches")
-        if self.loss != "full":
-            parts.append(f"{self.loss} loss")
-        if self.compile != "none":
-            parts.append("compiled blocks")
-        if self.memory_budget != "none":
-            parts.append(f"{self.memory_budget} of activations")
-        if self.kernels != "torch":
-            parts.append(f"{self.kernels} kernels")
-        if self.activation_offload:
-            parts.append(f"activation offload{where}")
-        if self.offload != "none":
-            parts.append(f"{self.offload} offload{where}")
-        if self.optimizer != "adamw":
-            parts.append(self.optimizer)
-        if self.optimizer_kernel != "fused":
-            parts.append(f"{self.optimizer_kernel} update")
-        if self.optimizer_in_backward:
-            parts.append("step in backward")
-        if self.sharding != "none":
-            parts.append(self.sharding if self.engine == "torch" else f"DeepSpeed {self.sharding}")
-        if self.tensor_parallel > 1:
-            parts.append(f"{self.tensor_parallel}-way tensor parallel")
-        if self.reduce_dtype != "fp32":
-            parts.append(f"{self.reduce_dtype} reduction")
-        if not self.expandable_segments:
-            parts.append("fixed segments")
-        if self.split_limit != "none":
-            parts.append(f"no splits from {self.split_limit}")
-        if self.collect_above != "none":
-            parts.append(f"collection above {self.collect_above}")
-        return " + ".join(parts)
-
 
 def is_choice(field: str, value: object) -> bool:
     """Tell whether a value from a file is one of an axis, of its very type: 1 is no `true`, nor 1.0 a 1."""
@@ -275,10 +217,6 @@ def choices(field: str) -> tuple[object, ...]:
 
 AXES: tuple[str, ...] = tuple(name for name in Candidate.model_fields if name != "micro_batch")
 """The fields that make up a rung, in the order in which keys and tables show them."""
-
-
-UNORDERED: tuple[str, ...] = ("memory_budget",)
-"""The fields of whose values none tells what another takes or how fast it is: each has to be tried for itself."""
 
 
 ALLOCATOR: tuple[str, ...] = ("expandable_segments", "split_limit", "collect_above")

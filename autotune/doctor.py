@@ -12,15 +12,15 @@ from typing import Literal
 
 from autotune.candidate import AXES, choices
 from autotune.devices.cpu import CpuDevice
-from autotune.devices.device import DeviceFacts
 from autotune.devices.find import find, resolve_device
 from autotune.devices.hardware import table
 from autotune.devices.host import available_memory, total_memory
 from autotune.environment import installed, processor
 from autotune.errors import AutotuneError
-from autotune.specs import DeviceSpec
-from autotune.techniques.host_footprint import SHARED_MEMORY
-from autotune.techniques.support import unsupported
+from autotune.memory.host_footprint import SHARED_MEMORY
+from autotune.specs import DeviceFacts, DeviceSpec
+from autotune.techniques.axis import Context
+from autotune.techniques.check import unsupported
 from autotune.units import GIB, format_bytes
 from autotune.validation import Frozen
 
@@ -75,7 +75,7 @@ def _gpu() -> Iterator[Finding]:
     speed = f", {peak / 1e12:.0f} TFLOP/s in bf16" if peak else ", no peak FLOP/s known: no MFU"
     text = f"{facts.name}, {format_bytes(facts.budget)} free of {format_bytes(facts.total)}, driver {facts.driver}"
     yield Finding(subject="GPU", state="ok", text=text + speed)
-    if not facts.supports_bf16:
+    if not facts.supports("bf16"):
         yield Finding(
             subject="bf16 on the GPU", state="warning", text="not supported: candidates fall back to fp16"
         )
@@ -118,10 +118,11 @@ def _techniques() -> Iterator[Finding]:
     except AutotuneError:
         # No budget is taken: these facts only say what a processor computes.
         facts = DeviceFacts(
-            kind="cpu", name=processor(), torch_name="cpu", budget=1, total=1, supports_bf16=True
+            kind="cpu", name=processor(), torch_name="cpu", budget=1, total=1, dtypes=frozenset({"bf16"})
         )
+    context = Context(device=facts, on_this_machine=True)
     for axis in AXES:
-        reasons = {value: unsupported(axis, value, facts) for value in choices(axis)}
+        reasons = {value: unsupported(axis, value, context) for value in choices(axis)}
         can = ", ".join(_shown(value) for value, reason in reasons.items() if reason is None)
         cannot = [f"not {_shown(value)}: {reason}" for value, reason in reasons.items() if reason is not None]
         yield Finding(subject=axis, state="warning" if cannot else "ok", text=". ".join([can, *cannot]))

@@ -12,11 +12,11 @@ from autotune import assets
 from autotune.bounds import Probes, Ranks, Seed, SeqLen, Tolerance, too_many_ranks
 from autotune.candidate import Optimizer
 from autotune.errors import InputError
+from autotune.executors.find import unlaunched
 from autotune.lengths import Lengths
 from autotune.models.resolve import resolve
 from autotune.search.space import Space
 from autotune.specs import DeviceSpec, GlobalBatch, Goal, Limits, ModelSpec, RunSpec
-from autotune.techniques.topology import unlaunched
 from autotune.user_files import OPTIONS, parse_yaml, read_text, require_kind, user_path
 from autotune.validation import Frozen
 

@@ -115,6 +115,35 @@ _GLOBAL_BATCH = re.compile(r"^(?P<amount>\d\S*?)(?:\s*(?P<unit>token|sample|sequ
 """A quantity and its unit, with or without a space between them. No two parts match the same: it takes linear time."""
 
 
+class DeviceFacts(Frozen):
+    """What a device is. Memory in bytes."""
+
+    kind: Literal["cpu", "cuda"]
+    """Whose kernels and rules hold."""
+    simulated: bool = False
+    """Nothing runs on it: what is said of it is predicted."""
+    name: str
+    """As the vendor calls it."""
+    torch_name: str
+    """What a worker calls it, under the device's own environment: `cpu` or `cuda:0`."""
+    budget: Annotated[int, Field(gt=0)]
+    """Bytes that a probe may take: the enforced limit (cpu), or what was free at the start (CUDA)."""
+    total: Annotated[int, Field(gt=0)]
+    """Bytes of the whole device: the machine's memory (cpu), or the GPU's."""
+    driver: str | None = None
+    """Version of the driver; None on the cpu."""
+    hardware: str | None = None
+    """Id in hardware.yaml; None for a device that the table does not know."""
+    dtypes: frozenset[str] = frozenset()
+    """Number types beyond fp32 and fp16 that the device itself computes in: `bf16`, `fp8`."""
+    peak_flops: dict[str, float] = Field(default_factory=dict)
+    """Dense peak in FLOP/s by precision (`bf16`, `fp32`); empty where unknown, and then there is no MFU."""
+
+    def supports(self, dtype: str) -> bool:
+        """Tell whether the device itself computes in a number type."""
+        return dtype in {"fp32", "fp16", *self.dtypes}
+
+
 class GlobalBatch(Frozen):
     """The number of tokens (or samples) that one optimizer step must see, over all devices together."""
 

@@ -22,6 +22,7 @@ from autotune.devices.hardware import lookup
 from autotune.memory.reserved import allocator_usage
 from autotune.models.resolve import resolve
 from autotune.probe.protocol import ProbeRequest
+from autotune.techniques.families import title as title_of
 from autotune.timeline.timeline import Timeline
 from autotune.units import GIB, MIB
 from benchmarks.recording import RESULTS
@@ -49,7 +50,7 @@ def compare(path: Path, pool: Any) -> tuple[list[dict[str, Any]], dict[str, str]
     model = path.stem.removeprefix("gpu_ladder-")
     device = ladder["device"]
     hardware = lookup(device["name"])
-    by_title = {rung.title(): rung for rung in rungs()}
+    by_title = {title_of(rung): rung for rung in rungs()}
     timelines: dict[str, Timeline | None] = {}
     reasons: dict[str, str] = {}
     rows: list[dict[str, Any]] = []

@@ -18,6 +18,7 @@ from autotune.run.best import Best
 from autotune.run.events import Entry, Finished, Inspected, ProofStarted, Record, Started
 from autotune.run.journal import read_record
 from autotune.run.paths import RunPaths
+from autotune.techniques.families import title as title_of
 from autotune.trial import ProofFinished
 from benchmarks.fault_tuner import Hooks, Kind, Tuner, finish, is_lost, make_run, remaining, start
 
@@ -129,7 +130,7 @@ class Trial:
             expected.best.candidate,
             expected.best.seconds_per_global_step,
         ):
-            self.miss(f"another winner: {best.candidate.title()}, micro-batch {best.candidate.micro_batch}")
+            self.miss(f"another winner: {title_of(best.candidate)}, micro-batch {best.candidate.micro_batch}")
         if trials_of(record) != expected.trials:
             self.miss(f"other trials: {trials_of(record)}")
         if record.unknown:

@@ -24,7 +24,6 @@ import autotune.run.journal
 import autotune.tracing.client
 from autotune import cli
 from autotune.candidate import Candidate
-from autotune.devices.device import DeviceFacts
 from autotune.executors.executor import ProbeResult
 from autotune.executors.find import find_executor
 from autotune.executors.local import LocalExecutor
@@ -36,7 +35,7 @@ from autotune.probe.protocol import Inspection, ProbeRequest, Progress, Result
 from autotune.run.events import Entry
 from autotune.run.folder import create_run
 from autotune.run.journal import Journal
-from autotune.specs import DeviceSpec, Goal, Limits, ModelSpec, RunSpec
+from autotune.specs import DeviceFacts, DeviceSpec, Goal, Limits, ModelSpec, RunSpec
 from autotune.tracing.client import Trace
 from autotune.units import MIB
 from tests.unit.executor import ArithmeticExecutor

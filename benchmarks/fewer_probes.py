@@ -31,6 +31,7 @@ from autotune.api import load_run, tune
 from autotune.errors import NothingFits
 from autotune.outcome import Oom
 from autotune.run.best import Best
+from autotune.techniques.families import title as title_of
 from autotune.tracing.cache import VARIABLE
 from benchmarks.memory_accuracy import model_spec
 from benchmarks.recording import RESULTS, record
@@ -95,13 +96,13 @@ def run(model: str, device: str, predict: bool, folder: Path, smallest: bool) ->
     return {
         "probes": len(history),
         "oom": sum(isinstance(trial.outcome, Oom) for trial in history),
-        "winner": f"{best.candidate.title()} x {best.candidate.micro_batch}" if best else "nothing fits",
-        "rung": best.candidate.title() if best else "nothing fits",
+        "winner": f"{title_of(best.candidate)} x {best.candidate.micro_batch}" if best else "nothing fits",
+        "rung": title_of(best.candidate) if best else "nothing fits",
         "global_step": best.seconds_per_global_step if best else None,
         "seconds": round(seconds, 1),
         "trace_seconds": round(sum(entry.seconds for entry in done.record.traced), 1),
         "errors": [error for trial in history if (error := trial.error()) is not None],
-        "tried": [f"{trial.candidate.title()} x {trial.candidate.micro_batch}: {trial.outcome.kind}"
+        "tried": [f"{title_of(trial.candidate)} x {trial.candidate.micro_batch}: {trial.outcome.kind}"
                   for trial in history],
     }  # fmt: skip
 

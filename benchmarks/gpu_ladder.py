@@ -31,6 +31,7 @@ from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.search.selection import mfu
 from autotune.search.wording import detail
 from autotune.specs import DeviceSpec, ModelFacts, ModelSpec
+from autotune.techniques.families import title as title_of
 from autotune.units import format_bytes
 from benchmarks.recording import RESULTS, record
 from benchmarks.verdict import SMALLEST, unmeasured, verdict
@@ -86,7 +87,7 @@ class Ladder:
 
     def row(self, rung: Candidate, size: int, outcome: Any) -> dict[str, Any]:
         """Return one probe as numbers; None where there is none."""
-        row: dict[str, Any] = {"rung": rung.title(), "micro_batch": size, "verdict": outcome.kind}
+        row: dict[str, Any] = {"rung": title_of(rung), "micro_batch": size, "verdict": outcome.kind}
         if isinstance(outcome, Oom):
             return {**row, "phase": outcome.phase, "requested": outcome.requested, "free": outcome.free}
         if not isinstance(outcome, Ok):

@@ -37,6 +37,7 @@ from autotune.run.proof import CPU_NOISE, proof_request
 from autotune.search.selection import throughput
 from autotune.search.wording import detail
 from autotune.specs import Limits
+from autotune.techniques.families import title as title_of
 from autotune.units import MIB, format_bytes, format_count, format_size
 from benchmarks.recording import RESULTS, record
 from benchmarks.verdict import SMALLEST, verdict
@@ -209,7 +210,7 @@ def main() -> int:
             if isinstance(best, str):
                 row["failed"] = [best]
             else:
-                winner = {"winner": best.candidate.title(), "micro_batch": best.candidate.micro_batch,
+                winner = {"winner": title_of(best.candidate), "micro_batch": best.candidate.micro_batch,
                           "accumulation_steps": best.accumulation.steps, "ranks": best.gpus}  # fmt: skip
                 row |= winner | train_on(best, Path(folder), options.smallest)
         row["wall_seconds"] = time.monotonic() - began

@@ -34,6 +34,7 @@ from autotune.candidate import Candidate  # noqa: E402
 from autotune.models.resolve import resolve  # noqa: E402
 from autotune.probe.protocol import ProbeRequest  # noqa: E402
 from autotune.specs import ModelSpec  # noqa: E402
+from autotune.techniques.families import title as title_of
 from autotune.units import MIB  # noqa: E402
 from autotune.worker.build.composition import assemble  # noqa: E402
 from autotune.worker.measuring.steps import gradient_norm  # noqa: E402
@@ -137,7 +138,7 @@ def part_one(precision: str, only: str | None = None, smallest: bool = False) ->
             predicted = timeline.allocated(micro_batch)
             rows.append(Row(name, precision, checkpointing, optimizer, micro_batch, measured, predicted))
         worst = max(abs(row.error) for row in rows[-len(micro_batches) :])
-        print(f"[{number}/{len(combinations)}] {name}, {rung.title()}: {worst:.4%}", file=sys.stderr)
+        print(f"[{number}/{len(combinations)}] {name}, {title_of(rung)}: {worst:.4%}", file=sys.stderr)
     return rows
 
 

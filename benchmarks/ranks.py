@@ -37,8 +37,8 @@ from autotune.probe.folder import ProbeFolder
 from autotune.probe.protocol import ProbeRequest
 from autotune.run.proof import CPU_NOISE
 from autotune.search.wording import detail
-from autotune.techniques.rules import illegal
-from autotune.techniques.topology import misplaced
+from autotune.techniques.axis import Context
+from autotune.techniques.check import refusal
 from autotune.tracing.client import LocalTracer
 from autotune.units import GIB, MIB
 from benchmarks.memory_accuracy import model_spec
@@ -106,8 +106,9 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     """Return one row: what each rank of a case took, and what was expected."""
     probe, ranks = request(case), ranks_of(case)
     row: dict[str, Any] = {"case": name_of(case), "ranks": ranks, "candidate": probe.candidate.key()}
-    refused = illegal(probe.candidate, MICRO_STEPS) or misplaced(
-        probe.candidate, ranks, "cpu", nodes_of(case)
+    refused = refusal(
+        probe.candidate,
+        Context(accumulation_steps=MICRO_STEPS, world_size=ranks, nodes=nodes_of(case), kind="cpu"),
     )
     if refused:
         return {**row, "refused": refused}

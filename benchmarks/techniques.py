@@ -37,7 +37,7 @@ from autotune.outcome import Ok
 from autotune.probe.protocol import ProbeRequest
 from autotune.search.wording import detail
 from autotune.specs import DeviceSpec, ModelSpec
-from autotune.techniques.rules import illegal
+from autotune.techniques.check import refusal
 from autotune.timeline.timeline import Timeline
 from autotune.tracing.client import LocalTracer
 from autotune.units import MIB
@@ -109,7 +109,7 @@ def rungs(kind: str = "cpu") -> list[tuple[str, str, Candidate]]:
     for change in LADDER:
         fields |= change
         found.append(("ladder", f"+ {_named(change)}", Candidate(**fields)))
-    assert not [candidate for *_, candidate in found if illegal(candidate)]
+    assert not [candidate for *_, candidate in found if refusal(candidate)]
     return found
 
 

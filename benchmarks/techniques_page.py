@@ -1,8 +1,8 @@
-"""Put what `benchmarks.techniques` measured on this CPU into the page on techniques.
+"""Put what techniques declare, and what `benchmarks.techniques` measured on this CPU, into the page on techniques.
 
     python -m benchmarks.techniques_page --write docs/techniques.md
 
-Only what stands between the two marks is made; the page's own sentences stay.
+Only what stands between the marks is made; the page's own sentences stay.
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+from autotune.techniques.axis import Value
+from autotune.techniques.families import FAMILIES, axes_of
 
 from benchmarks.marked import fill
 from benchmarks.recording import RESULTS
@@ -21,7 +26,36 @@ RECORD = RESULTS / "techniques-cpu.json"
 
 def page(written: str, document: dict[str, Any]) -> str:
     """Return the page with the record's numbers between its marks."""
-    return fill(written, "benchmarks/techniques_page.py", measured(document))
+    maker = "benchmarks/techniques_page.py"
+    return fill(fill(written, maker, declared(), "declared"), maker, measured(document))
+
+
+def declared() -> str:
+    """Return what every technique says of itself, as Markdown: family by family, value by value."""
+    lines: list[str] = []
+    for family in FAMILIES:
+        axes = axes_of(family)
+        lines += ["", f"### {family_name(family)}", "", (family.__doc__ or "").strip(), ""]
+        for axis in axes:
+            for name, value in axis.values.items():
+                if value.saves:
+                    shown = {True: "on", False: "off"}[name] if isinstance(name, bool) else name
+                    lines.append(f"- **`{axis.name}: {shown}`**")
+                    lines += [f"  - {what}: {text}" for what, text in _told(value)]
+    return "\n".join([*lines, "", ""])
+
+
+def family_name(family: ModuleType) -> str:
+    """Return a family's heading."""
+    return family.__name__.rpartition(".")[2].replace("_", " ").capitalize()
+
+
+def _told(value: Value) -> Iterator[tuple[str, str]]:
+    yield "saves", value.saves
+    yield "costs", value.costs
+    yield "not where", value.avoid
+    if value.packages:
+        yield "needs", ", ".join(f"`{name}`" for name in value.packages)
 
 
 def measured(document: dict[str, Any]) -> str:

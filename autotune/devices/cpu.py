@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autotune.candidate import Candidate, OffloadPlace
-from autotune.devices.device import PREPARE_TIMEOUT, DeviceFacts
+from autotune.devices.device import PREPARE_TIMEOUT
 from autotune.devices.host import available_memory, free_disk, total_memory
 from autotune.environment import processor
 from autotune.errors import InputError
+from autotune.specs import DeviceFacts
 from autotune.units import MIB, format_bytes, format_size
 
 LIBRARIES = 352 * MIB
@@ -65,7 +66,7 @@ class CpuDevice:
         return DeviceFacts(
             kind="cpu", name=processor(), torch_name="cpu", budget=self._budget, total=self._total,
             # torch computes in bf16 on any processor; without AVX512-BF16 or AMX it is slow, which probes show.
-            supports_bf16=True,
+            dtypes=frozenset({"bf16"}),
         )  # fmt: skip
 
     def minimum(self) -> int:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
-
-from pydantic import Field
+from typing import Protocol
 
 from autotune.candidate import Candidate, OffloadPlace
 from autotune.errors import AutotuneError
 from autotune.exit_codes import ExitCode
-from autotune.validation import Frozen
+from autotune.specs import DeviceFacts
 
 PREPARE_TIMEOUT = 30.0
 """Seconds that a device gets to come back to its starting level between two probes."""
@@ -21,33 +19,6 @@ class DeviceBusy(AutotuneError):
     """Something else uses the device, so that nothing measured on it would mean anything."""
 
     exit_code = ExitCode.INPUT
-
-
-class DeviceFacts(Frozen):
-    """What a device is. Memory in bytes."""
-
-    kind: Literal["cpu", "cuda"]
-    """Whose kernels and rules hold."""
-    simulated: bool = False
-    """Nothing runs on it: what is said of it is predicted."""
-    name: str
-    """As the vendor calls it."""
-    torch_name: str
-    """What a worker calls it, under the device's own environment: `cpu` or `cuda:0`."""
-    budget: Annotated[int, Field(gt=0)]
-    """Bytes that a probe may take: the enforced limit (cpu), or what was free at the start (CUDA)."""
-    total: Annotated[int, Field(gt=0)]
-    """Bytes of the whole device: the machine's memory (cpu), or the GPU's."""
-    driver: str | None = None
-    """Version of the driver; None on the cpu."""
-    hardware: str | None = None
-    """Id in hardware.yaml; None for a device that the table does not know."""
-    supports_bf16: bool
-    """Whether the device itself computes in bf16."""
-    supports_fp8: bool = False
-    """Whether the device itself multiplies 8-bit floats."""
-    peak_flops: dict[str, float] = Field(default_factory=dict)
-    """Dense peak in FLOP/s by precision (`bf16`, `fp32`); empty where unknown, and then there is no MFU."""
 
 
 class DeviceWatch(Protocol):

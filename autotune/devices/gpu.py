@@ -12,20 +12,19 @@ from pathlib import Path
 import psutil
 
 from autotune.candidate import Candidate, OffloadPlace, allocator_options
-from autotune.devices.device import PREPARE_TIMEOUT, DeviceBusy, DeviceFacts
+from autotune.devices.device import PREPARE_TIMEOUT, DeviceBusy
 from autotune.devices.hardware import lookup
 from autotune.devices.host import available_memory, free_disk
 from autotune.devices.monitor.nvml import Gpu, Nvml, NvmlError
 from autotune.errors import InputError
 from autotune.memory.predictor import CUDA_CONTEXT
+from autotune.specs import DeviceFacts
 from autotune.units import MIB, format_bytes
 
 SLACK = 64 * MIB
 """How far above the starting level the device counts as free: drivers round and cache."""
-FIRST_BF16 = (8, 0)
-"""Compute capability from which tensor cores know bf16 (Ampere)."""
-FIRST_FP8 = (8, 9)
-"""Compute capability from which tensor cores multiply 8-bit floats (Ada)."""
+FIRST_WITH = {"bf16": (8, 0), "fp8": (8, 9)}
+"""Compute capability from which tensor cores know a number type: bf16 came with Ampere, 8-bit floats with Ada."""
 _TICK = 0.02
 _POLL = 0.1
 
@@ -105,7 +104,7 @@ class CudaDevice:
         return DeviceFacts(
             kind="cuda", name=self._gpu.name, torch_name="cuda:0", budget=self._free, total=self._total,
             driver=self._nvml.driver(), hardware=row.id if row else None,
-            supports_bf16=self._gpu.capability >= FIRST_BF16, supports_fp8=self._gpu.capability >= FIRST_FP8,
+            dtypes=frozenset(name for name, first in FIRST_WITH.items() if self._gpu.capability >= first),
             peak_flops=row.peak_flops() if row else {},
         )  # fmt: skip
 

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autotune.candidate import Candidate, OffloadPlace, allocator_options
-from autotune.devices.device import PREPARE_TIMEOUT, DeviceFacts
+from autotune.devices.device import PREPARE_TIMEOUT
 from autotune.devices.gpu import own_options
 from autotune.devices.hardware import Hardware
 from autotune.memory.predictor import CUDA_CONTEXT
+from autotune.specs import DeviceFacts
 from autotune.units import GIB
 
 DEFAULT = "h100-sxm-80gb"
@@ -38,7 +39,9 @@ class SimulatedDevice:
         self._facts = DeviceFacts(
             kind="cuda", simulated=True, name=f"{_name(row)} (simulated)", torch_name="cuda:0",
             budget=row.usable_bytes(), total=row.usable_bytes(), hardware=row.id,
-            supports_bf16=row.bf16_tflops is not None, supports_fp8=row.fp8_tflops is not None,
+            dtypes=frozenset(
+                name for name, peak in (("bf16", row.bf16_tflops), ("fp8", row.fp8_tflops)) if peak is not None
+            ),
             peak_flops=row.peak_flops(),
         )  # fmt: skip
 

@@ -13,6 +13,7 @@ from autotune.estimation.pricing import Estimate
 from autotune.estimation.request import EstimateReport
 from autotune.estimation.tables import accumulated
 from autotune.printable import printable, shortened
+from autotune.techniques.families import title as title_of
 from autotune.units import GIB
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _labels(answer: EstimateReport) -> list[str]:
             else "does not fit"
         )
 
-    return [f"{rung.estimate.candidate.title()}\n{largest(rung.estimate)}" for rung in answer.priced]
+    return [f"{title_of(rung.estimate.candidate)}\n{largest(rung.estimate)}" for rung in answer.priced]
 
 
 def _png(answer: EstimateReport, file: Path) -> None:
@@ -138,7 +139,8 @@ def _png(answer: EstimateReport, file: Path) -> None:
         labels=[name.replace("_", " ") for name in names], colors=[COLOURS[name] for name in names],
     )  # fmt: skip
     below.set_title(
-        f"one step of {answer.priced[number].estimate.candidate.title()}: tensors on the device", fontsize=10
+        f"one step of {title_of(answer.priced[number].estimate.candidate)}: tensors on the device",
+        fontsize=10,
     )
     below.set_ylabel("GiB")
     below.set_xlabel("allocations and releases, in order")
@@ -166,7 +168,7 @@ def _html(answer: EstimateReport, file: Path) -> None:
 
     number, step = _shown(answer)
     count = len(answer.priced)
-    title = f"one step of {answer.priced[number].estimate.candidate.title()}: tensors on the device"
+    title = f"one step of {title_of(answer.priced[number].estimate.candidate)}: tensors on the device"
     share = (1 + count) / (count + 9)
     figure = make_subplots(
         rows=2, cols=1, row_heights=[share, 1 - share], vertical_spacing=0.16, subplot_titles=("", title)

@@ -15,7 +15,7 @@ from autotune.accumulation import ASSUMED_STEPS
 from autotune.bounds import MicroBatch, Ranks, SeqLen, Steps, too_many_ranks
 from autotune.candidate import AXES, Candidate, alike, choices
 from autotune.devices.hardware import Hardware, find_hardware
-from autotune.devices.simulated import DEFAULT
+from autotune.devices.simulated import DEFAULT, SimulatedDevice
 from autotune.errors import InputError
 from autotune.estimation.pricing import Estimate, Unpriced, price
 from autotune.executors.scratch import scratch_folder, temporary
@@ -26,8 +26,8 @@ from autotune.probe.launch import end_all
 from autotune.probe.protocol import ProbeRequest
 from autotune.search.space import Space
 from autotune.specs import Goal, ModelSpec
-from autotune.techniques.rules import illegal
-from autotune.techniques.topology import misplaced, unmeasured
+from autotune.techniques.axis import Context
+from autotune.techniques.check import check
 from autotune.timeline.timeline import Timeline
 from autotune.timing.roofline import Machine, step_time
 from autotune.tracing.client import Trace, Tracer
@@ -209,20 +209,14 @@ def _candidates(
     question: EstimateRequest, space: Space, chosen: Candidate, hardware: Hardware
 ) -> tuple[Candidate, ...]:
     """Return the one candidate that was asked for, or every rung. Raises InputError for an illegal one."""
-    has_bf16 = hardware.bf16_tflops is not None
-    ranks = question.world_size
+    ranks, facts = question.world_size, SimulatedDevice(hardware).facts()
 
     def refusals(candidate: Candidate) -> list[str]:
-        reasons = [
-            space.refusal(candidate),
-            illegal(candidate, question.steps_of(candidate)),
-            misplaced(candidate, ranks, "cuda", question.nodes),
-            unmeasured(candidate, question.lengths is not None),
-        ]
-        if candidate.needs_bf16 and not has_bf16:
-            reasons.append(f"{hardware.id} has no bf16; choose --precision fp16 or fp32")
-        if candidate.precision == "fp8" and hardware.fp8_tflops is None:
-            reasons.append(f"{hardware.id} does not multiply 8-bit floats; choose --precision bf16")
+        context = Context(
+            accumulation_steps=question.steps_of(candidate), world_size=ranks, nodes=question.nodes, device=facts,
+            with_lengths=question.lengths is not None,
+        )  # fmt: skip
+        reasons = [space.refusal(candidate), *check(candidate, context)]
         return list(dict.fromkeys(reason for reason in reasons if reason))
 
     if question.lengths is not None and "sequences" not in question.candidate:
@@ -236,7 +230,7 @@ def _candidates(
             raise InputError(problems)
         return (chosen.at(question.micro_batch),)
     half = "fp16" if hardware.fp16_tflops is not None else "fp32"
-    base = chosen.model_copy(update={"precision": "bf16" if has_bf16 else half})
+    base = chosen.model_copy(update={"precision": "bf16" if facts.supports("bf16") else half})
     shardings = [name for name in choices("sharding") if (name == "none") == (ranks == 1)]
     rungs = dict.fromkeys(
         rung.model_copy(update={"sharding": sharding, "micro_batch": question.micro_batch})

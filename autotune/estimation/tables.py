@@ -14,6 +14,7 @@ from autotune.estimation.pricing import Estimate, Note, Unpriced
 from autotune.estimation.request import EstimateReport
 from autotune.reporting.columns import Cell, Column, FittingTable
 from autotune.search.wording import PHASES
+from autotune.techniques.families import title as title_of
 from autotune.units import format_bytes, format_count, format_counted
 
 BANNER = "predicted, not measured"
@@ -65,11 +66,11 @@ def print_estimates(answer: EstimateReport, console: Console) -> None:
     elif answer.priced:
         console.print(_table([rung.estimate for rung in answer.priced], question.micro_batch))
         for entry, note in _most_noted(answer):
-            console.print(Text(f"{entry.candidate.title()}: {note.text}", style="yellow"))
+            console.print(Text(f"{title_of(entry.candidate)}: {note.text}", style="yellow"))
     for rung in answer.rungs:
         if isinstance(rung, Unpriced):
             console.print(
-                Text(f"{rung.candidate.title()} cannot be predicted: {rung.reason}", style="yellow")
+                Text(f"{title_of(rung.candidate)} cannot be predicted: {rung.reason}", style="yellow")
             )
     if answer.priced:
         console.print(Text("\nSpeed is a rough upper bound; probes measure it.", style="dim"))
@@ -94,7 +95,7 @@ def _table(estimates: list[Estimate], micro_batch: int) -> FittingTable:
         return Column(title, cells, leaves=leaves, justify="right")
 
     return FittingTable([
-        Column("rung", [entry.candidate.title() for entry in estimates], least=20),
+        Column("rung", [title_of(entry.candidate) for entry in estimates], least=20),
         column(f"peak at\nmicro-batch {micro_batch}", [peak(entry) for entry in estimates]),
         column("para-\nmeters", size(lambda entry: entry.breakdown.parameters), leaves=5),
         column("gra-\ndients", size(lambda entry: entry.breakdown.gradients), leaves=4),
@@ -117,7 +118,7 @@ def _in_full(entry: Estimate) -> Table:
         for module, what, size in entry.holders[:4]
     )
     rows = [
-        ("configuration", f"{entry.candidate.title()}, {entry.candidate.optimizer}"),
+        ("configuration", f"{title_of(entry.candidate)}, {entry.candidate.optimizer}"),
         ("micro-batch", str(entry.micro_batch)),
         (
             "device",

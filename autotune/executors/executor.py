@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from autotune.candidate import Candidate, OffloadPlace
-from autotune.devices.device import DeviceFacts
 from autotune.outcome import Outcome
 from autotune.probe.protocol import Inspection, ProbeRequest, Progress
+from autotune.specs import DeviceFacts
 
 
 @dataclass(frozen=True)

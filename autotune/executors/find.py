@@ -10,7 +10,6 @@ from autotune.executors.local import LocalExecutor
 from autotune.executors.ranks import RanksExecutor
 from autotune.executors.simulated import SimulatedExecutor
 from autotune.specs import DeviceSpec
-from autotune.techniques.topology import unlaunched
 from autotune.tracing.client import Tracer
 from autotune.units import format_bytes
 
@@ -39,3 +38,13 @@ def find_executor(spec: DeviceSpec, tracer: Tracer, gpus: int = 1, nodes: int = 
     first = resolve_device(spec)
     others = [find(first.model_copy(update={"index": first.index + rank})) for rank in range(1, gpus)]
     return RanksExecutor([device, *others])
+
+
+def unlaunched(kind: str, nodes: int) -> str | None:
+    """Return why probes cannot be launched on so many nodes of devices of a kind (as `--device` names it), or None."""
+    if nodes == 1 or kind in {"cpu", "sim"}:
+        return None
+    return (
+        f"--nodes {nodes}: probes on GPUs run on this machine alone. Tune one machine with --nodes 1 and start the "
+        "export on each, or price all ranks on a simulated device: --device sim:h100-80gb"
+    )

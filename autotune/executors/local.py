@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.candidate import Candidate, OffloadPlace
-from autotune.devices.device import Device, DeviceFacts
+from autotune.devices.device import Device
 from autotune.executors.executor import ProbeResult
 from autotune.outcome import Outcome
 from autotune.probe.classify import classify
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import Launcher, launch
 from autotune.probe.protocol import Inspection, ProbeRequest, Progress
+from autotune.specs import DeviceFacts
 
 KEPT = ("memory_summary.txt", "snapshot.pickle")
 """What a worker leaves in its scratch folder for people to read after an OOM."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.candidate import Candidate, OffloadPlace
-from autotune.devices.device import Device, DeviceFacts
+from autotune.devices.device import Device
 from autotune.executors.executor import Executor, ProbeResult
 from autotune.executors.local import LocalExecutor
 from autotune.interruption import shielded
@@ -22,6 +22,7 @@ from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import Launcher, launch
 from autotune.probe.protocol import Inspection, ProbeRequest, Progress
 from autotune.probe.ranks import RankOutcome, join
+from autotune.specs import DeviceFacts
 
 GRACE = 3.0
 """Seconds that the other ranks get to say what happened to them, once one has failed."""

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.candidate import Candidate, OffloadPlace
-from autotune.devices.device import DeviceFacts
 from autotune.devices.simulated import SimulatedDevice
 from autotune.executors.executor import ProbeResult
 from autotune.memory.allocator import OutOfDeviceMemory
@@ -23,6 +22,7 @@ from autotune.probe.classify import classify
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import Launcher, launch
 from autotune.probe.protocol import Inspection, ProbeRequest, Progress
+from autotune.specs import DeviceFacts
 from autotune.timeline.timeline import Timeline
 from autotune.timing.calibration import SpeedCalibration
 from autotune.timing.roofline import Machine, StepTime, step_time

@@ -8,37 +8,23 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import SingleQuotedScalarString
 
-from autotune.exports.fields import Expressed, refuse
+from autotune.exports.fields import Expressed, not_expressed, refuse
 from autotune.exports.shared import (
     launch_script,
     model_files,
     pretty,
-    refuse_activation_offload,
-    refuse_adapters,
     refuse_checkpointing,
-    refuse_collection,
-    refuse_compile,
-    refuse_engine,
-    refuse_in_backward,
-    refuse_loss,
-    refuse_memory_budget,
     refuse_model,
-    refuse_offload,
-    refuse_offload_to,
     refuse_precision,
     refuse_prefetch,
     refuse_ranks,
-    refuse_reduction,
-    refuse_rows,
-    refuse_sharding,
-    refuse_tensor_parallel,
     script,
 )
 from autotune.run.best import Best
 
 
 def _refuse_sharding(best: Best) -> str | None:
-    return None if best.candidate.sharding == "ddp" else refuse_sharding(best)
+    return None if best.candidate.sharding == "ddp" else not_expressed(best, "sharding")
 
 
 FIELDS = {
@@ -46,28 +32,15 @@ FIELDS = {
     "tf32": Expressed("training.json: tf32 (no effect on a cpu)"),
     "attention": Expressed("settings.json: attention"),
     "checkpointing": Expressed("training.json: checkpointing", refuse_checkpointing),
-    "adapters": Expressed("nowhere: only `none` is exported", refuse_adapters),
-    "sequences": Expressed("nowhere: only `full` is exported", refuse_rows),
     "workers": Expressed("training.json: workers"),
     "pin_memory": Expressed("training.json: pin_memory"),
     "prefetch": Expressed("training.json: prefetch", refuse_prefetch),
-    "loss": Expressed("nowhere: only `full` is exported", refuse_loss),
-    "compile": Expressed("nowhere: only `none` is exported", refuse_compile),
-    "memory_budget": Expressed("nowhere: only `none` is exported", refuse_memory_budget),
     "kernels": Expressed("training.json: kernels"),
-    "activation_offload": Expressed("nowhere: only `off` is exported", refuse_activation_offload),
-    "offload": Expressed("nowhere: only `none` is exported", refuse_offload),
-    "offload_to": Expressed("nowhere: only `auto` is exported", refuse_offload_to),
     "optimizer": Expressed("training.json: optimizer"),
     "optimizer_kernel": Expressed("training.json: optimizer_kernel"),
-    "optimizer_in_backward": Expressed("nowhere: only `off` is exported", refuse_in_backward),
     "sharding": Expressed("training.json: sharding, of `ddp` alone", _refuse_sharding),
-    "reduce_dtype": Expressed("nowhere: only `fp32` is exported", refuse_reduction),
-    "engine": Expressed("nowhere: only `torch` is exported", refuse_engine),
-    "tensor_parallel": Expressed("nowhere: only `1` is exported", refuse_tensor_parallel),
     "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
     "split_limit": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
-    "collect_above": Expressed("nowhere: only `none` is exported", refuse_collection),
     "micro_batch": Expressed("training.json: micro_batch"),
 }
 

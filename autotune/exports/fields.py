@@ -1,13 +1,14 @@
-"""How a target treats each field of a candidate: it says where it is expressed, or why it cannot be."""
+"""What a target can express of a candidate, and where; whatever else is off its default is refused by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from autotune.candidate import Candidate
+from autotune.candidate import AXES
 from autotune.errors import InputError
 from autotune.run.best import Best
+from autotune.techniques.check import axis_of
 
 
 class CannotExport(InputError):
@@ -34,14 +35,30 @@ class Expressed:
     """Returns why the value at hand cannot be expressed, or None."""
 
 
+_ENGINES_OWN = frozenset({"sharding", "offload", "offload_to"})
+"""What another engine does by itself: who expresses the engine expresses these."""
+
+
+def not_expressed(best: Best, field: str) -> str | None:
+    """Return the technique's own reason why no other library trains it as it was measured; None for its default."""
+    axis = axis_of(field)
+    if getattr(best.candidate, field) == axis.default:
+        return None
+    if best.candidate.engine != "torch" and field in _ENGINES_OWN:
+        return None  # as the engine does it, which is told with the engine
+    return f"{axis.not_exported or 'this target has no name for it'}. Use --to native"
+
+
 def refuse(
     best: Best, target: str, fields: Mapping[str, Expressed], others: Mapping[str, str | None]
 ) -> None:
     """Raise CannotExport where a value cannot be expressed.
 
-    `fields` has to name every field of a candidate; `others` holds reasons about the rest of the file.
+    `fields` names what the target can express; every other field must be at its default. `others` holds reasons about
+    the rest of the file.
     """
-    assert set(fields) == set(Candidate.model_fields), "a target decides about every field of a candidate"
-    reasons = {name: field.refuse(best) for name, field in fields.items()} | dict(others)
-    if found := {name: why for name, why in reasons.items() if why}:
+    reasons = {
+        name: fields[name].refuse(best) if name in fields else not_expressed(best, name) for name in AXES
+    }
+    if found := {name: why for name, why in (reasons | dict(others)).items() if why}:
         raise CannotExport(target, found)

@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
+from autotune.candidate import Candidate
 from autotune.exports.fields import Expressed, refuse
 from autotune.exports.shared import launch_script, on_all_ranks, refuse_ranks, script
 from autotune.run.best import Best
 
-_FILE = Expressed("best.yaml: candidate")
+_LAUNCH = "launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"
 FIELDS = {
-    "precision": _FILE,
-    "tf32": _FILE,
-    "attention": _FILE,
-    "checkpointing": _FILE,
-    "adapters": _FILE,
-    "sequences": _FILE,
-    "workers": _FILE,
-    "pin_memory": _FILE,
-    "prefetch": _FILE,
-    "loss": _FILE,
-    "compile": _FILE,
-    "memory_budget": _FILE,
-    "kernels": _FILE,
-    "activation_offload": _FILE,
-    "offload": _FILE,
-    "offload_to": _FILE,
-    "optimizer": _FILE,
-    "optimizer_kernel": _FILE,
-    "optimizer_in_backward": _FILE,
-    "sharding": _FILE,
-    "reduce_dtype": _FILE,
-    "engine": _FILE,
-    "tensor_parallel": _FILE,
-    "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
-    "split_limit": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
-    "collect_above": Expressed("best.yaml: candidate; launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
-    "micro_batch": _FILE,
+    **{name: Expressed("best.yaml: candidate") for name in Candidate.model_fields},
+    "expandable_segments": Expressed(_LAUNCH),
+    "split_limit": Expressed(_LAUNCH),
+    "collect_above": Expressed(f"best.yaml: candidate; {_LAUNCH}"),
 }
 
 

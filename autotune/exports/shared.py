@@ -60,16 +60,6 @@ def _example_rows(best: Best) -> list[tuple[int, ...]]:
     return list(best.lengths.rows(best.candidate.sequences, best.seq_len, best.seed)[:EXAMPLES])
 
 
-def refuse_rows(best: Best) -> str | None:
-    """Return why rows of unequal numbers of tokens cannot be expressed, or None."""
-    if best.candidate.sequences == "full":
-        return None
-    return (
-        "the script averages the losses of micro-steps, whatever number of tokens they hold, so padded rows would "
-        "count for too much. Use --to transformers, whose Trainer counts tokens, or --to native"
-    )
-
-
 def refuse_prefetch(best: Best) -> str | None:
     """Return why batches in advance cannot be expressed, or None."""
     if best.candidate.prefetch == 2 or best.candidate.workers:
@@ -108,122 +98,11 @@ def refuse_precision(best: Best) -> str | None:
     return None
 
 
-def refuse_offload(best: Best) -> str | None:
-    """Return why another library's offload is not the one that was measured, or None."""
-    if best.candidate.offload == "none" or best.candidate.engine == "deepspeed":
-        return None
-    return (
-        f"{best.candidate.offload!r} is autotune's own technique; what this library offers under the name moves "
-        "other tensors at other times, so neither the memory nor the speed that was proven would hold. Use "
-        "--to native"
-    )
-
-
-def refuse_offload_to(best: Best) -> str | None:
-    """Return why the place of what is offloaded cannot be expressed, or None."""
-    if best.candidate.offload_to == "auto" or best.candidate.engine == "deepspeed":
-        return None
-    return (
-        "it is the place of what autotune's own offload moves, which this library does not. Use --to native"
-    )
-
-
-def refuse_activation_offload(best: Best) -> str | None:
-    """Return why activation offload cannot be expressed, or None."""
-    if not best.candidate.activation_offload:
-        return None
-    return "it is autotune's own technique: this library keeps activations on the device. Use --to native"
-
-
-def refuse_adapters(best: Best) -> str | None:
-    """Return why adapters cannot be expressed, or None."""
-    if best.candidate.adapters == "none":
-        return None
-    return "adapters are put beside the layers that autotune found to be a block's. Use --to native"
-
-
-def refuse_compile(best: Best) -> str | None:
-    """Return why compiled blocks cannot be expressed, or None."""
-    if best.candidate.compile == "none":
-        return None
-    return "each block was compiled by itself; this library compiles the whole model. Use --to native"
-
-
-def refuse_memory_budget(best: Best) -> str | None:
-    """Return why the compiler's memory budget cannot be expressed, or None."""
-    if best.candidate.memory_budget == "none":
-        return None
-    return "the budget is for blocks that were compiled each by itself. Use --to native"
-
-
-def refuse_loss(best: Best) -> str | None:
-    """Return why the way the loss is computed cannot be expressed, or None."""
-    if best.candidate.loss == "full":
-        return None
-    return "chunked loss is autotune's own technique: this library makes all logits at once. Use --to native"
-
-
-def refuse_in_backward(best: Best) -> str | None:
-    """Return why an optimizer step inside backward cannot be expressed, or None."""
-    if not best.candidate.optimizer_in_backward:
-        return None
-    return (
-        "this library clips gradients and steps after the backward pass, when all gradients are there: the memory that "
-        "was proven would not hold. Use --to native"
-    )
-
-
 def refuse_ranks(best: Best) -> str | None:
     """Return why several ranks cannot be started, or None."""
     if best.gpus == 1 or best.candidate.distributed:
         return None
     return f"{best.gpus} ranks need a sharding, and the candidate has none"
-
-
-def refuse_sharding(best: Best) -> str | None:
-    """Return why another library's sharding is not the one that was measured, or None."""
-    if best.candidate.sharding == "none" or best.candidate.engine == "deepspeed":
-        return None
-    return (
-        f"{best.candidate.sharding!r} was measured as autotune's own training applies it; what this library sets up "
-        "under the name keeps other buffers, so the memory that was proven would not hold. Use --to native"
-    )
-
-
-def refuse_tensor_parallel(best: Best) -> str | None:
-    """Return why matrices that are cut over ranks cannot be expressed, or None."""
-    if best.candidate.tensor_parallel == 1:
-        return None
-    return (
-        "transformers cuts a model while it loads published weights (`from_pretrained`), and the exported script "
-        "builds it from its configuration, without any. Use --to native"
-    )
-
-
-def refuse_reduction(best: Best) -> str | None:
-    """Return why the type of the gradients' reduction cannot be expressed, or None."""
-    if best.candidate.reduce_dtype == "fp32":
-        return None
-    return "this library reduces gradients in the type that they have, which is fp32. Use --to native"
-
-
-def refuse_engine(best: Best) -> str | None:
-    """Return why another library's way to run DeepSpeed is not the one that was measured, or None."""
-    if best.candidate.engine == "torch":
-        return None
-    return (
-        "accelerate's script would have to hand its loop to DeepSpeed. Use --to transformers, whose Trainer does, or "
-        "--to native"
-    )
-
-
-def refuse_collection(best: Best) -> str | None:
-    """Return why the allocator's garbage collection cannot be expressed, or None."""
-    if best.candidate.collect_above == "none":
-        return None
-    return (
-        "torch collects only where the process's share of the memory is set, which this library does not do"
-    )
 
 
 def refuse_checkpointing(best: Best) -> str | None:

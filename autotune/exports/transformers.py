@@ -5,30 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.candidate import Candidate
-from autotune.exports.fields import Expressed, refuse
+from autotune.exports.fields import Expressed, not_expressed, refuse
 from autotune.exports.shared import (
     launch_script,
     model_files,
     on_all_ranks,
     pretty,
-    refuse_activation_offload,
-    refuse_adapters,
     refuse_checkpointing,
-    refuse_collection,
-    refuse_compile,
-    refuse_in_backward,
-    refuse_loss,
-    refuse_memory_budget,
     refuse_model,
-    refuse_offload,
-    refuse_offload_to,
     refuse_packing,
     refuse_precision,
     refuse_prefetch,
     refuse_ranks,
-    refuse_reduction,
-    refuse_sharding,
-    refuse_tensor_parallel,
     script,
 )
 from autotune.run.best import Best
@@ -58,28 +46,27 @@ FIELDS = {
     "tf32": Expressed("training_arguments.json: tf32 (no effect on a cpu)"),
     "attention": Expressed("settings.json: attention"),
     "checkpointing": Expressed("training_arguments.json: gradient_checkpointing", refuse_checkpointing),
-    "adapters": Expressed("nowhere: only `none` is exported", refuse_adapters),
     "sequences": Expressed("settings.json: sequences; rows.json", refuse_packing),
     "workers": Expressed("training_arguments.json: dataloader_num_workers"),
     "pin_memory": Expressed("training_arguments.json: dataloader_pin_memory"),
     "prefetch": Expressed("training_arguments.json: dataloader_prefetch_factor", refuse_prefetch),
-    "loss": Expressed("nowhere: only `full` is exported", refuse_loss),
-    "compile": Expressed("nowhere: only `none` is exported", refuse_compile),
-    "memory_budget": Expressed("nowhere: only `none` is exported", refuse_memory_budget),
     "kernels": Expressed("training_arguments.json: use_liger_kernel"),
-    "activation_offload": Expressed("nowhere: only `off` is exported", refuse_activation_offload),
-    "offload": Expressed("deepspeed.json: zero_optimization, of DeepSpeed's alone", refuse_offload),
-    "offload_to": Expressed("deepspeed.json: zero_optimization, of DeepSpeed's alone", refuse_offload_to),
+    "offload": Expressed(
+        "deepspeed.json: zero_optimization, of DeepSpeed's alone", lambda best: not_expressed(best, "offload")
+    ),
+    "offload_to": Expressed(
+        "deepspeed.json: zero_optimization, of DeepSpeed's alone",
+        lambda best: not_expressed(best, "offload_to"),
+    ),
     "optimizer": Expressed("training_arguments.json: optim"),
     "optimizer_kernel": Expressed("training_arguments.json: optim; SGD's is torch's choice", _refuse_kernel),
-    "optimizer_in_backward": Expressed("nowhere: only `off` is exported", refuse_in_backward),
-    "sharding": Expressed("deepspeed.json: zero_optimization, of DeepSpeed's alone", refuse_sharding),
-    "reduce_dtype": Expressed("nowhere: only `fp32` is exported", refuse_reduction),
+    "sharding": Expressed(
+        "deepspeed.json: zero_optimization, of DeepSpeed's alone",
+        lambda best: not_expressed(best, "sharding"),
+    ),
     "engine": Expressed("deepspeed.json"),
-    "tensor_parallel": Expressed("nowhere: only `1` is exported", refuse_tensor_parallel),
     "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
     "split_limit": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
-    "collect_above": Expressed("nowhere: only `none` is exported", refuse_collection),
     "micro_batch": Expressed("training_arguments.json: per_device_train_batch_size"),
 }
 

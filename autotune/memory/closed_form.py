@@ -22,6 +22,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from autotune.candidate import Sharding
+from autotune.techniques.sharding import SHARDINGS
 from autotune.validation import Frozen
 
 Count = Annotated[int, Field(ge=0)]
@@ -30,18 +31,6 @@ Precision = Literal["fp32", "bf16", "fp16", "autocast"]
 """`fp32`; 16-bit weights and gradients with a float32 master copy (`bf16`, `fp16`); `autocast`: float32 weights and
 gradients, 16-bit activations."""
 Optimizer = Literal["sgd", "momentum", "adamw", "adamw-8bit", "adafactor"]
-
-SHARED_OUT: dict[Sharding, tuple[bool, bool, bool]] = {
-    "none": (False, False, False),
-    "ddp": (False, False, False),
-    "zero1": (False, False, True),
-    "zero2": (False, True, True),
-    "hsdp": (True, True, True),
-    "fsdp2": (True, True, True),
-    "zero3": (True, True, True),
-}
-"""Whether the ranks share out weights, gradients, and optimizer state with its master weights (ZeRO, figure 1); under
-`hsdp` those of one node alone."""
 
 BLOCK_8BIT = 256
 """Values that share one float32 scale in 8-bit optimizer state (bitsandbytes)."""
@@ -146,8 +135,9 @@ def states(
     `trained` counts parameters that get gradients; `frozen_bytes` are weights that get none, as stored.
     """
     weights, gradients, master = weight_bytes(precision)
-    share = SHARED_OUT[sharding]
-    sharers = world // nodes if sharding == "hsdp" else world
+    traits = SHARDINGS[sharding]
+    share = traits.weights, traits.gradients, traits.optimizer_state
+    sharers = world // nodes if traits.within_node else world
     divisor = [sharers if shared else 1 for shared in share]
     state = state_bytes(optimizer, *adafactor_matrix)
     return States(
@@ -331,7 +321,7 @@ def estimate(architecture: Architecture, setup: Setup) -> ClosedFormEstimate:
     weights, gradients, _ = weight_bytes(setup.precision)
     temporary = 0.0
     gathered = architecture.layer_parameters() / setup.tensor_parallel * (weights + gradients)
-    if setup.sharding in {"hsdp", "fsdp2", "zero3"} or setup.offload == "full":
+    if SHARDINGS[setup.sharding].weights or setup.offload == "full":
         temporary += gathered
     if setup.precision == "autocast" and not temporary:
         temporary += 2 * everything  # the cast copies that autocast keeps until the backward pass

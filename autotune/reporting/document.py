@@ -32,6 +32,7 @@ from autotune.search.space import Space
 from autotune.search.strategy import Scope
 from autotune.search.wording import skipped, verdict
 from autotune.specs import RunSpec
+from autotune.techniques.families import title as title_of
 from autotune.trial import Trial
 
 
@@ -151,7 +152,7 @@ def _trial(trial: Trial, scope: Scope, drift: Drift) -> dict[str, Any]:
 def _print_without_winner(paths: RunPaths, record: Record, console: Console) -> None:
     if record.decided is not None and (causes := record.decided.causes):
         lines = [
-            f"{cause.candidate.title()}, micro-batch {cause.candidate.micro_batch}: {cause.why}"
+            f"{title_of(cause.candidate)}, micro-batch {cause.candidate.micro_batch}: {cause.why}"
             for cause in causes
         ]
         console.print(section("How each rung ended", [Text(line) for line in lines]))

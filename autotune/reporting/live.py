@@ -20,6 +20,7 @@ from autotune.search.space import Space
 from autotune.search.strategy import Done, Scope, Skip, Try
 from autotune.search.wording import PHASES, skipped
 from autotune.specs import ModelFacts, RunSpec
+from autotune.techniques.families import title as title_of
 from autotune.trial import History, ProofFinished, Trial
 from autotune.units import format_bytes, format_count, format_counted, format_duration
 
@@ -84,12 +85,12 @@ class Terminal:
                 self._plain(trial)
 
     def tracing(self, candidate: Candidate) -> None:
-        self._say(f"tracing {candidate.title()}")
+        self._say(f"tracing {title_of(candidate)}")
 
     def traced(self, entry: RungTraced) -> None:
         self._now = ""
         if entry.reason:
-            title = entry.candidate.title()
+            title = title_of(entry.candidate)
             self._console.print(Text(f"{title} is not predicted: {entry.reason}", style="yellow"))
 
     def skipping(self, skip: Skip) -> None:
@@ -99,7 +100,9 @@ class Terminal:
     def trying(self, number: int, attempt: Try, ahead: int) -> None:
         candidate = attempt.candidate
         self._ahead = ahead
-        self._say(f"probe {number}: {candidate.title()}, micro-batch {candidate.micro_batch} ({attempt.why})")
+        self._say(
+            f"probe {number}: {title_of(candidate)}, micro-batch {candidate.micro_batch} ({attempt.why})"
+        )
 
     def progressing(self, progress: Progress) -> None:
         self._phase = PHASES[progress.phase] + (f", step {progress.step}" if progress.step else "")
@@ -121,7 +124,7 @@ class Terminal:
 
     def proving(self, score: Score) -> None:
         candidate = score.trial.candidate
-        what = f"{candidate.title()}, micro-batch {candidate.micro_batch}"
+        what = f"{title_of(candidate)}, micro-batch {candidate.micro_batch}"
         self._say(f"proving probe {score.trial.number} from its file: {what}")
 
     def proved(self, proof: ProofFinished) -> None:

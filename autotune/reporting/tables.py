@@ -19,6 +19,7 @@ from autotune.search.space import Space
 from autotune.search.strategy import Scope
 from autotune.search.wording import REASONS, SHOWN, detail, rejected, verdict
 from autotune.specs import DeviceSpec
+from autotune.techniques.families import title as title_of
 from autotune.trial import History, Trial
 from autotune.units import format_bytes, format_count, format_duration
 
@@ -38,7 +39,7 @@ def trial_table(history: History, scope: Scope, space: Space) -> FittingTable:
 
     columns = [
         Column("#", cells(lambda trial: str(trial.number)), justify="right", style="dim"),
-        Column("rung", cells(lambda trial: trial.candidate.title()), least=20),
+        Column("rung", cells(lambda trial: title_of(trial.candidate)), least=20),
         Column("micro-\nbatch", cells(lambda trial: format_count(trial.candidate.micro_batch)), justify="right"),
         Column("verdict", cells(partial(verdict_cell, scope=scope)), least=13),
         Column("", cells(partial(_bar, scope=scope)), leaves=5),
@@ -55,7 +56,7 @@ def trial_table(history: History, scope: Scope, space: Space) -> FittingTable:
 def trial_line(trial: Trial, scope: Scope) -> str:
     """Return a finished trial in one line, for a log."""
     candidate = trial.candidate
-    line = f"probe {trial.number}: {candidate.title()}, micro-batch {format_count(candidate.micro_batch)}: "
+    line = f"probe {trial.number}: {title_of(candidate)}, micro-batch {format_count(candidate.micro_batch)}: "
     line += verdict(trial.outcome, scope)
     if isinstance(trial.outcome, Ok):
         line += f", peak {peak_cell(trial, scope)}"
@@ -184,7 +185,7 @@ def winner_rows(best: Best) -> list[tuple[str, str]]:
         more, target = format_count(accumulation.difference), format_count(accumulation.target)
         batch += f"; {more} more than the {target} asked for"
     rows = [
-        ("configuration", f"{best.candidate.title()}, {best.candidate.optimizer}"),
+        ("configuration", f"{title_of(best.candidate)}, {best.candidate.optimizer}"),
         *([("devices", f"{best.gpus} in {best.nodes} nodes")] if best.nodes > 1 else []),
         (
             "micro-batch",
@@ -281,7 +282,7 @@ def choice(best: Best) -> str:
     if not best.alternatives:
         return ""
     named = [
-        f"{other.candidate.title()}, micro-batch {other.candidate.micro_batch} "
+        f"{title_of(other.candidate)}, micro-batch {other.candidate.micro_batch} "
         f"({format_count(other.tokens_per_second)} ± {format_count(other.tokens_per_second_interval)} tokens/s)"
         for other in best.alternatives[:SHOWN]
     ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from autotune.memory.host_footprint import built_bytes, checkpoint_bytes, offloaded_bytes
 from autotune.run.best import Best
-from autotune.techniques.host_footprint import built_bytes, checkpoint_bytes, offloaded_bytes
 
 
 def written_bytes(best: Best, kind: Literal["cuda", "cpu"]) -> int:

@@ -16,6 +16,7 @@ from autotune.outcome import Lost, Outcome
 from autotune.prediction import Prediction
 from autotune.search.path import SearchEnd, Step
 from autotune.specs import ModelFacts, RunSpec
+from autotune.techniques.families import title as title_of
 from autotune.trial import TRIES, History, ProofFinished, Trial
 from autotune.validation import Frozen
 
@@ -208,7 +209,9 @@ class Unknown(Frozen):
     def title(self) -> str:
         """Say which it is: `probe 5 (bf16, micro-batch 8)`, or its proof."""
         of = "the proof of " if self.lost == "proof" else ""
-        return f"{of}probe {self.number} ({self.candidate.title()}, micro-batch {self.candidate.micro_batch})"
+        return (
+            f"{of}probe {self.number} ({title_of(self.candidate)}, micro-batch {self.candidate.micro_batch})"
+        )
 
 
 @dataclass

@@ -10,6 +10,7 @@ from autotune.run.events import Cause, Unknown
 from autotune.search.selection import missing
 from autotune.search.strategy import Done, Scope
 from autotune.search.wording import detail, expected, verdict
+from autotune.techniques.families import title as title_of
 from autotune.trial import TRIES, History, ProofFinished, Trial
 from autotune.units import format_bytes, format_duration
 
@@ -112,7 +113,7 @@ def proofs_crashed(proofs: Sequence[ProofFinished]) -> ModelError | None:
 def _crashed(trial: Trial) -> str:
     assert isinstance(trial.outcome, Crash)
     return (
-        f"probe {trial.number} ({trial.candidate.title()}, micro-batch {trial.candidate.micro_batch}) failed in "
+        f"probe {trial.number} ({title_of(trial.candidate)}, micro-batch {trial.candidate.micro_batch}) failed in "
         f"{trial.outcome.phase}: {trial.outcome.message}"
     )
 
@@ -141,7 +142,7 @@ def no_winner(
     """
     causes = last_verdicts(history, scope, done)
     lines = tuple(
-        f"{cause.candidate.title()}, micro-batch {cause.candidate.micro_batch}: {cause.why}"
+        f"{title_of(cause.candidate)}, micro-batch {cause.candidate.micro_batch}: {cause.why}"
         for cause in causes
     )
     hole = f". But {holes(unknown)}" if unknown else ""
@@ -152,7 +153,7 @@ def no_winner(
     amount = f"at least {format_bytes(lacking)} more" if lacking else "more memory"
     spared = f", with {scope.goal.headroom:.0%} kept free as headroom" if scope.goal.headroom else ""
     why = (
-        f"nothing fits {format_bytes(scope.budget)}{spared}. The nearest was {trial.candidate.title()} at "
+        f"nothing fits {format_bytes(scope.budget)}{spared}. The nearest was {title_of(trial.candidate)} at "
         f"micro-batch {trial.candidate.micro_batch}, which needs {amount}. Give the device more memory, "
         "or choose a smaller model, a shorter --seq-len or --optimizer sgd"
     )

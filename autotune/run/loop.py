@@ -41,7 +41,7 @@ from autotune.search.selection import Score
 from autotune.search.space import Space
 from autotune.search.strategy import Done, Scope, Try
 from autotune.specs import RunSpec
-from autotune.techniques.topology import unpaddable
+from autotune.techniques.data import unpaddable
 from autotune.tracing.client import Tracer
 from autotune.trial import TRIES
 from autotune.units import format_duration

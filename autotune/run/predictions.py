@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from autotune.candidate import Candidate
-from autotune.devices.device import DeviceFacts
 from autotune.devices.hardware import lookup
 from autotune.memory.predictor import DeviceOverhead, Predictor
 from autotune.outcome import Ok, StepTiming
@@ -14,6 +13,7 @@ from autotune.prediction import Prediction
 from autotune.probe.protocol import ProbeRequest, Progress
 from autotune.run.events import Inspected, RungTraced
 from autotune.search.strategy import Scope
+from autotune.specs import DeviceFacts
 from autotune.timing.calibration import SpeedCalibration, SpeedSample
 from autotune.timing.roofline import Machine, step_time
 from autotune.tracing.client import Tracer

@@ -6,12 +6,11 @@ from pathlib import Path
 
 from autotune.candidate import Candidate, OffloadPlace
 from autotune.executors.executor import Executor
+from autotune.memory.host_footprint import built_bytes, offloaded_bytes
 from autotune.search.space import Space
 from autotune.specs import ModelFacts, RunSpec
-from autotune.techniques.host_footprint import built_bytes, offloaded_bytes
-from autotune.techniques.rules import illegal
-from autotune.techniques.support import lacking, lacks_type, unpatched
-from autotune.techniques.topology import misplaced, uncut, unmeasured
+from autotune.techniques.axis import Context
+from autotune.techniques.check import refusal
 from autotune.units import format_bytes
 
 
@@ -26,27 +25,17 @@ class Preflight:
 
     def refusal(self, candidate: Candidate, accumulation_steps: int, model: ModelFacts) -> str | None:
         """Return why a candidate is refused without running it, or None."""
-        goal = self._spec.goal
+        goal, facts = self._spec.goal, self._executor.facts
+        context = Context(
+            accumulation_steps=accumulation_steps, world_size=goal.gpus, nodes=goal.nodes, device=facts, model=model,
+            source=self._spec.model, with_lengths=goal.lengths is not None, on_this_machine=not facts.simulated,
+        )  # fmt: skip
         return (
             self._space.refusal(candidate)
-            or illegal(candidate, accumulation_steps)
-            or misplaced(candidate, goal.gpus, self._executor.facts.kind, goal.nodes)
-            or uncut(candidate, model)
-            or unmeasured(candidate, goal.lengths is not None)
-            or self._lacks_support(candidate)
+            or refusal(candidate, context)
             or self._lacks_room(candidate, model)
             or self._cannot_build(candidate, model)
         )
-
-    def _lacks_support(self, candidate: Candidate) -> str | None:
-        """Return what the machine lacks for the candidate, or its kernels for the model; None where it can run.
-
-        What is only simulated needs no machine.
-        """
-        facts = self._executor.facts
-        if facts.simulated:
-            return lacks_type(candidate, facts)
-        return lacking(candidate, facts) or unpatched(candidate, self._spec.model)
 
     def _lacks_room(self, candidate: Candidate, model: ModelFacts) -> str | None:
         """Return why host memory or disk cannot hold what the candidate offloads, or None."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from autotune.run.events import Asked, Opened, ProofStarted, Record, Started
+from autotune.techniques.families import title as title_of
 from autotune.units import format_duration
 
 
@@ -19,7 +20,7 @@ def under_way(record: Record, now: datetime | None = None) -> str:
     match record.entries[-1:]:
         case [Started(number=number, candidate=candidate, time=time)]:
             size = candidate.micro_batch
-            return f"probe {number}, {candidate.title()}, micro-batch {size}, for {since(time)}"
+            return f"probe {number}, {title_of(candidate)}, micro-batch {size}, for {since(time)}"
         case [ProofStarted(number=number, time=time)]:
             return f"proof of probe {number}, for {since(time)}"
         case [Opened(time=time)] if record.inspection is None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.candidate import Candidate
-from autotune.devices.device import DeviceFacts
 from autotune.environment import environment
 from autotune.errors import InputError
 from autotune.outcome import Drift, Ok
@@ -14,7 +13,7 @@ from autotune.probe.folder import write_atomically
 from autotune.run.best import Alternative, Best, BestDevice
 from autotune.run.journal import now
 from autotune.search.selection import Choice, Score, mfu
-from autotune.specs import Goal, ModelFacts, RunSpec
+from autotune.specs import DeviceFacts, Goal, ModelFacts, RunSpec
 
 PREDICTED = (
     "predicted, not measured: nothing was trained. Memory is from a trace and a simulated allocator, speed from a "

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from autotune.bounds import MicroBatch
-from autotune.candidate import AXES, UNORDERED, Candidate, choices, is_choice
+from autotune.candidate import AXES, Candidate, choices, is_choice
 from autotune.errors import nearest
 from autotune.printable import printable, quoted
+from autotune.techniques.families import UNORDERED
 from autotune.validation import Frozen
 
 DONE = "done"

@@ -18,6 +18,7 @@ from autotune.search.growth import Grower, Grown
 from autotune.search.path import SearchEnd, Step
 from autotune.search.space import Space
 from autotune.search.strategy import Decision, Done, Scope, Skip, Try
+from autotune.techniques.families import title as title_of
 from autotune.trial import History, Trial
 from autotune.units import format_bytes
 
@@ -75,7 +76,7 @@ class _Walk:
                 return step
             self._path.append(step)
             if step.edge == "crash":
-                return self._done(f"{step.candidate.title()} crashed", "crashed")
+                return self._done(f"{title_of(step.candidate)} crashed", "crashed")
             name, candidate = node.target(step.edge), step.candidate
         return self._last_resort() or self._done("the graph is walked to its end", "walked")
 
@@ -179,7 +180,7 @@ class _Walk:
         if not self._path:
             return "start of the graph"
         last = self._path[-1]
-        title = last.candidate.title()
+        title = title_of(last.candidate)
         if node.micro_batch == "beyond":
             return f"{title} fits up to micro-batch {last.candidate.micro_batch}: does a larger one pay?"
         if last.evidence == "predicted":

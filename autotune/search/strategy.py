@@ -13,7 +13,8 @@ from autotune.outcome import Memory
 from autotune.prediction import Prediction
 from autotune.search.path import SearchEnd, Step
 from autotune.specs import Goal, ModelFacts, RunSpec
-from autotune.techniques.topology import lacks_groups, lacks_nodes
+from autotune.techniques.axis import Context
+from autotune.techniques.sharding import lacks_groups, lacks_nodes
 
 NONE: frozenset[int] = frozenset()
 
@@ -103,8 +104,8 @@ class Scope:
 
     def passes_over(self, candidate: Candidate) -> bool:
         """Tell whether the goal leaves a rung nothing to do, or nothing that another does not: no trial is needed."""
-        where = candidate, self.goal.gpus, self.goal.nodes
-        return lacks_nodes(*where) is not None or lacks_groups(*where) is not None
+        context = Context(world_size=self.goal.gpus, nodes=self.goal.nodes)
+        return lacks_nodes(candidate, context) is not None or lacks_groups(candidate, context) is not None
 
     def check(self) -> None:
         """Raise InputError when no micro-batch at all can make up the global batch."""

@@ -7,6 +7,7 @@ from autotune.outcome import Crash, Drift, Lost, NonFinite, Ok, Oom, Outcome, Ti
 from autotune.prediction import Prediction
 from autotune.search.selection import Score, rank
 from autotune.search.strategy import Scope
+from autotune.techniques.families import title as title_of
 from autotune.trial import History, Trial
 from autotune.units import format_bytes, format_duration, format_slowdown
 
@@ -39,7 +40,7 @@ def verdict(outcome: Outcome, scope: Scope) -> str:
 def skipped(candidate: Candidate, prediction: Prediction, scope: Scope) -> str:
     """Return in one line that a candidate was passed over, and by which prediction."""
     return (
-        f"{candidate.title()}, micro-batch {candidate.micro_batch}: passed over, predicted {expected(prediction)} of "
+        f"{title_of(candidate)}, micro-batch {candidate.micro_batch}: passed over, predicted {expected(prediction)} of "
         f"{format_bytes(scope.usable)}"
     )
 
@@ -90,7 +91,7 @@ def rejected(
                 + (f", {extra}" if extra else "")
             )
         if said:
-            reasons.append((rung.title() + (" (the winner's own)" if own else ""), "; ".join(said)))
+            reasons.append((title_of(rung) + (" (the winner's own)" if own else ""), "; ".join(said)))
     return reasons
 
 

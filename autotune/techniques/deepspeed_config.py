@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.candidate import Candidate, Sharding
-
-STAGES: dict[Sharding, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
-"""ZeRO's stage of each sharding that DeepSpeed offers here."""
+from autotune.candidate import Candidate
+from autotune.techniques.sharding import SHARDINGS
 
 
 def deepspeed_settings(candidate: Candidate, width: int, pin_memory: bool) -> dict[str, Any]:
@@ -19,7 +17,7 @@ def deepspeed_settings(candidate: Candidate, width: int, pin_memory: bool) -> di
     (`auto`): a width by a width, the numbers of one square matrix. DeepSpeed's own size, 500 million numbers, is most
     of a small device; it stays where the width is not known (0).
     """
-    zero: dict[str, Any] = {"stage": STAGES.get(candidate.sharding, 0)}
+    zero: dict[str, Any] = {"stage": SHARDINGS[candidate.sharding].stage or 0}
     if width:
         zero["reduce_bucket_size"] = width * width
     if width and candidate.sharding == "zero3":

@@ -15,7 +15,7 @@ from autotune.environment import installed, processor
 from autotune.errors import InputError
 from autotune.probe.launch import WORKER
 from autotune.probe.protocol import ProbeRequest
-from autotune.techniques.support import packages
+from autotune.techniques.check import packages
 from autotune.timeline.timeline import Timeline
 from autotune.tracing.import_closure import import_closure
 

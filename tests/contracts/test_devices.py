@@ -209,9 +209,9 @@ def test_a_known_gpu_has_its_peak_and_an_unknown_one_none() -> None:
     assert known.peak_flops["bf16"] == pytest.approx(989.4e12)
     assert (known.driver, known.budget, known.total) == ("580.1", 79 * GIB, 80 * GIB)
     unknown = CudaDevice(UNKNOWN, FakeNvml()).facts()
-    assert (unknown.hardware, unknown.peak_flops, unknown.supports_bf16) == (None, {}, True)
-    assert not CudaDevice(T4, FakeNvml()).facts().supports_bf16
-    assert (known.supports_fp8, CudaDevice(T4, FakeNvml()).facts().supports_fp8) == (True, False)
+    assert (unknown.hardware, unknown.peak_flops, unknown.supports("bf16")) == (None, {}, True)
+    assert not CudaDevice(T4, FakeNvml()).facts().supports("bf16")
+    assert (known.supports("fp8"), CudaDevice(T4, FakeNvml()).facts().supports("fp8")) == (True, False)
 
 
 def test_expandable_segments_join_the_users_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,10 +387,11 @@ def test_a_gpu_that_cannot_be_simulated_gets_the_nearest_name() -> None:
 
 def test_a_simulated_gpu_has_the_types_of_its_hardware() -> None:
     facts = find(DeviceSpec.parse("sim:t4")).facts()
-    assert not facts.supports_bf16
+    assert not facts.supports("bf16")
     assert "bf16" not in facts.peak_flops
     found = [
-        find(DeviceSpec.parse(f"sim:{name}")).facts().supports_fp8 for name in ("a100", "l40s-48gb", "mi300x")
+        find(DeviceSpec.parse(f"sim:{name}")).facts().supports("fp8")
+        for name in ("a100", "l40s-48gb", "mi300x")
     ]
     assert found == [False, True, True]
 

@@ -55,7 +55,7 @@ def test_torch_sees_the_same_device(device: Device, tmp_path: Path) -> None:
     assert seen["name"] == facts.name
     assert seen["count"] == 1
     assert seen["uuid"] in device.environment(Candidate())["CUDA_VISIBLE_DEVICES"]
-    assert seen["bf16"] == facts.supports_bf16
+    assert seen["bf16"] == facts.supports("bf16")
     assert facts.total * 0.97 <= seen["total"] <= facts.total
     assert device.offload_room(tmp_path, "host") > GIB
     assert device.offload_room(tmp_path, "disk") > 0

@@ -5,7 +5,8 @@ import json
 import pytest
 from rich.console import Console
 
-from autotune.devices.device import DeviceFacts
+from autotune.specs import DeviceFacts
+from autotune.techniques.families import title as title_of
 from benchmarks import accuracy_on_gpu
 from benchmarks.gpu_ladder import rungs
 
@@ -14,7 +15,7 @@ def ladder(*rows):
     """A record of tiny-gpt2 on an H200."""
     device = DeviceFacts(
         kind="cuda", name="NVIDIA H200", torch_name="cuda:0", budget=1 << 37, total=1 << 37, hardware="h200",
-        supports_bf16=True,
+        dtypes=frozenset({"bf16"}),
     )  # fmt: skip
     return {"device": device.model_dump(), "seq_len": 64, "accumulation_steps": 8, "rows": list(rows)}
 
@@ -33,7 +34,7 @@ def row(rung, micro_batch, **numbers):
 
 def test_a_recorded_ladder_is_compared_row_by_row(tmp_path, monkeypatch):
     plain, checkpointed = (
-        rung.title() for rung in rungs() if rung.title() in ("bf16", "bf16 + checkpointing")
+        title_of(rung) for rung in rungs() if title_of(rung) in ("bf16", "bf16 + checkpointing")
     )
     record = ladder(
         row(plain, 1), row(plain, 2), row(checkpointed, 2), {"rung": plain, "micro_batch": 4, "verdict": "oom"},

@@ -11,8 +11,8 @@ import torch
 
 from autotune.candidate import Candidate
 from autotune.memory.closed_form import states
-from autotune.techniques.rules import illegal
-from autotune.techniques.topology import misplaced
+from autotune.techniques.axis import Context
+from autotune.techniques.check import refusal
 from autotune.timeline.step_events import CATEGORIES, PLACES
 from autotune.worker.build import composition
 from autotune.worker.errors import CannotRun
@@ -226,7 +226,7 @@ def test_gloo_needs_a_copy_of_what_it_gathers_and_reduces(monkeypatch):
 def test_illegal_combinations_are_told_before_anything_is_launched():
     def told(world_size=2, kind="cuda", nodes=1, **fields):
         candidate = Candidate(**fields)
-        return illegal(candidate) or misplaced(candidate, world_size, kind, nodes)
+        return refusal(candidate, Context(world_size=world_size, kind=kind, nodes=nodes))
 
     assert told(world_size=1) is None
     assert "2 ranks need a sharding" in told()
@@ -247,8 +247,8 @@ def test_illegal_combinations_are_told_before_anything_is_launched():
     assert "2 ranks of one node, or a multiple, and there are 3" in told(world_size=3, tensor_parallel=2)
     assert "2 groups of 2 ranks need a sharding" in told(world_size=4, tensor_parallel=2)
     both = Candidate(tensor_parallel=4, sharding="fsdp2")
-    assert "each node has 2" in misplaced(both, 8, "cuda", nodes=4)
-    assert misplaced(both, 8, "cuda", nodes=2) is None
+    assert "each node has 2" in refusal(both, Context(world_size=8, kind="cuda", nodes=4))
+    assert refusal(both, Context(world_size=8, kind="cuda", nodes=2)) is None
     assert told(world_size=4, tensor_parallel=2, sharding="fsdp2") is None
     assert "2 ranks make up one" in told(tensor_parallel=2, sharding="fsdp2")
     assert "flat buffers" in told(world_size=4, tensor_parallel=2, sharding="ddp")

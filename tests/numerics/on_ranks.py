@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from autotune.candidate import Candidate
-from autotune.techniques.rules import illegal
+from autotune.techniques.check import refusal
 from autotune.worker.build.composition import assemble
 from autotune.worker.data.packing import IGNORED
 from autotune.worker.measuring.memory_breakdown import local
@@ -32,7 +32,7 @@ GRID = [
     )
 ]  # fmt: skip
 """Sharding x checkpointing x precision; and what the space `multi_gpu` has beside them on a CPU."""
-CASES = [case for case in GRID if not illegal(Candidate(**case))]
+CASES = [case for case in GRID if not refusal(Candidate(**case))]
 CASES += [
     {"sharding": sharding, "optimizer": optimizer, "precision": precision, **more}
     for sharding in SHARDINGS
@@ -43,7 +43,7 @@ CASES += [
         ("adamw", "fp16", {}),
         ("adamw", "fp32", {"offload": "optimizer"}),
     )
-    if not illegal(Candidate(sharding=sharding, precision=precision, offload=more.get("offload", "none")))
+    if not refusal(Candidate(sharding=sharding, precision=precision, offload=more.get("offload", "none")))
 ]
 SHORT = [
     {"sharding": sharding, "optimizer": "sgd", "precision": "fp32", "reduce_dtype": "bf16"}

@@ -7,7 +7,8 @@ import pytest
 from transformers.models.llama import modeling_llama
 
 from autotune.environment import liger_models
-from autotune.techniques.support import unpatched
+from autotune.techniques.axis import Context
+from autotune.techniques.check import refusal
 from autotune.worker.build import composition
 from autotune.worker.build.composition import assemble
 from autotune.worker.errors import CannotRun
@@ -45,9 +46,9 @@ def test_what_liger_lacks_is_told(liger, tmp_path, monkeypatch):
         assemble(request(MODELS["llama"], tmp_path, kernels="liger", checkpointing="selective"))
     candidate = request(MODELS["llama"], tmp_path, kernels="liger").candidate
     assert liger_models() == {"llama"}  # told without importing it
-    assert unpatched(candidate, MODELS["llama"]) is None
-    assert "no kernels for a gpt2" in unpatched(candidate, MODELS["gpt2"])
-    assert "a function of your own" in unpatched(candidate, MODELS["own"])
+    assert refusal(candidate, Context(source=MODELS["llama"], on_this_machine=True)) is None
+    assert "no kernels for a gpt2" in refusal(candidate, Context(source=MODELS["gpt2"], on_this_machine=True))
+    assert "a function of your own" in refusal(candidate, Context(source=MODELS["own"], on_this_machine=True))
     monkeypatch.undo()
     with pytest.raises(CannotRun, match="for GPUs alone"):
         assemble(request(MODELS["llama"], tmp_path, kernels="liger"))

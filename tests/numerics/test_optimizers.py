@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from autotune.candidate import Candidate, choices
-from autotune.techniques.rules import illegal
+from autotune.techniques.check import refusal
 from autotune.worker.build.composition import assemble
 from autotune.worker.errors import CannotRun
 from autotune.worker.techniques.mapped_files import is_mapped
@@ -58,10 +58,10 @@ def test_a_step_inside_backward_goes_with_neither_accumulation_nor_offload(tmp_p
     with pytest.raises(CannotRun, match="that 2 micro-steps accumulate must all be kept"):
         assemble(whole.model_copy(update={"accumulation_steps": 2}))
     offloaded = whole.candidate.model_copy(update={"offload": "optimizer"})
-    assert "no step can be taken inside" in illegal(offloaded)
+    assert "no step can be taken inside" in refusal(offloaded)
     with pytest.raises(CannotRun, match="no step can be taken inside"):
         assemble(whole.model_copy(update={"candidate": offloaded}))
-    assert illegal(whole.candidate) is None
+    assert refusal(whole.candidate) is None
 
 
 @pytest.mark.parametrize("moving", [{}, {"offload": "optimizer"}, {"optimizer_in_backward": True}], ids=str)
@@ -77,8 +77,8 @@ def test_foreach_is_the_same_update_to_rounding(optimizer, moving):
 
 
 def test_foreach_is_refused_where_an_optimizer_has_one_implementation():
-    assert "have one" in illegal(Candidate(optimizer="adafactor", optimizer_kernel="foreach"))
-    assert illegal(Candidate(optimizer="momentum", optimizer_kernel="foreach")) is None
+    assert "have one" in refusal(Candidate(optimizer="adafactor", optimizer_kernel="foreach"))
+    assert refusal(Candidate(optimizer="momentum", optimizer_kernel="foreach")) is None
 
 
 def test_eight_bit_moments_are_those_of_adamw_to_half_a_step_of_their_code(tmp_path):

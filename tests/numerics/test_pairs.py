@@ -6,7 +6,7 @@ import pytest
 
 from autotune.candidate import Candidate
 from autotune.options import load_space
-from autotune.techniques.rules import illegal
+from autotune.techniques.check import refusal
 from tests.numerics.runs import plain, train
 
 SPACE = load_space("default")
@@ -16,7 +16,7 @@ PAIRS = [
     for value in SPACE.axes[one]
     for another in SPACE.axes[other]
 ]
-LEGAL = [pair for pair in PAIRS if not illegal(Candidate(**pair))]
+LEGAL = [pair for pair in PAIRS if not refusal(Candidate(**pair))]
 
 
 def test_only_pairs_with_a_reason_are_left_out():

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from autotune.candidate import Candidate
-from autotune.techniques.rules import illegal
-from autotune.techniques.topology import misplaced
+from autotune.techniques.axis import Context
+from autotune.techniques.check import refusal
 from autotune.worker.techniques import activation_offload, offload_store
 from autotune.worker.techniques.mapped_files import MappedFiles, is_mapped
 from autotune.worker.techniques.offload_store import BUFFERS, DiskRest, HostRest
@@ -84,12 +84,12 @@ def test_buffers_of_a_fixed_size_are_all_the_host_memory_that_the_disk_takes(sma
 
 
 def test_places_that_make_no_sense_are_refused_with_their_reason():
-    assert "nothing leaves the device" in illegal(Candidate(offload_to="disk"))
-    assert illegal(Candidate(offload_to="disk", activation_offload=True)) is None
+    assert "nothing leaves the device" in refusal(Candidate(offload_to="disk"))
+    assert refusal(Candidate(offload_to="disk", activation_offload=True)) is None
     deepspeed = Candidate(engine="deepspeed", sharding="zero3", offload="optimizer", offload_to="disk")
-    assert "libaio" in illegal(deepspeed)
+    assert "libaio" in refusal(deepspeed)
     on_host = Candidate(offload="optimizer", offload_to="host")
-    assert "memory is the host's" in misplaced(on_host, 1, "cpu")
-    assert misplaced(on_host, 1, "cuda") is None
+    assert "memory is the host's" in refusal(on_host, Context(world_size=1, kind="cpu"))
+    assert refusal(on_host, Context(world_size=1, kind="cuda")) is None
     assert (on_host.offload_place("cuda"), Candidate(offload="full").offload_place("cpu")) == ("host", "disk")
-    assert misplaced(Candidate(sharding="fsdp2", offload="full"), 2, "cpu") is None
+    assert refusal(Candidate(sharding="fsdp2", offload="full"), Context(world_size=2, kind="cpu")) is None

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from autotune.candidate import Candidate
-from autotune.devices.device import DeviceFacts
 from autotune.executors.executor import ProbeResult
 from autotune.outcome import Crash, Ok, Outcome
 from autotune.probe.protocol import Inspection
-from autotune.specs import ModelFacts
+from autotune.specs import DeviceFacts, ModelFacts
 from tests.unit.simulation import Arithmetic
 
 FACTS = ModelFacts(
@@ -26,7 +25,7 @@ class ArithmeticExecutor:
         self.room = room
         self.facts = DeviceFacts(
             kind="cpu", name="arithmetic", torch_name="cpu", budget=device.budget, total=device.budget,
-            supports_bf16=True,
+            dtypes=frozenset({"bf16"}),
         )  # fmt: skip
         self.launched: list[tuple[str, Candidate]] = []
         self.trains: dict[Candidate, Outcome] = {}

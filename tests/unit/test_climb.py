@@ -9,13 +9,14 @@ from autotune.outcome import Crash, Ok, Timeout
 from autotune.search.graph_walk import propose
 from autotune.search.selection import rank
 from autotune.search.strategy import Done
+from autotune.techniques.families import title as title_of
 from autotune.trial import Trial
 from autotune.units import MIB
 from tests.unit.simulation import Arithmetic, foreseeing, ok, search
 
 
 def rungs(history):
-    return [(trial.candidate.title(), trial.candidate.micro_batch, trial.outcome.kind) for trial in history]
+    return [(title_of(trial.candidate), trial.candidate.micro_batch, trial.outcome.kind) for trial in history]
 
 
 def test_growth_doubles_then_bisects_then_asks_whether_checkpointing_pays(space, scope):
@@ -172,7 +173,7 @@ def test_prediction_goes_straight_to_the_largest_that_fits(space, scope):
         ("baseline", "ok", "measured"), ("grow", "oom", "predicted"),
         ("checkpointing_for_more", "ok", "predicted"), ("grow_checkpointed", "oom", "predicted"),
     ]  # fmt: skip
-    assert [(skip.candidate.title(), skip.candidate.micro_batch) for skip in done.skipped] == [
+    assert [(title_of(skip.candidate), skip.candidate.micro_batch) for skip in done.skipped] == [
         ("bf16", 13), ("bf16 + checkpointing", 64),
     ]  # fmt: skip
 

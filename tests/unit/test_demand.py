@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.techniques.host_footprint import built_bytes, offloaded_bytes
+from autotune.memory.host_footprint import built_bytes, offloaded_bytes
 from tests.unit.executor import FACTS
 
 LARGE = FACTS.model_copy(update={"parameters": 10**9, "trainable_parameters": 10**9})

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.candidate import Candidate, choices
+from autotune.candidate import AXES, Candidate, choices
 from autotune.errors import InputError
 from autotune.exports import EXPORTERS, export, load_exporter
-from autotune.exports.fields import CannotExport, Expressed, refuse
+from autotune.exports.fields import CannotExport, refuse
 from autotune.models.resolve import resolve
+from autotune.techniques.check import axis_of
 from tests.configurations import function_model, make_best
 
 TARGETS = tuple(EXPORTERS)
@@ -36,16 +37,18 @@ def test_every_value_of_every_field_changes_the_files_or_is_refused_by_name(targ
     assert len(set(exported.values())) == len(exported)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_target_names_every_field_of_a_candidate(target):
-    module = __import__(EXPORTERS[target].partition(":")[0], fromlist=["FIELDS"])
-    assert set(module.FIELDS) == set(Candidate.model_fields)
-
-
-def test_a_field_that_a_target_forgot_is_an_error_and_not_dropped():
-    fields = {name: Expressed("somewhere") for name in Candidate.model_fields if name != "offload"}
-    with pytest.raises(AssertionError):
-        refuse(make_best(), "anywhere", fields, {})
+@pytest.mark.parametrize("field", AXES)
+def test_what_a_target_does_not_name_is_refused_off_its_default_with_the_techniques_reason(field):
+    best = make_best(device="cuda")
+    refuse(best, "anywhere", {}, {})
+    for value in choices(field):
+        if value == axis_of(field).default:
+            continue
+        other = best.candidate.model_copy(update={field: value})
+        with pytest.raises(CannotExport) as refusal:
+            refuse(best.model_copy(update={"candidate": other}), "anywhere", {}, {})
+        reason = axis_of(field).not_exported or "this target has no name for it"
+        assert refusal.value.reasons[field] == f"{reason}. Use --to native"
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -64,9 +67,7 @@ def test_every_reason_is_told_at_once(target):
     with pytest.raises(CannotExport) as refusal:
         export(best, target)
     assert set(refusal.value.reasons) == {"offload", "checkpointing"}
-    assert f"cannot export to {target}: offload: 'optimizer' is autotune's own technique" in str(
-        refusal.value
-    )
+    assert f"cannot export to {target}: offload: it is autotune's own technique" in str(refusal.value)
 
 
 @pytest.mark.parametrize("target", ["accelerate", "transformers"])
@@ -185,7 +186,10 @@ def test_the_trainer_gets_deepspeeds_configuration():
     assert [settings["zero_optimization"][size] for size in sizes] == [64 * 64, int(0.9 * 64 * 64), 640]
     assert settings["bf16"]["enabled"]
     assert settings["gradient_accumulation_steps"] == "auto"
-    with pytest.raises(CannotExport, match="engine: accelerate's script"):
+    with pytest.raises(
+        CannotExport,
+        match=r"^cannot export to accelerate: engine: this library would have to hand its loop to DeepSpeed",
+    ):
         export(best, "accelerate")
     best = make_best(device="cuda", gpus=8, engine="deepspeed", sharding="zero3", offload="full")
     settings = json.loads(export(best, "transformers")["deepspeed.json"])["zero_optimization"]

@@ -3,12 +3,11 @@
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.devices.device import DeviceFacts
 from autotune.outcome import Ok, Sample
 from autotune.run.events import Inspected
 from autotune.run.predictions import Predictions
 from autotune.search.strategy import Scope
-from autotune.specs import DeviceSpec, Goal, ModelSpec, RunSpec
+from autotune.specs import DeviceFacts, DeviceSpec, Goal, ModelSpec, RunSpec
 from autotune.trial import Trial
 from autotune.units import GIB
 from tests.data.requests import family, request
@@ -26,7 +25,7 @@ def predictions(tmp_path, hardware="a100-sxm-80gb"):
     inspected = Inspected(facts=FACTS, baseline=0, budget=79 * GIB)
     facts = DeviceFacts(
         kind="cuda", name="A100", torch_name="cuda:0", budget=79 * GIB, total=80 * GIB, hardware=hardware,
-        supports_bf16=True,
+        dtypes=frozenset({"bf16"}),
     )  # fmt: skip
     made = Predictions(
         Traces(timeline()), facts, inspected, Scope.of(spec, inspected.facts, inspected.budget), tmp_path

@@ -5,7 +5,8 @@ import torch
 
 from autotune.candidate import Candidate
 from autotune.specs import ModelSpec
-from autotune.techniques.topology import uncut
+from autotune.techniques.axis import Context
+from autotune.techniques.check import refusal
 from autotune.worker.build.inspect import describe
 from autotune.worker.model import build_model
 
@@ -71,10 +72,13 @@ def test_an_image_counts_its_patches_as_tokens():
 def test_what_tensor_parallelism_can_cut_is_known_before_any_probe():
     llama = facts_of(model_type="llama", architectures=["LlamaForCausalLM"], **WIDTH)
     four = Candidate(tensor_parallel=4)
-    assert uncut(Candidate(tensor_parallel=2), llama) is None
-    assert uncut(four, llama) == "4 ranks of tensor parallelism do not divide num_key_value_heads (2)"
+    assert refusal(Candidate(tensor_parallel=2), Context(model=llama)) is None
+    assert (
+        refusal(four, Context(model=llama))
+        == "4 ranks of tensor parallelism do not divide num_key_value_heads (2)"
+    )
     gpt2 = facts_of(model_type="gpt2", architectures=["GPT2LMHeadModel"], n_embd=32, n_layer=2, n_head=4)
-    assert "ships no plan for tensor parallelism with GPT2LMHeadModel" in uncut(four, gpt2)
+    assert "ships no plan for tensor parallelism with GPT2LMHeadModel" in refusal(four, Context(model=gpt2))
     mixtral = facts_of(model_type="mixtral", architectures=["MixtralForCausalLM"], **WIDTH)
-    assert "the style moe_tp_experts, packed_colwise" in uncut(four, mixtral)
-    assert uncut(Candidate(), gpt2) is None
+    assert "the style moe_tp_experts, packed_colwise" in refusal(four, Context(model=mixtral))
+    assert refusal(Candidate(), Context(model=gpt2)) is None

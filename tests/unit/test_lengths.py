@@ -13,7 +13,9 @@ from autotune.search.graph_walk import propose
 from autotune.search.selection import rank
 from autotune.search.strategy import Scope
 from autotune.specs import Goal
-from autotune.techniques.topology import unmeasured, unpaddable
+from autotune.techniques.axis import Context
+from autotune.techniques.check import refusal
+from autotune.techniques.data import unpaddable
 from autotune.trial import Trial
 from tests.unit.simulation import Arithmetic, ok, search
 
@@ -138,10 +140,10 @@ def test_where_packing_is_not_supported_padding_is_what_remains():
 
 
 def test_rows_and_histogram_belong_together():
-    assert unmeasured(Candidate(), with_lengths=False) is None
-    assert unmeasured(Candidate(sequences="packed"), with_lengths=True) is None
-    assert "--lengths" in unmeasured(Candidate(sequences="packed"), with_lengths=False)
-    assert "padded or packed" in unmeasured(Candidate(), with_lengths=True)
+    assert refusal(Candidate(), Context(with_lengths=False)) is None
+    assert refusal(Candidate(sequences="packed"), Context(with_lengths=True)) is None
+    assert "--lengths" in refusal(Candidate(sequences="packed"), Context(with_lengths=False))
+    assert "padded or packed" in refusal(Candidate(), Context(with_lengths=True))
     assert unpaddable("causal-lm") is None
     assert "masked-lm" in unpaddable("masked-lm")
     assert "your own" in unpaddable("custom")

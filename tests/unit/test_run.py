@@ -24,6 +24,7 @@ from autotune.run.preflight import Preflight
 from autotune.run.proof import proof_request
 from autotune.search.drift import FLOOR
 from autotune.specs import DeviceSpec, Goal, Limits, ModelSpec, RunSpec
+from autotune.techniques.families import title as title_of
 from autotune.tracing.client import Trace
 from autotune.units import MIB
 from tests.unit.executor import FACTS, ArithmeticExecutor, crash, slower
@@ -418,7 +419,7 @@ def test_a_run_under_way_is_refused_to_a_second_tuner(tmp_path):
 
 def test_a_device_without_bf16_is_tuned_in_fp16(tmp_path):
     executor = ArithmeticExecutor(Arithmetic(budget=1000))
-    executor.facts = executor.facts.model_copy(update={"supports_bf16": False})
+    executor.facts = executor.facts.model_copy(update={"dtypes": frozenset()})
     best, _ = start(tmp_path, executor)
     assert best.candidate.precision == "fp16"
     assert {candidate.precision for kind, candidate in executor.launched if kind == "train"} == {"fp16"}
@@ -435,7 +436,7 @@ def test_fp8_is_refused_where_nothing_multiplies_it_and_nothing_is_launched(tmp_
     best, paths = start(tmp_path, executor, space_text=space)
     refused = read_record(paths.journal).history[0]
     assert (refused.candidate.precision, best.candidate.precision) == ("fp8", "bf16")
-    assert "does not multiply 8-bit floats" in refused.outcome.reason
+    assert "does not compute in fp8" in refused.outcome.reason
     assert {candidate.precision for kind, candidate in executor.launched if kind == "train"} == {"bf16"}
 
 
@@ -461,7 +462,7 @@ class ArithmeticTracer:
         assert request.kind == "trace"
         if not request.evaluation:
             self.traced.append(request.candidate.rung())
-        if request.candidate.rung().title() == self.untraceable:
+        if title_of(request.candidate.rung()) == self.untraceable:
             return {request.candidate: Trace(None, "operator x needs values; probe it instead", 1.0)}
         return {request.candidate: Trace(timeline(self.device, request.candidate), seconds=1.0)}
 

@@ -21,6 +21,7 @@ from autotune.reporting.columns import Column, FittingTable
 from autotune.reporting.tables import trial_line, trial_table
 from autotune.search.strategy import Scope
 from autotune.specs import Goal
+from autotune.techniques.families import title as title_of
 from autotune.trial import Trial
 from autotune.units import GIB, format_bytes
 from tests.unit.simulation import Arithmetic
@@ -64,7 +65,7 @@ def test_no_rung_and_no_number_of_a_trial_is_cut(width, ranks):
     lines = screen(width, trial_table(history, scope, SPACE))
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
-    words = set(re.findall(r"[\w+]+", LONGEST.title()))
+    words = set(re.findall(r"[\w+]+", title_of(LONGEST)))
     assert words <= set(re.findall(r"[\w+]+", text)), "the rung, over several lines if need be"
     for trial in history:
         assert re.search(rf"^ *{trial.number} .* {trial.candidate.micro_batch:,} ", text, re.MULTILINE)
@@ -147,6 +148,6 @@ def test_a_log_has_a_line_for_each_probe():
     small = history[0]
     assert isinstance(small.outcome, Ok)
     line = trial_line(small, scope)
-    assert line.startswith(f"probe 1: {LONGEST.title()}, micro-batch 1: fits, peak ")
+    assert line.startswith(f"probe 1: {title_of(LONGEST)}, micro-batch 1: fits, peak ")
     assert line.endswith(" tokens/s")
     assert trial_line(history[-1], scope).endswith("micro-batch 3,907: OOM in backward")

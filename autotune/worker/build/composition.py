@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from autotune.candidate import Candidate
-from autotune.techniques.topology import Kind, misplaced, unmeasured, unpaddable
+from autotune.techniques.axis import Context, Kind
+from autotune.techniques.check import refusal
+from autotune.techniques.data import unpaddable
 from autotune.probe.protocol import ProbeRequest
-from autotune.techniques.rules import illegal
 from autotune.worker.techniques.activation_offload import ActivationOffload
 from autotune.worker.techniques.checkpointing import checkpoint_blocks
 from autotune.worker.techniques.chunked_loss import chunk_loss
@@ -37,7 +38,8 @@ from autotune.worker.techniques.loss_scaling import ScaledOptimizer
 from autotune.worker.data.packing import check_packing
 from autotune.worker.data.synthetic import feed, is_traced, rows_shorter, target_counter, text_symbols
 from autotune.worker.training import Batch, StepOptimizer, Training
-from autotune.worker.build.make_optimizer import IN_SHARDS, REPLICATED, maker_of, optimizer_of
+from autotune.worker.build.make_optimizer import maker_of, optimizer_of
+from autotune.techniques.sharding import IN_SHARDS, REPLICATED
 
 
 def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
@@ -101,12 +103,11 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
 def _check(draft: Draft) -> None:
     request = draft.request
     kind: Kind = "cuda" if draft.files is None else "cpu"
-    reason = (
-        illegal(request.candidate, request.accumulation_steps)
-        or misplaced(request.candidate, request.world_size, kind, request.nodes)
-        or unmeasured(request.candidate, request.lengths is not None)
-    )
-    if reason:
+    context = Context(
+        accumulation_steps=request.accumulation_steps, world_size=request.world_size, nodes=request.nodes, kind=kind,
+        with_lengths=request.lengths is not None,
+    )  # fmt: skip
+    if reason := refusal(request.candidate, context):
         raise CannotRun(reason)
     check_engine(request.candidate)
 

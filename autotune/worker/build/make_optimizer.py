@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from autotune.techniques.sharding import IN_SHARDS, REPLICATED
 from autotune.candidate import Candidate
 from autotune.worker.techniques.gradient_offload import HostGradients
 from autotune.worker.techniques.optimizer_in_backward import BackwardOptimizer
@@ -16,7 +17,6 @@ from autotune.worker.techniques.offload_store import Rest
 from autotune.worker.techniques.optimizer_offload import StreamedOptimizer
 from autotune.worker.training import StepOptimizer
 
-IN_SHARDS, REPLICATED = ("zero2", "hsdp", "fsdp2"), ("ddp", "zero1")
 """torch's shardings by what a rank keeps of the parameters between steps: its shard, or all."""
 
 

@@ -14,7 +14,7 @@ from autotune.worker.techniques.mapped_files import MappedFiles, host_is_short, 
 from autotune.worker.model import BuiltModel, build_model, gather
 from autotune.worker.techniques.precision import born_in, cast_inputs, cast_parameter
 from autotune.worker.errors import CannotRun
-from autotune.worker.build.make_optimizer import IN_SHARDS
+from autotune.techniques.sharding import IN_SHARDS
 
 
 def construct(draft: Draft) -> None:

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils.data import DataLoader
 
 from autotune.candidate import Candidate
-from autotune.techniques.host_footprint import SHARED_MEMORY, batches_ahead
+from autotune.memory.host_footprint import SHARED_MEMORY, batches_ahead
 from autotune.units import format_bytes
 from autotune.worker.data.batch_check import check_collated
 from autotune.worker.errors import CannotRun, OutOfSpace

@@ -14,7 +14,7 @@ from autotune.candidate import Sequences
 from autotune.errors import ModelError
 from autotune.lengths import Lengths
 from autotune.probe.protocol import ProbeRequest
-from autotune.techniques.topology import unpaddable
+from autotune.techniques.data import unpaddable
 from autotune.worker.data.batch_check import check_made
 from autotune.worker.data.loading import Loader
 from autotune.worker.data.packing import IGNORED, rows_of

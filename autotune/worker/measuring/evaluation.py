@@ -9,7 +9,7 @@ import torch
 from autotune.memory.predictor import EVALUATION_TIMES
 from autotune.outcome import Oom, PhaseReport
 from autotune.probe.protocol import ProbeRequest
-from autotune.worker.build.make_optimizer import REPLICATED
+from autotune.techniques.sharding import REPLICATED
 from autotune.worker.measuring.memory_meter import Lap
 from autotune.worker.measuring.steps import Stepper
 from autotune.worker.measuring.verdict import Circumstances, verdict

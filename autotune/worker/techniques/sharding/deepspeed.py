@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from autotune.candidate import Candidate
-from autotune.techniques.deepspeed_config import STAGES, deepspeed_settings
+from autotune.techniques.deepspeed_config import deepspeed_settings
+from autotune.techniques.sharding import SHARDINGS
 from autotune.worker.techniques.optimizer import MakeOptimizer, state_tensors
 
 _SHARED_MEMORY = "deepspeed_shm_comm"
@@ -52,7 +53,7 @@ class DeepSpeedEngine:
         self._engine, self._zero, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=config, dist_init_required=False
         )
-        self._stage = STAGES[candidate.sharding]
+        self._stage = SHARDINGS[candidate.sharding].stage
         self._model = model
 
     def forward(self, **batch: Any) -> object:

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from autotune.techniques.topology import indivisible
+from autotune.techniques.sharding import indivisible
 from autotune.worker.errors import CannotRun
 from autotune.worker.model import BuiltModel
 from autotune.worker.techniques.sharding.rank0_init import Arrivals

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from autotune.candidate import Candidate
-from autotune.memory.closed_form import SHARED_OUT, state_bytes
+from autotune.memory.closed_form import state_bytes
 from autotune.specs import ModelFacts
+from autotune.techniques.sharding import IN_SHARDS, SHARDINGS
 
 SHARED_MEMORY = Path("/dev/shm")
 """Where a loader's worker processes put batches for training to take."""
@@ -36,8 +37,9 @@ def offloaded_bytes(candidate: Candidate, facts: ModelFacts, ranks: int = 1, nod
     come on top; how many there are, only a trace knows.
     """
     state, weight = optimizer_state_bytes(candidate, facts), _weight_bytes(candidate)
-    share = ranks if SHARED_OUT[candidate.sharding][2] else 1
-    share //= nodes if candidate.sharding == "hsdp" else 1
+    traits = SHARDINGS[candidate.sharding]
+    share = ranks if traits.optimizer_state else 1
+    share //= nodes if traits.within_node else 1
     if candidate.engine == "deepspeed" and candidate.offload != "none":
         # With the state go masters and gradients in fp32, and a copy in the type that computes of what is on its way:
         # of gradients under zero3, else of parameters. Full offload adds the parameters themselves.
@@ -62,8 +64,9 @@ def built_bytes(candidate: Candidate, facts: ModelFacts, ranks: int, own: bool, 
     one rank for all. DeepSpeed's ZeRO-3 builds on every rank. 0 for what is built on the device itself.
     """
     cut = candidate.tensor_parallel > 1
-    shards = candidate.engine == "torch" and candidate.sharding in {"zero2", "hsdp", "fsdp2"}
-    away = cut or shards or candidate.sharding == "zero3"
+    traits = SHARDINGS[candidate.sharding]
+    shards = candidate.engine == "torch" and candidate.sharding in IN_SHARDS
+    away = cut or shards or (traits.weights and candidate.engine == "deepspeed")
     away |= candidate.offload == "full" or candidate.adapters == "qlora"
     if not away and (on_cpu or not own):
         return 0
@@ -97,8 +100,10 @@ def checkpoint_bytes(candidate: Candidate, facts: ModelFacts, ranks: int = 1) ->
             if candidate.adapters == "qlora"
             else _weight_bytes(candidate) * facts.parameters
         )
-    shared = SHARED_OUT[candidate.sharding]
+    traits = SHARDINGS[candidate.sharding]
     cut = candidate.tensor_parallel > 1
     weights = _weight_bytes(candidate) * facts.parameters
     state = optimizer_state_bytes(candidate, facts)
-    return weights * (1 if shared[0] or cut else ranks) + state * (1 if shared[2] or cut else ranks)
+    return weights * (1 if traits.weights or cut else ranks) + state * (
+        1 if traits.optimizer_state or cut else ranks
+    )

@@ -1,0 +1,101 @@
+"""What a technique declares of itself: an axis of the candidate, and of each value all that others must know.
+
+Titles, refusals, `autotune doctor`, the pages of docs/techniques.md and what exports refuse all derive from these
+declarations; how a value is applied stands in `worker/techniques/`, in a file of the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from autotune.candidate import Candidate
+from autotune.specs import DeviceFacts, ModelFacts, ModelSpec
+
+Kind = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a candidate is to run in. What is None is not known, or does not matter, and is not judged."""
+
+    accumulation_steps: int = 1
+    """Micro-steps for each optimizer step."""
+    world_size: int | None = None
+    """Ranks that train together, as many in each of `nodes` machines."""
+    nodes: int = 1
+    kind: Kind | None = None
+    """Whose kernels run: a processor's, or those of CUDA."""
+    device: DeviceFacts | None = None
+    """The device, which need not be on this machine."""
+    model: ModelFacts | None = None
+    """What the model turned out to be when it was built."""
+    source: ModelSpec | None = None
+    """Where the model comes from."""
+    with_lengths: bool | None = None
+    """Whether the lengths of the dataset's sequences are known (--lengths)."""
+    on_this_machine: bool = False
+    """Whether it is to train here, so that packages and a compiler have to be installed."""
+
+
+Check = Callable[[Candidate, Context], str | None]
+"""Returns why a candidate cannot run in a context, or None."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a value asks of the other axes. A list of values means any of them."""
+
+    require: Mapping[str, Any]
+    because: str
+    """The reason, shown to whoever asks for a combination that breaks it."""
+    also: Mapping[str, Any] | None = None
+    """The rule holds only where these other axes have these values too."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value of an axis."""
+
+    title: str = ""
+    """What it adds to a candidate's title; nothing for defaults."""
+    saves: str = ""
+    """Memory or time that it saves, as docs/techniques.md says it."""
+    costs: str = ""
+    avoid: str = ""
+    """Where not to use it."""
+    rules: tuple[Rule, ...] = ()
+    packages: tuple[str, ...] = ()
+    """What has to be installed beyond autotune's own dependencies, by the names of PyPI."""
+    dtypes: tuple[str, ...] = ()
+    """Number types that the device itself has to compute in."""
+    needs_compiler: bool = False
+    """Whether torch.compile's own needs have to be met (a C++ compiler, or Triton)."""
+    gpu_only: str = ""
+    """Why it trains on a GPU alone; empty where a processor can."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One field of a candidate, with its closed set of values."""
+
+    name: str
+    values: Mapping[Any, Value]
+    rules: tuple[Rule, ...] = ()
+    """Of every value but the default."""
+    checks: tuple[Check, ...] = ()
+    """What no rule between axes can say."""
+    title: Callable[[Candidate], str] | None = None
+    """Gives the part of a candidate's title where other axes change it."""
+    not_exported: str = ""
+    """Why a library that does not know the technique cannot train as it was measured, told by exports."""
+    ordered: bool = True
+    """Whether what one value came to tells anything of another; else each has to be tried for itself."""
+    part: Literal["step", "allocator", "loader"] = "step"
+    """What it sets up: the training step, or the CUDA allocator or the DataLoader around it."""
+
+    @property
+    def default(self) -> Any:
+        """The value that changes nothing."""
+        return Candidate.model_fields[self.name].default

@@ -1,0 +1,117 @@
+"""The one place that says why a candidate cannot run: for runs, estimates, workers and `autotune doctor` alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+from autotune.candidate import AXES, Candidate, choices
+from autotune.environment import installed, lacks_compiler
+from autotune.techniques.axis import Axis, Context, Kind, Value
+from autotune.techniques.constraint import Constraint
+from autotune.techniques.families import DECLARED
+from autotune.techniques.sharding import SHARDINGS
+
+INSTALL = {
+    "flash-attn": "flash-attn",
+    "deepspeed": "'autotune[deepspeed]' (with DS_BUILD_OPS=0)",
+    "liger-kernel": "'autotune[liger]'",
+}
+"""What to hand to pip, where that is not the extra of the package's name."""
+
+INSTEAD = {"bf16": "fp16 or fp32", "fp8": "bf16"}
+"""Precisions for devices that do not compute in a number type."""
+
+
+def _constraints() -> tuple[Constraint, ...]:
+    """Return the rules of all techniques, in the order of their axes."""
+    found = []
+    for axis in DECLARED:
+        others = [value for value in axis.values if value != axis.default]
+        found += [
+            Constraint(when={axis.name: others, **(rule.also or {})}, require=dict(rule.require), because=rule.because)
+            for rule in axis.rules
+        ]  # fmt: skip
+        found += [
+            Constraint(when={axis.name: name, **(rule.also or {})}, require=dict(rule.require), because=rule.because)
+            for name, value in axis.values.items()
+            for rule in value.rules
+        ]  # fmt: skip
+    return tuple(found)
+
+
+RULES = _constraints()
+"""What holds in every search space, because the techniques themselves exclude each other."""
+
+_ANYWHERE = Context()
+
+
+def check(candidate: Candidate, context: Context = _ANYWHERE) -> tuple[str, ...]:
+    """Return every reason why a candidate cannot run in a context, as far as the context is known; empty if it can."""
+    reasons = [rule.because for rule in RULES if rule.violated_by(candidate)]
+    kind = context.kind or (context.device.kind if context.device else None)
+    for axis in DECLARED:
+        value = axis.values[getattr(candidate, axis.name)]
+        reasons += [reason for look in axis.checks if (reason := look(candidate, context))]
+        reasons += _lacking(value, context, kind)
+    return tuple(dict.fromkeys(reasons))
+
+
+def refusal(candidate: Candidate, context: Context = _ANYWHERE) -> str | None:
+    """Return all that `check` finds as one text, or None."""
+    return "; ".join(check(candidate, context)) or None
+
+
+def _lacking(value: Value, context: Context, kind: Kind | None) -> list[str]:
+    """Return what device and machine lack for a value."""
+    reasons = [value.gpu_only] if kind == "cpu" and value.gpu_only else []
+    if context.device is not None:
+        reasons += [
+            f"{context.device.name} does not compute in {dtype}; choose precision {INSTEAD[dtype]}"
+            for dtype in value.dtypes
+            if not context.device.supports(dtype)
+        ]
+    if context.on_this_machine:
+        reasons += [
+            f"{name} is not installed: pip install {INSTALL.get(name) or repr(f'autotune[{name}]')}"
+            for name in value.packages
+            if installed(name) is None
+        ]
+        if value.needs_compiler and kind is not None and (reason := lacks_compiler(kind)):
+            reasons.append(reason)
+    return reasons
+
+
+def packages(candidate: Candidate) -> dict[str, str | None]:
+    """Return the packages, beyond autotune's own, that a candidate needs, each with its version, if it is installed."""
+    needed = dict.fromkeys(
+        name for axis in DECLARED for name in axis.values[getattr(candidate, axis.name)].packages
+    )
+    return {name: installed(name) for name in needed}
+
+
+def unsupported(axis: str, value: object, context: Context) -> str | None:
+    """Return why a value of an axis cannot run in a context in any candidate, or None.
+
+    The context's ranks and nodes are chosen here: as many as the value asks for.
+    """
+    candidate = simplest(axis, value)
+    nodes = 2 if SHARDINGS[candidate.sharding].within_node else 1
+    ranks = (1 if candidate.sharding == "none" else 2) * candidate.tensor_parallel * nodes
+    return refusal(candidate, replace(context, world_size=ranks, nodes=nodes))
+
+
+def simplest(axis: str, value: object) -> Candidate:
+    """Return a legal candidate with a value of an axis that differs from the default in as few others as possible."""
+    others = [(name, choice) for name in AXES if name != axis for choice in choices(name)]
+    for count in range(3):
+        for changes in combinations(others, count):
+            candidate = Candidate.model_validate({**dict(changes), axis: value})
+            if not any(rule.violated_by(candidate) for rule in RULES):
+                return candidate
+    raise AssertionError(f"no legal candidate has {axis} {value}")
+
+
+def axis_of(name: str) -> Axis:
+    """Return the declaration of an axis."""
+    return next(axis for axis in DECLARED if axis.name == name)

@@ -1,0 +1,37 @@
+"""Activation checkpointing: what blocks keep from forward to backward."""
+
+from __future__ import annotations
+
+from autotune.techniques.axis import Axis, Value
+
+CHECKPOINTING = Axis(
+    "checkpointing",
+    {
+        "none": Value(),
+        "selective": Value(
+            title="selective checkpointing",
+            saves="what is cheap to make again: norms, activation functions, dropout masks",
+            costs="these, once more; no matrix product and no attention",
+            avoid="the rest does not fit either: then `full`",
+        ),
+        "every-4": Value(
+            title="every-4 checkpointing",
+            saves="a quarter or a half of `full`",
+            costs="a quarter or a half of its cost",
+            avoid="`selective` fits: it is cheaper for what it saves",
+        ),
+        "every-2": Value(
+            title="every-2 checkpointing",
+            saves="a quarter or a half of `full`",
+            costs="a quarter or a half of its cost",
+            avoid="`selective` fits: it is cheaper for what it saves",
+        ),
+        "full": Value(
+            title="checkpointing",
+            saves="all but each block's input",
+            costs="a second forward pass, a third more arithmetic",
+            avoid="the optimizer step or the build is what does not fit",
+        ),
+    },
+    not_exported=("it is autotune's own choice of what to keep; transformers checkpoints every layer whole"),
+)

@@ -1,0 +1,55 @@
+"""All techniques, in the order in which keys, titles and tables show them."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from autotune.candidate import AXES, Candidate, choices
+from autotune.techniques import (
+    adapters,
+    allocator,
+    attention,
+    checkpointing,
+    compile,
+    data,
+    kernels,
+    loss,
+    offload,
+    optimizer,
+    precision,
+    sharding,
+)
+from autotune.techniques.axis import Axis
+
+FAMILIES = (
+    precision, adapters, attention, checkpointing, data, loss, compile, kernels, offload, optimizer, sharding,
+    allocator,
+)  # fmt: skip
+
+
+
+def axes_of(family: ModuleType) -> tuple[Axis, ...]:
+    """Return the axes that a family declares, in its order."""
+    return tuple(value for value in vars(family).values() if isinstance(value, Axis))
+
+
+_BY_NAME = {axis.name: axis for family in FAMILIES for axis in axes_of(family)}
+DECLARED: tuple[Axis, ...] = tuple(_BY_NAME[name] for name in AXES)
+"""One for each axis of a candidate."""
+
+for _axis in DECLARED:
+    assert tuple(_axis.values) == choices(_axis.name), (
+        f"{_axis.name}: declared values are not the candidate's"
+    )
+
+UNORDERED = tuple(axis.name for axis in DECLARED if not axis.ordered)
+"""The axes of whose values none tells what another takes or how fast it is: each has to be tried for itself."""
+
+
+def title(candidate: Candidate) -> str:
+    """Return a short name of a candidate's rung for people: `bf16 + checkpointing + optimizer offload`."""
+    parts = (
+        axis.title(candidate) if axis.title else axis.values[getattr(candidate, axis.name)].title
+        for axis in DECLARED
+    )
+    return " + ".join(part for part in parts if part)

@@ -1,0 +1,88 @@
+"""Whose operators a block runs."""
+
+from __future__ import annotations
+
+from autotune.candidate import Candidate
+from autotune.environment import installed, liger_models
+from autotune.errors import nearest
+from autotune.techniques.axis import Axis, Context, Rule, Value
+
+
+def _unpatched(candidate: Candidate, context: Context) -> str | None:
+    """Return why liger-kernel has no kernels for this model, or None where it has, or where it cannot be told."""
+    source = context.source
+    if candidate.kernels != "liger" or source is None or not context.on_this_machine:
+        return None
+    if source.source == "function":
+        return "liger-kernel patches models of transformers, and this one is a function of your own"
+    kind, known = (source.config or {}).get("model_type"), liger_models()
+    if known is None or kind in known:
+        return None
+    return (
+        f"liger-kernel {installed('liger-kernel')} has no kernels for a {kind}; {nearest(str(kind), known)}"
+    )
+
+
+KERNELS = Axis(
+    "kernels",
+    {
+        "torch": Value(),
+        "liger": Value(
+            title="liger kernels",
+            saves=(
+                "what fused RMSNorm, rotation and SwiGLU need not keep, and the logits: liger-kernel's "
+                "linear cross-entropy makes none whole. Not measured here: a GPU is needed"
+            ),
+            costs=(
+                "nothing is known to; operators sum in another order. A trace prices it, without a GPU "
+                "too, where liger-kernel is installed: Triton's kernels allocate nothing by themselves. "
+                "Its mixtures of experts are probed, because they read sizes from the device"
+            ),
+            avoid=(
+                "a processor, a type of model that liger-kernel has none for (told before launch), with "
+                "chunked loss, compilation, selective checkpointing (blocks would rotate queries twice), "
+                "fp16, DeepSpeed, tensor parallelism: refused"
+            ),
+            packages=("liger-kernel",),
+            gpu_only="liger-kernel's kernels are written for Triton, which compiles them for GPUs alone",
+            rules=(
+                Rule(
+                    {"loss": "full"},
+                    (
+                        "liger-kernel's linear cross-entropy makes no logits whole either; chunked loss would"
+                        " take its place"
+                    ),
+                ),
+                Rule(
+                    {"compile": "none"},
+                    (
+                        "liger-kernel fuses by hand what the compiler would fuse, which sees calls of ready "
+                        "kernels alone"
+                    ),
+                ),
+                Rule(
+                    {"checkpointing": ["none", "every-4", "every-2", "full"]},
+                    (
+                        "liger-kernel rotates queries and keys in the memory that linear layers gave them, "
+                        "which selective checkpointing keeps: a block would rotate them twice"
+                    ),
+                ),
+                Rule(
+                    {"precision": ["fp32", "bf16", "bf16-pure", "fp8"]},
+                    (
+                        "liger-kernel's loss makes its gradients with the loss, before the scale that keeps "
+                        "fp16's from vanishing"
+                    ),
+                ),
+                Rule(
+                    {"engine": "torch", "tensor_parallel": 1},
+                    (
+                        "liger-kernel's loss multiplies by the head's weight itself, past DeepSpeed's hooks "
+                        "on modules and past what cuts a matrix over ranks"
+                    ),
+                ),
+            ),
+        ),
+    },
+    checks=(_unpatched,),
+)

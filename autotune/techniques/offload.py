@@ -1,0 +1,146 @@
+"""What leaves the device between its uses, and where it goes."""
+
+from __future__ import annotations
+
+from autotune.candidate import Candidate
+from autotune.techniques.axis import Axis, Context, Rule, Value
+
+
+def _own_memory(candidate: Candidate, context: Context) -> str | None:
+    kind = context.kind or (context.device.kind if context.device else None)
+    if kind != "cpu" or candidate.offload_to != "host" or candidate.engine != "torch":
+        return None
+    return "the cpu device's own memory is the host's, so what leaves it goes to disk: leave out offload_to"
+
+
+def _where(candidate: Candidate) -> str:
+    return "" if candidate.offload_to == "auto" else f" to {candidate.offload_to}"
+
+
+def _activation_offload(candidate: Candidate) -> str:
+    return f"activation offload{_where(candidate)}" if candidate.activation_offload else ""
+
+
+def _offload(candidate: Candidate) -> str:
+    return "" if candidate.offload == "none" else f"{candidate.offload} offload{_where(candidate)}"
+
+
+ACTIVATION_OFFLOAD = Axis(
+    "activation_offload",
+    {
+        False: Value(),
+        True: Value(
+            saves="nearly all activations",
+            costs=(
+                "the host link (or the disk): each byte crosses it twice. Overlapped with computation on CUDA"
+            ),
+            avoid="the link is slow, or with `selective`, whose kept results stay on the device",
+        ),
+    },
+    title=_activation_offload,
+    not_exported="it is autotune's own technique: this library keeps activations on the device",
+)
+
+OFFLOAD = Axis(
+    "offload",
+    {
+        "none": Value(),
+        "optimizer": Value(
+            saves="the optimizer's state",
+            costs="the host link, once each way a step; spread over accumulated micro-steps",
+            avoid="the micro-steps are few and short",
+            rules=(
+                Rule(
+                    {"sharding": ["none", "ddp", "zero2", "hsdp", "fsdp2", "zero3"]},
+                    (
+                        "torch's zero1 keeps its shard of the state on the device; offload it with zero2, "
+                        "hsdp, fsdp2 or ddp, or under DeepSpeed"
+                    ),
+                    also={"engine": "torch"},
+                ),
+            ),
+        ),
+        "gradients": Value(
+            saves="gradients too, each as soon as it is complete",
+            costs=(
+                "as `optimizer`, and each gradient crosses the host link once down and once up; while "
+                "several micro-steps accumulate, twice for each"
+            ),
+            avoid="several ranks; fp16, whose scale needs them",
+            rules=(
+                Rule(
+                    {"sharding": "none"},
+                    (
+                        "sharded gradients leave the device with the optimizer and the parameters (fsdp2 with"
+                        " full offload); gradients alone do on one device"
+                    ),
+                ),
+            ),
+        ),
+        "full": Value(
+            saves="parameters and gradients too",
+            costs="the host link for each block, forward and backward",
+            avoid="anything else fits",
+            rules=(
+                Rule(
+                    {"sharding": ["none", "hsdp", "fsdp2", "zero3"]},
+                    (
+                        "full offload brings parameters to the device block by block, as fsdp2, hsdp and "
+                        "zero3 do; the other shardings keep them there whole"
+                    ),
+                ),
+            ),
+        ),
+    },
+    title=_offload,
+    not_exported=(
+        "it is autotune's own technique; what this library offers under the name moves other tensors at other times, so "
+        "neither the memory nor the speed that was proven would hold"
+    ),
+)
+
+OFFLOAD_TO = Axis(
+    "offload_to",
+    {
+        "auto": Value(),
+        "host": Value(
+            saves=(
+                "`disk`: the host's memory too, but for 64 MiB of pinned buffers; what rests there is in "
+                "memory-mapped files. A GPU's offload goes to the host unless told otherwise, a "
+                "processor's always to disk"
+            ),
+            costs=(
+                "the disk's bandwidth, and its wear: optimizer state is written once a step. Not measured"
+                " on a GPU"
+            ),
+            avoid=(
+                "the host has the memory; with `host` on a processor, whose memory it is, and with "
+                "DeepSpeed to disk, for which libaio and a compiler are needed: refused"
+            ),
+        ),
+        "disk": Value(
+            saves=(
+                "`disk`: the host's memory too, but for 64 MiB of pinned buffers; what rests there is in "
+                "memory-mapped files. A GPU's offload goes to the host unless told otherwise, a "
+                "processor's always to disk"
+            ),
+            costs=(
+                "the disk's bandwidth, and its wear: optimizer state is written once a step. Not measured"
+                " on a GPU"
+            ),
+            avoid=(
+                "the host has the memory; with `host` on a processor, whose memory it is, and with "
+                "DeepSpeed to disk, for which libaio and a compiler are needed: refused"
+            ),
+        ),
+    },
+    rules=(
+        Rule(
+            {"offload_to": "auto"},
+            "nothing leaves the device, so there is nothing to put on the host or on disk",
+            also={"offload": "none", "activation_offload": False},
+        ),
+    ),
+    checks=(_own_memory,),
+    not_exported="it is the place of what autotune's own offload moves, which this library does not",
+)

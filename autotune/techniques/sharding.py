@@ -1,0 +1,349 @@
+"""How the ranks of a run share the work: shardings with their traits, their engine, tensor parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autotune.candidate import Candidate
+from autotune.techniques.axis import Axis, Context, Rule, Value
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What the ranks of a sharding share out (ZeRO, Rajbhandari et al. 2020, figure 1), and who offers it."""
+
+    weights: bool
+    gradients: bool
+    optimizer_state: bool
+    """With its fp32 masters, where it has any."""
+    within_node: bool = False
+    """Shared out inside each node, and replicated across nodes."""
+    engines: tuple[str, ...] = ("torch",)
+    stage: int | None = None
+    """ZeRO's, in DeepSpeed's configuration."""
+
+
+SHARDINGS: dict[str, Traits] = {
+    "none": Traits(False, False, False),
+    "ddp": Traits(False, False, False),
+    "zero1": Traits(False, False, True, engines=("torch", "deepspeed"), stage=1),
+    "zero2": Traits(False, True, True, engines=("torch", "deepspeed"), stage=2),
+    "hsdp": Traits(True, True, True, within_node=True),
+    "fsdp2": Traits(True, True, True),
+    "zero3": Traits(True, True, True, engines=("deepspeed",), stage=3),
+}
+"""Every way to share the work out over ranks that take samples of their own."""
+
+REPLICATED = tuple(name for name, traits in SHARDINGS.items() if name != "none" and not traits.gradients)
+"""Shardings under which every rank keeps weights and gradients whole."""
+IN_SHARDS = tuple(
+    name for name, traits in SHARDINGS.items() if traits.gradients and "torch" in traits.engines
+)
+"""Shardings that FSDP2 does: weights or gradients come in shards."""
+
+
+def lacks_nodes(candidate: Candidate, context: Context) -> str | None:
+    """Return why so many ranks in so many nodes leave a candidate's sharding nothing of its own to do, or None."""
+    if candidate.sharding != "hsdp" or candidate.tensor_parallel > 1 or context.world_size in {None, 1}:
+        return None
+    if context.nodes == 1:
+        return (
+            "hsdp shards inside a node and replicates across nodes, and there is one (--nodes): that is fsdp2"
+        )
+    if context.world_size == context.nodes:
+        return "hsdp shards inside a node, and each of them has one rank (--gpus): replicated across nodes, that is ddp"
+    return None
+
+
+def lacks_groups(candidate: Candidate, context: Context) -> str | None:
+    """Return why so many ranks in so many nodes do not make up the groups that share a model, or None."""
+    cut, ranks, nodes = candidate.tensor_parallel, context.world_size, context.nodes
+    if cut == 1 or ranks is None:
+        return None
+    each = ranks // nodes
+    if each % cut:
+        where = "there are" if nodes == 1 else "each node has"
+        return f"{cut}-way tensor parallelism needs {cut} ranks of one node, or a multiple, and {where} {each} (--gpus)"
+    groups = ranks // cut
+    if candidate.sharding == "none" and groups > 1:
+        return f"{groups} groups of {cut} ranks need a sharding among them: zero2 or fsdp2"
+    if candidate.sharding != "none" and groups == 1:
+        return f"{candidate.sharding} shares the work out over several models; {ranks} ranks make up one (--gpus)"
+    return None
+
+
+def _ranks(candidate: Candidate, context: Context) -> str | None:
+    ranks = context.world_size
+    if ranks is None or candidate.tensor_parallel > 1:
+        return None
+    if candidate.sharding == "none" and ranks > 1:
+        offered = ", ".join(
+            name for name, traits in SHARDINGS.items() if name != "none" and "torch" in traits.engines
+        )
+        return f"{ranks} ranks need a sharding: {offered} (or DeepSpeed's zero3)"
+    if candidate.sharding != "none" and ranks == 1:
+        return f"{candidate.sharding} shares the work out over several ranks, and there is one (--gpus)"
+    return None
+
+
+def _uncut(candidate: Candidate, context: Context) -> str | None:
+    cut, model = candidate.tensor_parallel, context.model
+    if cut == 1 or model is None:
+        return None
+    return model.uncut or indivisible(model.divided, cut)
+
+
+def indivisible(numbers: Mapping[str, int], ranks: int) -> str | None:
+    """Return which numbers of a model so many ranks do not divide, or None."""
+    left = [f"{name} ({number})" for name, number in numbers.items() if number % ranks]
+    return f"{ranks} ranks of tensor parallelism do not divide {', '.join(left)}" if left else None
+
+
+def _sharding(candidate: Candidate) -> str:
+    if candidate.sharding == "none":
+        return ""
+    return candidate.sharding if candidate.engine == "torch" else f"DeepSpeed {candidate.sharding}"
+
+
+SHARDING = Axis(
+    "sharding",
+    {
+        "none": Value(),
+        "ddp": Value(
+            saves="see [ranks.md](ranks.md)",
+            costs="communication",
+            avoid="one device",
+        ),
+        "zero1": Value(
+            saves="see [ranks.md](ranks.md)",
+            costs="communication",
+            avoid="one device",
+        ),
+        "zero2": Value(
+            saves="see [ranks.md](ranks.md)",
+            costs="communication",
+            avoid="one device",
+        ),
+        "hsdp": Value(
+            saves="as `fsdp2` over the ranks of one node",
+            costs=(
+                "communication across nodes falls to one all-reduce of a shard's gradients a global step;"
+                " each node keeps a copy of everything (not measured across real machines)"
+            ),
+            avoid="one node, where it is `fsdp2`, or one rank a node, where it is `ddp`: refused",
+        ),
+        "fsdp2": Value(
+            saves="see [ranks.md](ranks.md)",
+            costs="communication",
+            avoid="one device",
+        ),
+        "zero3": Value(
+            saves="see [ranks.md](ranks.md)",
+            costs="communication",
+            avoid="one device",
+            rules=(Rule({"engine": "deepspeed"}, "zero3 is DeepSpeed's; torch's is fsdp2"),),
+        ),
+    },
+    title=_sharding,
+    checks=(_ranks, lacks_nodes),
+    not_exported=(
+        "it was measured as autotune's own training applies it; what this library sets up under the name keeps other "
+        "buffers, so the memory that was proven would not hold"
+    ),
+)
+
+ENGINE = Axis(
+    "engine",
+    {
+        "torch": Value(),
+        "deepspeed": Value(
+            saves=(
+                "as torch's sharding of the same stage, less a copy of the shard in fp32; in bf16 half of"
+                " parameters and gradients"
+            ),
+            costs=(
+                "offload keeps the gradients on the host too, and copies on the way to and from them: 18 "
+                "bytes a parameter in bf16, 20 with full offload (`zero3`). A trace of the real engine "
+                "prices device and host. Buffers are a width of the model by a width, as the Trainer's "
+                "`auto` has them, where DeepSpeed's own 500 million numbers are most of a small device"
+            ),
+            avoid="you have no reason to leave torch's: `zero1`, `zero2`, `zero3` under DeepSpeed only",
+            packages=("deepspeed",),
+            rules=(
+                Rule(
+                    {"sharding": ["zero1", "zero2", "zero3"]},
+                    "DeepSpeed's engine is offered for ZeRO; one device, ddp, hsdp and fsdp2 are torch's",
+                ),
+                Rule(
+                    {"precision": ["fp32", "bf16"]},
+                    (
+                        "DeepSpeed keeps masters in fp32 whatever the precision, and scales fp16's loss by "
+                        "rules of its own"
+                    ),
+                ),
+                Rule(
+                    {"optimizer": ["adamw", "momentum", "sgd"]},
+                    (
+                        "DeepSpeed flattens parameters, so an optimizer that looks at their shapes is another"
+                        " one there"
+                    ),
+                ),
+                Rule(
+                    {"offload_to": ["auto", "host"]},
+                    (
+                        "DeepSpeed reaches a disk through an extension that has to be compiled against "
+                        "libaio, and nothing of DeepSpeed is compiled here; offload to disk with torch's "
+                        "shardings"
+                    ),
+                ),
+                Rule(
+                    {"loss": "full", "activation_offload": False, "adapters": "none", "compile": "none"},
+                    (
+                        "DeepSpeed's hooks are on modules; chunked loss, activation offload, adapters, "
+                        "compilation miss them"
+                    ),
+                ),
+            ),
+        ),
+    },
+    not_exported="this library would have to hand its loop to DeepSpeed",
+)
+
+REDUCE_DTYPE = Axis(
+    "reduce_dtype",
+    {
+        "fp32": Value(),
+        "bf16": Value(
+            title="bf16 reduction",
+            saves="half the bytes of a gradient reduction on the links; under FSDP2 half of its buffers too",
+            costs=(
+                "gradients rounded to 8 bits where ranks meet: each rank's, and each partial sum; with "
+                "`hsdp` the all-reduce of every micro-step, since sums of many micro-steps in bf16 would "
+                "lose the small ones. Under `ddp` a copy of a bucket (not measured on real links)"
+            ),
+            avoid="links keep up, as within a node; one device, DeepSpeed: refused",
+            dtypes=("bf16",),
+            rules=(
+                Rule(
+                    {"sharding": ["ddp", "zero1", "zero2", "hsdp", "fsdp2", "zero3"]},
+                    "reduce_dtype is for gradients that ranks add up; one device adds none",
+                ),
+                Rule(
+                    {"engine": "torch"},
+                    (
+                        "DeepSpeed reduces gradients in the type that it keeps them in, which its precision "
+                        "says"
+                    ),
+                ),
+            ),
+        ),
+    },
+    not_exported="this library reduces gradients in the type that they have, which is fp32",
+)
+
+TENSOR_PARALLEL = Axis(
+    "tensor_parallel",
+    {
+        1: Value(),
+        2: Value(
+            title="2-way tensor parallel",
+            saves=(
+                "all but one part in 2, 4 or 8 of parameters, gradients and optimizer state, and of the "
+                "activations between two matrices of a pair"
+            ),
+            costs=(
+                "two sums over the ranks for each block in forward and two in backward, each as large as "
+                "the residual stream, which nothing overlaps: fast links alone. The ranks take the same "
+                "samples, so fewer are taken at a time. Measured: [ranks.md](ranks.md)"
+            ),
+            avoid=(
+                "slow links; GPT-2, mixtures of experts and whatever else has no plan that torch can "
+                "follow: refused, as are heads, widths and vocabularies that the ranks do not divide. The"
+                " logits are gathered whole on each rank"
+            ),
+        ),
+        4: Value(
+            title="4-way tensor parallel",
+            saves=(
+                "all but one part in 2, 4 or 8 of parameters, gradients and optimizer state, and of the "
+                "activations between two matrices of a pair"
+            ),
+            costs=(
+                "two sums over the ranks for each block in forward and two in backward, each as large as "
+                "the residual stream, which nothing overlaps: fast links alone. The ranks take the same "
+                "samples, so fewer are taken at a time. Measured: [ranks.md](ranks.md)"
+            ),
+            avoid=(
+                "slow links; GPT-2, mixtures of experts and whatever else has no plan that torch can "
+                "follow: refused, as are heads, widths and vocabularies that the ranks do not divide. The"
+                " logits are gathered whole on each rank"
+            ),
+        ),
+        8: Value(
+            title="8-way tensor parallel",
+            saves=(
+                "all but one part in 2, 4 or 8 of parameters, gradients and optimizer state, and of the "
+                "activations between two matrices of a pair"
+            ),
+            costs=(
+                "two sums over the ranks for each block in forward and two in backward, each as large as "
+                "the residual stream, which nothing overlaps: fast links alone. The ranks take the same "
+                "samples, so fewer are taken at a time. Measured: [ranks.md](ranks.md)"
+            ),
+            avoid=(
+                "slow links; GPT-2, mixtures of experts and whatever else has no plan that torch can "
+                "follow: refused, as are heads, widths and vocabularies that the ranks do not divide. The"
+                " logits are gathered whole on each rank"
+            ),
+        ),
+    },
+    rules=(
+        Rule(
+            {"sharding": ["none", "zero2", "fsdp2"], "engine": "torch"},
+            (
+                "matrices that are cut are distributed tensors, which only FSDP2 (zero2, fsdp2) shards once more;"
+                " ddp, zero1 and DeepSpeed keep flat buffers of plain ones, and hsdp's copies are not offered "
+                "with it"
+            ),
+        ),
+        Rule(
+            {"offload": ["none", "optimizer"], "activation_offload": False},
+            (
+                "what is kept elsewhere is kept by its memory, of which a distributed tensor has none of its own;"
+                " the optimizer's state is kept for the slices"
+            ),
+        ),
+        Rule(
+            {"optimizer": ["adamw", "adamw-8bit", "momentum", "sgd"]},
+            "Adafactor sums over rows and columns of whole parameters, of which each rank keeps a slice",
+        ),
+        Rule(
+            {"optimizer_in_backward": False},
+            "a slice is updated as a plain tensor, when all gradients are there",
+        ),
+        Rule(
+            {"precision": ["fp32", "bf16", "bf16-pure"]},
+            (
+                "fp16's gradient scaler looks for overflows on each rank alone, and the ranks of one model must "
+                "agree; fp8 casts whole matrices, not slices"
+            ),
+        ),
+        Rule(
+            {"adapters": "none", "loss": "full", "kernels": "torch"},
+            (
+                "adapters, chunked loss and liger-kernel's multiply by the matrices themselves, which here are "
+                "slices"
+            ),
+        ),
+        Rule(
+            {"compile": "none"},
+            "a compiled block expects plain tensors where slices of matrices are distributed ones",
+        ),
+    ),
+    checks=(lacks_groups, _uncut),
+    not_exported=(
+        "transformers cuts a model while it loads published weights (`from_pretrained`), and the exported script builds "
+        "it from its configuration, without any"
+    ),
+)
