@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.techniques.axis import Axis, Value
+from autotune.techniques.axis import Axis, Rule, Value
 
 CHECKPOINTING = Axis(
     "checkpointing",
@@ -13,6 +13,22 @@ CHECKPOINTING = Axis(
             saves="what is cheap to make again: norms, activation functions, dropout masks",
             costs="these, once more; no matrix product and no attention",
             avoid="the rest does not fit either: then `full`",
+        ),
+        "alternate": Value(
+            title="alternate checkpointing",
+            saves="what `selective` does, and every second matrix product",
+            costs="these products, once more: about half of what `full` computes again",
+            avoid="`selective` fits; compiled blocks and liger-kernel: refused",
+            rules=(
+                Rule(
+                    {"compile": "none"},
+                    "alternate checkpointing chooses among operators, of which a compiled block shows none",
+                ),
+                Rule(
+                    {"kernels": "torch"},
+                    "liger-kernel rotates queries and keys in memory that alternate checkpointing keeps: a block would rotate them twice",
+                ),
+            ),
         ),
         "every-4": Value(
             title="every-4 checkpointing",

@@ -27,7 +27,6 @@ FAMILIES = (
 )  # fmt: skip
 
 
-
 def axes_of(family: ModuleType) -> tuple[Axis, ...]:
     """Return the axes that a family declares, in its order."""
     return tuple(value for value in vars(family).values() if isinstance(value, Axis))

@@ -24,7 +24,7 @@ def all_sizes(monkeypatch):
 
 @pytest.mark.parametrize("files", [MAPPED, COPIED])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "every-2", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "alternate", "every-2", "full"])
 @pytest.mark.parametrize("model", MODELS)
 def test_activation_offload_changes_no_bit(model, checkpointing, precision, files, all_sizes):
     run = train(model, files=files, activation_offload=True, checkpointing=checkpointing, precision=precision)
@@ -139,3 +139,30 @@ def test_frozen_weights_stay_where_they_are(all_sizes, tmp_path, monkeypatch):
         weights = {p.untyped_storage().data_ptr() for p in training.model.parameters()}
     assert moved
     assert weights.isdisjoint(moved)
+
+
+def test_alternate_checkpointing_makes_every_second_product_again(tmp_path):
+    def products(how):
+        with closing(assemble(request(family("llama"), tmp_path / how, checkpointing=how))) as training:
+            counting = Products()
+            loss = training.loss(training.batch(0, 2))
+            with counting:
+                loss.backward()
+            return counting.count
+
+    (tmp_path / "x").parent.mkdir(exist_ok=True)
+    none, selective, alternate, full = map(products, ("none", "selective", "alternate", "full"))
+    assert none == selective < alternate < full
+    assert alternate - none == (full - none) // 2
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func in {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
+        return func(*args, **(kwargs or {}))

@@ -25,7 +25,10 @@ KEPT = (
 Products of batches (`bmm`) are not among them: in eager attention they are the scores, which grow with the square of
 the sequence and are what Korthikanti et al. 2022 recompute."""
 
-INTERVAL: dict[Checkpointing, int] = {"full": 1, "every-2": 2, "every-4": 4, "selective": 1}
+PRODUCTS = KEPT[:3]
+"""Those of linear layers, of which alternate checkpointing keeps every other one."""
+
+INTERVAL: dict[Checkpointing, int] = {"full": 1, "every-2": 2, "every-4": 4, "selective": 1, "alternate": 1}
 """Of so many blocks, the last one is checkpointed."""
 
 
@@ -44,13 +47,32 @@ def checkpoint_blocks(blocks: Blocks | None, how: Checkpointing) -> None:
     chosen = blocks.modules[interval - 1 :: interval]
     if not chosen:
         raise CannotRun(f"the model has {len(blocks.modules)} blocks, fewer than {how} asks for")
-    contexts: dict[str, Any] = {"context_fn": _selective} if how == "selective" else {}
+    contexts: dict[str, Any] = {"context_fn": CHOOSING[how]} if how in CHOOSING else {}
     for block in chosen:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, **contexts)
 
 
 def _selective() -> Any:
     return create_selective_checkpoint_contexts(_policy)
+
+
+def _alternate() -> Any:
+    """Keep what selective checkpointing does, less every second product (as torchtitan's selective checkpointing)."""
+    products = {operator for operator in _kept() if operator.name().partition("::")[2] in PRODUCTS}
+    seen = {False: 0, True: 0}  # forward and recomputation count for themselves, and meet the same operators
+
+    def policy(context: Any, operator: Callable[..., Any], *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if operator in products:
+            seen[context.is_recompute] += 1
+            if seen[context.is_recompute] % 2 == 0:
+                return CheckpointPolicy.PREFER_RECOMPUTE
+        return _policy(context, operator, *args, **kwargs)
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+CHOOSING: dict[Checkpointing, Callable[[], Any]] = {"selective": _selective, "alternate": _alternate}
+"""Ways of checkpointing that choose among the operators inside a block."""
 
 
 def _policy(_context: Any, operator: Callable[..., Any], *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
