@@ -14,7 +14,7 @@ from autotune.validation import Frozen
 
 Precision = Literal["fp32", "bf16", "fp16", "bf16-pure", "fp8"]
 Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
-Checkpointing = Literal["none", "selective", "alternate", "every-4", "every-2", "full"]
+Checkpointing = Literal["none", "selective", "alternate", "every-4", "every-2", "full", "offloaded"]
 Adapters = Literal["none", "lora", "qlora"]
 Loss = Literal["full", "chunked"]
 Sequences = Literal["full", "padded", "packed"]
@@ -52,7 +52,8 @@ class Candidate(Frozen):
     """What transformers runs: `sdpa` (torch's kernels; eager where a model has no other), `eager` (all scores in
     memory), `flash_attention_2` (the flash-attn package) or `flex_attention`, the last two on a GPU."""
     checkpointing: Checkpointing = "none"
-    """`full` keeps only the input of every repeated transformer block and recomputes the rest in backward; `every-4`
+    """`full` keeps only the input of every repeated transformer block and recomputes the rest in backward, `offloaded`
+    keeps that off the device; `every-4`
     and `every-2` do so in every fourth and second block; `selective` keeps what linear layers and attention gave,
     `alternate` what every second linear layer and attention did."""
     sequences: Sequences = "full"

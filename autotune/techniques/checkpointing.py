@@ -48,6 +48,24 @@ CHECKPOINTING = Axis(
             costs="a second forward pass, a third more arithmetic",
             avoid="the optimizer step or the build is what does not fit",
         ),
+        "offloaded": Value(
+            title="offloaded checkpointing",
+            saves="as `full`, and the blocks' inputs, which rest where offload goes",
+            costs="as `full`; each block's input crosses the host link (or goes to the disk) and comes back, one at a time",
+            avoid="`full` fits; compiled blocks: refused",
+            rules=(
+                Rule({"compile": "none"}, "a compiled block keeps what it was given by its own choice"),
+                Rule({"activation_offload": False}, "activation offload moves the blocks' inputs too"),
+                Rule(
+                    {"tensor_parallel": 1},
+                    "what is kept elsewhere is kept by its memory, of which a distributed tensor has none of its own",
+                ),
+                Rule(
+                    {"engine": "torch"},
+                    "DeepSpeed's hooks are on modules; what a block keeps elsewhere misses them",
+                ),
+            ),
+        ),
     },
     not_exported=("it is autotune's own choice of what to keep; transformers checkpoints every layer whole"),
 )

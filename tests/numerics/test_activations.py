@@ -31,6 +31,29 @@ def test_activation_offload_changes_no_bit(model, checkpointing, precision, file
     assert run == plain(model, precision)
 
 
+@pytest.mark.parametrize("files", [MAPPED, COPIED])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", MODELS)
+def test_offloaded_checkpointing_changes_no_bit(model, precision, files, all_sizes):
+    run = train(model, files=files, checkpointing="offloaded", precision=precision)
+    assert run == plain(model, precision)
+
+
+def test_offloaded_checkpointing_keeps_the_blocks_inputs_alone_in_files(tmp_path, monkeypatch, all_sizes):
+    made = []
+    copy_of = MappedFiles.copy_of
+    monkeypatch.setattr(
+        MappedFiles, "copy_of", lambda files, tensor: made.append(tensor.nbytes) or copy_of(files, tensor)
+    )
+    with closing(assemble(request(family("llama"), tmp_path, checkpointing="offloaded"))) as training:
+        batch = training.batch(0, 4)
+        training.loss(batch).backward()
+        config = training.model.config
+    hidden = 4 * batch["input_ids"].shape[1] * config.hidden_size * 4
+    assert [size for size in made if size == hidden] == [hidden] * config.num_hidden_layers
+    assert sum(made) <= hidden * (config.num_hidden_layers + 1)  # masks and positions beside them
+
+
 @pytest.mark.parametrize("offload", ["optimizer", "full"])
 @pytest.mark.parametrize("files", [MAPPED, COPIED])
 def test_activation_offload_goes_with_the_other_offloads(files, offload, all_sizes):

@@ -201,7 +201,8 @@ def _compile(draft: Draft) -> None:
 def _checkpoint(draft: Draft) -> None:
     how = draft.request.candidate.checkpointing
     if how != "none":
-        checkpoint_blocks(draft.blocks, how)
+        elsewhere = ActivationOffload(draft.device, draft.place) if how == "offloaded" else None
+        checkpoint_blocks(draft.blocks, how, elsewhere)
 
 
 def _offload_activations(draft: Draft) -> None:

@@ -55,8 +55,14 @@ class ActivationOffload:
     @contextmanager
     def __call__(self, batch: Batch) -> Iterator[None]:
         """Move what is saved while open, for a forward pass over `batch`."""
-        self._samples = next(iter(batch.values())).shape[0]
         self._latest = None
+        with self.keeping(next(iter(batch.values())).shape[0]):
+            yield
+
+    @contextmanager
+    def keeping(self, samples: int) -> Iterator[None]:
+        """Move what is saved while open, for so many samples; what was moved last before is fetched ahead of it."""
+        self._samples = samples
         try:
             with saved_tensors_hooks(self._pack, _unpack):
                 yield

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from autotune.candidate import Checkpointing
 from autotune.worker.blocks import Blocks
 from autotune.worker.errors import CannotRun
+from autotune.worker.techniques.activation_offload import ActivationOffload
 
 aten = torch.ops.aten
 
@@ -28,12 +29,21 @@ the sequence and are what Korthikanti et al. 2022 recompute."""
 PRODUCTS = KEPT[:3]
 """Those of linear layers, of which alternate checkpointing keeps every other one."""
 
-INTERVAL: dict[Checkpointing, int] = {"full": 1, "every-2": 2, "every-4": 4, "selective": 1, "alternate": 1}
+INTERVAL: dict[Checkpointing, int] = {
+    "full": 1,
+    "every-2": 2,
+    "every-4": 4,
+    "selective": 1,
+    "alternate": 1,
+    "offloaded": 1,
+}
 """Of so many blocks, the last one is checkpointed."""
 
 
-def checkpoint_blocks(blocks: Blocks | None, how: Checkpointing) -> None:
-    """Checkpoint the blocks that `how` names, in place.
+def checkpoint_blocks(
+    blocks: Blocks | None, how: Checkpointing, offload: ActivationOffload | None = None
+) -> None:
+    """Checkpoint the blocks that `how` names, in place; with `offload` their inputs are kept where that keeps things.
 
     The forward is wrapped and not the call, so that hooks (sharding's, say) run once and outside. The random
     state is replayed, so dropout is the same in the recomputation and the loss does not change. Raises
@@ -50,6 +60,19 @@ def checkpoint_blocks(blocks: Blocks | None, how: Checkpointing) -> None:
     contexts: dict[str, Any] = {"context_fn": CHOOSING[how]} if how in CHOOSING else {}
     for block in chosen:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, **contexts)
+        if offload is not None:
+            block.forward = partial(_keeping_elsewhere, block.forward, offload)
+
+
+def _keeping_elsewhere(
+    forward: Callable[..., Any], offload: ActivationOffload, *args: Any, **kwargs: Any
+) -> Any:
+    """Run a checkpointed block. What it saves itself goes to the checkpoint's own hooks: what is left are its inputs."""
+    inputs = [
+        value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor) and value.dim() > 2
+    ]
+    with offload.keeping(inputs[0].shape[0] if inputs else 1):
+        return forward(*args, **kwargs)
 
 
 def _selective() -> Any:
