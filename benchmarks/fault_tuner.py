@@ -38,8 +38,8 @@ from autotune.run.journal import Journal
 from autotune.specs import DeviceFacts, DeviceSpec, Goal, Limits, ModelSpec, RunSpec
 from autotune.tracing.client import Trace
 from autotune.units import MIB
-from tests.unit.executor import ArithmeticExecutor
-from tests.unit.simulation import Arithmetic, timeline
+from tests.fakes.executor import ArithmeticExecutor
+from tests.fakes.simulation import Arithmetic, timeline
 
 Kind = Literal["arithmetic", "processes", "real"]
 """What answers requests: arithmetic in the tuner itself, arithmetic in processes under real supervisors, or torch."""

@@ -17,7 +17,6 @@ from typing import Any
 
 from autotune.techniques.axis import Value
 from autotune.techniques.families import FAMILIES, axes_of
-
 from benchmarks.marked import fill
 from benchmarks.recording import RESULTS
 

@@ -15,8 +15,8 @@ from autotune.search.strategy import Done, Scope, Try
 from autotune.specs import Goal
 from autotune.trial import Trial
 from autotune.units import MIB
-from tests.unit.simulation import Arithmetic, foreseeing, search
-from tests.unit.test_space import DEFAULT
+from tests.fakes.simulation import Arithmetic, foreseeing, search
+from tests.search.test_space import DEFAULT
 
 SPACE = Space.parse(DEFAULT, "default.yaml")
 

@@ -25,7 +25,7 @@ UNMEASURED = {"gpu_ladder": "GPU", "memory_accuracy --part 3": "gpu_ladder"}
 """What cannot be measured where there is no GPU, and what its line names."""
 PAGES = {"techniques_page": "techniques.md", "ranks_page": "ranks.md"}
 WORKERS = {"long_training_worker", "fault_worker"}
-TRIED_ELSEWHERE = {"faults": "tests/unit/test_faults.py"}
+TRIED_ELSEWHERE = {"faults": "tests/run/test_faults.py"}
 """Has a test of its own, which runs its smallest cases."""
 SCRIPTS = [path.stem for path in sorted((ROOT / "benchmarks").glob("*.py")) if "__main__" in path.read_text()]
 ALONE = sorted(

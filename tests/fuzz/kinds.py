@@ -25,11 +25,11 @@ from autotune.options import load_space
 from autotune.run.folder import create_run, load_spec
 from autotune.run.loop import tune
 from tests.configurations import make_best
+from tests.fakes.executor import ArithmeticExecutor
+from tests.fakes.simulation import Arithmetic
 from tests.fuzz.mutations import files, lines, odd, texts
 from tests.fuzz.surface import Ended, command
-from tests.unit.executor import ArithmeticExecutor
-from tests.unit.simulation import Arithmetic
-from tests.unit.test_run import make_spec
+from tests.run.test_loop import make_spec
 
 RUN = (
     "run",

@@ -27,8 +27,8 @@ from autotune.errors import InputError, NothingFits
 from autotune.exit_codes import BY_VERB, ExitCode
 from autotune.tracing.client import Trace
 from autotune.user_files import parse_yaml
-from tests.unit.executor import ArithmeticExecutor
-from tests.unit.simulation import Arithmetic, timeline
+from tests.fakes.executor import ArithmeticExecutor
+from tests.fakes.simulation import Arithmetic, timeline
 
 FILES = Path(__file__).parents[2] / "search_spaces"
 SECONDS = 30

@@ -1,0 +1,139 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.candidate import Candidate
+from autotune.errors import InputError, JournalError
+from autotune.run.events import Asked, Finished, Inspected, Opened, ProofStarted, Started
+from autotune.run.journal import Journal, read_record
+from tests.fakes.executor import FACTS
+from tests.fakes.simulation import ok
+
+
+def started(number):
+    return Started(
+        number=number, candidate=Candidate(micro_batch=number), node="grow", why="because", time="now"
+    )
+
+
+def finished(number):
+    return Finished(number=number, outcome=ok(10), seconds=1.5)
+
+
+def begin(journal):
+    """Write what comes before the first probe."""
+    for entry in (
+        Asked(spec={}, digest=""),
+        Opened(version="0", time="now"),
+        Inspected(facts=FACTS, baseline=0, budget=1000),
+    ):
+        journal.append(entry)
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Return a function that opens the journal of this test's run folder, in which a run began."""
+    with Journal(tmp_path / "journal.jsonl", tmp_path / "lock") as journal:
+        begin(journal)
+    return lambda: Journal(tmp_path / "journal.jsonl", tmp_path / "lock")
+
+
+def test_what_is_appended_is_read_back(opened, tmp_path):
+    with opened() as journal:
+        journal.append(started(1))
+        journal.append(finished(1))
+        assert journal.record == read_record(tmp_path / "journal.jsonl")
+    with opened() as journal:
+        (trial,) = journal.record.history
+        assert (trial.number, trial.candidate.micro_batch, trial.outcome.kind) == (1, 1, "ok")
+        assert journal.record.next_number == 2
+        assert journal.record.seconds == 1.5
+
+
+def test_a_started_probe_without_an_end_is_found(opened):
+    with opened() as journal:
+        journal.append(started(1))
+        assert (journal.record.pending, journal.record.tries("probe", 1)) == ((started(1),), 1)
+        journal.append(started(1))
+        assert (journal.record.pending, journal.record.tries("probe", 1)) == ((started(1),), 2)
+        journal.append(finished(1))
+        assert journal.record.pending == ()
+        journal.append(ProofStarted(number=1, time="now"))
+        assert journal.record.tries("proof", 1) == 1
+
+
+@pytest.mark.parametrize("cut", [1, 10, 60])
+def test_a_torn_last_line_is_dropped_and_overwritten(opened, tmp_path, cut):
+    path = tmp_path / "journal.jsonl"
+    with opened() as journal:
+        journal.append(started(1))
+        journal.append(finished(1))
+    path.write_bytes(path.read_bytes()[:-cut])
+    with opened() as journal:
+        assert journal.record.history == ()
+        journal.append(finished(1))
+    assert len(read_record(path).history) == 1
+
+
+def test_a_torn_middle_is_an_error_and_changes_nothing(opened, tmp_path):
+    path = tmp_path / "journal.jsonl"
+    with opened() as journal:
+        journal.append(started(1))
+        journal.append(finished(1))
+    damaged = path.read_bytes().replace(b'"node"', b'"nod', 1)
+    path.write_bytes(damaged)
+    with pytest.raises(JournalError, match=r"journal.jsonl:4: .*damaged"), opened():
+        pass
+    assert path.read_bytes() == damaged
+
+
+def test_two_tuners_on_one_run_are_refused(opened):
+    with opened(), pytest.raises(InputError, match=rf"another autotune \(process {os.getpid()}\)"), opened():
+        pass
+    with opened():
+        pass
+
+
+def test_a_full_disk_keeps_everything_recorded(tmp_path):
+    # RLIMIT_FSIZE makes the kernel refuse writes beyond a size, as a full disk does; in a process of its own.
+    script = f"""
+import resource, signal, sys
+from pathlib import Path
+from tests.run.test_journal import begin, started, finished
+from autotune.errors import JournalError
+from autotune.run.journal import Journal, read_record
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+root = Path({str(tmp_path)!r})
+with Journal(root / "journal.jsonl", root / "lock") as journal:
+    begin(journal); journal.append(started(1)); journal.append(finished(1))
+    size = (root / "journal.jsonl").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, size + 20))
+    try:
+        journal.append(started(2))
+    except JournalError as error:
+        print(error)
+assert (root / "journal.jsonl").stat().st_size == size
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        check=True,
+    )
+    assert "cannot be written" in done.stdout
+    assert "Everything up to this moment is recorded" in done.stdout
+    assert len(read_record(tmp_path / "journal.jsonl").history) == 1
+
+
+def test_a_foreign_folder_is_refused(tmp_path):
+    with pytest.raises(InputError, match="is not a run of autotune"):
+        read_record(tmp_path / "journal.jsonl")
+    with (
+        pytest.raises(InputError, match="cannot be used"),
+        Journal(tmp_path / "no" / "j", tmp_path / "no" / "lock"),
+    ):
+        pass

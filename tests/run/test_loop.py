@@ -1,0 +1,561 @@
+"""The loop on an executor made of arithmetic: what it does with every kind of answer, and with being killed."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from autotune.candidate import Candidate
+from autotune.errors import InputError, ModelError, NoDiskSpace, NothingFits, NothingProven, ProbeError
+from autotune.options import load_space
+from autotune.outcome import Ok, Oom, Timeout, Unsupported
+from autotune.probe.protocol import Inspection
+from autotune.reporting.document import document, print_report
+from autotune.run.best import Best
+from autotune.run.folder import create_run, load_spec
+from autotune.run.journal import Journal, read_record
+from autotune.run.loop import tune
+from autotune.run.paths import RunPaths
+from autotune.run.preflight import Preflight
+from autotune.run.proof import proof_request
+from autotune.search.drift import FLOOR
+from autotune.specs import DeviceSpec, Goal, Limits, ModelSpec, RunSpec
+from autotune.techniques.families import title as title_of
+from autotune.tracing.client import Trace
+from autotune.units import MIB
+from tests.fakes.executor import FACTS, ArithmeticExecutor, crash, slower
+from tests.fakes.simulation import Arithmetic, ok, timeline
+from tests.search.test_space import DEFAULT
+
+
+def make_spec(space_text: str = DEFAULT, **limits) -> RunSpec:
+    from autotune.search.space import Space
+
+    return RunSpec(
+        model=ModelSpec(name="made", source="config", config={}), device=DeviceSpec.parse("cpu:1GiB"),
+        goal=Goal(target="6400", seq_len=100, headroom=0.0),
+        space=Space.parse(space_text, "default").model_dump(mode="json"), limits=Limits(**limits),
+    )  # fmt: skip
+
+
+def start(tmp_path: Path, executor: ArithmeticExecutor, **limits) -> tuple[Best, RunPaths]:
+    spec = make_spec(**limits)
+    paths = create_run(spec, tmp_path)
+    return tune(spec, paths, executor), paths
+
+
+def test_a_run_ends_with_a_proven_winner_and_its_file(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    best, paths = start(tmp_path, executor)
+    assert Best.read(paths.best) == best
+    assert best.proof.passed
+    assert [kind for kind, _ in executor.launched].count("prove") == 1
+    assert executor.launched[-1] == ("prove", best.candidate)
+    assert best.candidate == Candidate(micro_batch=11)
+    assert best.accumulation.equation() == "6,600 = 1,100 x 1 x 6"
+    record = read_record(paths.journal)
+    assert record.decided.winner == next(t.number for t in record.history if t.candidate == best.candidate)
+    assert not paths.finalist.exists()
+
+
+def test_every_launch_is_journaled_before_it_happens(tmp_path):
+    spec = make_spec()
+    paths = create_run(spec, tmp_path)
+
+    class Looking(ArithmeticExecutor):
+        def run(self, request, folder, **rest):
+            entries = [json.loads(line) for line in paths.journal.read_text().splitlines()]
+            if request.kind == "train":
+                assert entries[-1]["type"] == "started"
+                assert Candidate.model_validate(entries[-1]["candidate"]) == request.candidate
+            if request.kind == "prove":
+                assert entries[-1]["type"] == "proof_started"
+            return super().run(request, folder, **rest)
+
+    tune(spec, paths, Looking(Arithmetic(budget=1000)))
+
+
+def test_nothing_fits_says_what_came_nearest_and_how_much_is_missing(tmp_path):
+    with pytest.raises(
+        NothingFits,
+        match=r"(?s)nothing fits 5 B.*full offload at micro-batch 1, which needs at least 5 B more",
+    ):
+        start(tmp_path, ArithmeticExecutor(Arithmetic(budget=5)))
+
+
+def test_a_model_that_cannot_be_cut_is_not_launched_to_find_out(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    spec = make_spec()
+    spec = spec.model_copy(
+        update={
+            "goal": Goal(target="6400", seq_len=100, headroom=0.0, gpus=2),
+            "space": load_space("tensor_parallel").model_dump(mode="json"),
+        }
+    )
+    executor.inspection = Inspection(facts=FACTS.model_copy(update={"divided": {"num_key_value_heads": 3}}))
+    paths = create_run(spec, tmp_path)
+    best = tune(spec, paths, executor)
+    assert best.candidate.sharding == "fsdp2"
+    refused = [trial for trial in read_record(paths.journal).history if trial.outcome.kind == "unsupported"]
+    assert [trial.candidate.tensor_parallel for trial in refused] == [2]
+    assert "num_key_value_heads (3)" in refused[0].outcome.reason
+    assert all(candidate.tensor_parallel == 1 for _, candidate in executor.launched)
+
+
+def test_a_proof_that_fails_hands_over_to_the_next_best(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    first = Candidate(micro_batch=11)
+    executor.proofs[first] = Oom(phase="evaluation")
+    best, paths = start(tmp_path, executor)
+    assert best.candidate != first
+    assert [proof.passed for proof in read_record(paths.journal).proofs] == [False, True]
+
+
+def test_a_proof_that_is_much_slower_loses_to_the_next_best(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    first = Candidate(micro_batch=11)
+    executor.proofs[first] = slower(executor.device.outcome(first), 1.5)
+    best, paths = start(tmp_path, executor)
+    proofs = read_record(paths.journal).proofs
+    assert [proof.passed for proof in proofs] == [False, True]
+    assert proofs[0].failed == ("tokens per second",)
+    assert best.candidate != first
+
+
+def test_a_slower_proof_corrects_the_record_and_what_is_still_fastest_is_proven_again(tmp_path):
+    # A device whose larger micro-batches pay so well that even 7% slower is faster than any other.
+    device = Arithmetic(budget=1000, overhead=1.0, checkpointed=50)
+    executor = ArithmeticExecutor(device)
+    first = Candidate(micro_batch=11)
+    recorded = device.outcome(first)
+    executor.proofs[first] = slower(recorded, 1.07)
+    best, paths = start(tmp_path, executor, speed_tolerance=0.02)
+    assert [(proof.number, proof.passed) for proof in read_record(paths.journal).proofs] == [
+        (6, False),
+        (6, True),
+    ]
+    assert best.candidate == first
+    assert best.timing == slower(recorded, 1.07).timing
+
+
+def test_best_yaml_promises_what_its_proof_measured_and_says_what_it_is_not_told_from(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    first = Candidate(micro_batch=11)
+    recorded = executor.device.outcome(first)
+    executor.proofs[first] = slower(recorded, 1.08)
+    best, paths = start(tmp_path, executor)
+    assert best.candidate == first
+    assert best.timing == slower(recorded, 1.08).timing
+    (check,) = [check for check in best.proof.checks if check.name == "tokens per second"]
+    assert best.tokens_per_second == check.proven < check.recorded
+    assert best.drift.repeats == 1
+    # A probe and its proof 8% apart: what is 3% ahead of it now may be no faster.
+    assert best.chosen_by == "proof"
+    assert Candidate(micro_batch=8) in [other.candidate for other in best.alternatives]
+    assert Best.read(paths.best) == best
+    with (tmp_path / "report.txt").open("w") as file:
+        print_report(paths, Console(file=file, width=200))
+    text = (tmp_path / "report.txt").read_text()
+    assert "not distinguishable by speed from" in text
+    assert "chosen for its proof, which held" in text
+    assert "micro-batch 8: not distinguishable (measured" in text
+
+
+def test_a_faster_proof_holds(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    first = Candidate(micro_batch=11)
+    executor.proofs[first] = slower(executor.device.outcome(first), 0.5)
+    best, _ = start(tmp_path, executor)
+    assert best.candidate == first
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (ok(8 << 20, budget=1000), "peak memory"),  # beyond what a processor's peaks differ by
+        (ok(950, budget=1000).model_copy(update={"losses": (2.0, 3.0)}), "loss did not fall"),
+    ],
+)
+def test_each_check_of_the_proof_can_fail(tmp_path, outcome, said):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    first = Candidate(micro_batch=11)
+    recorded = executor.device.outcome(first)
+    assert isinstance(recorded, Ok)
+    executor.proofs[first] = outcome.model_copy(update={"timing": recorded.timing})
+    _, paths = start(tmp_path, executor, memory_tolerance=0.04)
+    assert said in read_record(paths.journal).proofs[0].why
+
+
+def test_when_no_proof_holds_the_run_says_so(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    executor.device = Arithmetic(budget=1000)
+    original = executor.run
+
+    def failing(request, folder, **rest):
+        finding = original(request, folder, **rest)
+        if request.kind == "prove":
+            return type(finding)(Oom(phase="save"), 0, 1.0)
+        return finding
+
+    executor.run = failing
+    with pytest.raises(NothingProven, match="none held when relaunched"):
+        start(tmp_path, executor)
+
+
+def test_a_bug_in_the_model_stops_the_run_with_its_traceback(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    executor.trains[Candidate()] = crash()
+    with pytest.raises(ModelError, match="ValueError: no") as caught:
+        start(tmp_path, executor)
+    assert caught.value.traceback.startswith("Traceback")
+    assert caught.value.exit_code == 4
+    assert [kind for kind, _ in executor.launched] == ["inspect", "train"]
+
+
+def test_a_model_that_cannot_be_built_is_found_before_any_probe(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    executor.inspection = crash("KeyError: 'hidden'")
+    with pytest.raises(ModelError, match="KeyError"):
+        start(tmp_path, executor)
+    executor.inspection = Unsupported(reason="sequences of at most 512 tokens")
+    with pytest.raises(InputError, match="at most 512"):
+        start(tmp_path, executor)
+
+
+def test_a_look_at_the_model_that_fails_says_what_failed_and_names_the_flag(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+
+    def said(outcome, kind):
+        executor.inspection = outcome
+        with pytest.raises(kind) as caught:
+            start(tmp_path, executor)
+        return str(caught.value), caught.value.exit_code
+
+    text, code = said(crash("KeyError: 'tokens'"), ModelError)
+    assert "was built, but failed on a first batch: KeyError" in text
+    assert "cannot be built" not in text
+    text, code = said(Timeout(phase="build", seconds=600.0), ModelError)
+    assert "building it was cut off after 10m 00s (--probe-timeout)" in text
+    assert code == 4
+    text, _ = said(Timeout(phase="forward", seconds=60.0), ModelError)
+    assert "its forward on a first batch was cut off after 1m 00s (--probe-timeout)" in text
+    text, code = said(Timeout(phase="start", seconds=5.0), ProbeError)
+    assert "not imported within 5.00 s (--probe-timeout)" in text
+    assert code == 1, "this machine's fault, not the model's"
+
+
+def test_a_bug_that_shows_at_a_larger_micro_batch_stops_the_run_and_every_resume(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    executor.trains[Candidate(micro_batch=2)] = crash()
+    spec = make_spec()
+    paths = create_run(spec, tmp_path)
+    said = r"probe 2 \(bf16, micro-batch 2\) failed in forward: ValueError: no. Micro-batch 1 trained.*{largest: 1}"
+    for expected in (["inspect", "train", "train"], []):  # what is known is not tried again
+        executor.launched.clear()
+        with pytest.raises(ModelError, match=said) as caught:
+            tune(spec, paths, executor)
+        assert caught.value.traceback.startswith("Traceback")
+        assert [kind for kind, _ in executor.launched] == expected
+    assert not paths.best.exists()
+
+
+@pytest.mark.parametrize("kind", ["inspect", "train", "prove"])
+def test_a_full_disk_stops_the_run_and_is_forgotten_once_there_is_room(tmp_path, kind):
+    undisturbed, _ = start(tmp_path / "undisturbed", ArithmeticExecutor(Arithmetic(budget=1000)))
+    spec = make_spec()
+    paths = create_run(spec, tmp_path)
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    whole, launched = executor.run, []
+
+    def full(request, folder, **rest):
+        launched.append(request.kind)
+        if request.kind == kind and launched.count(kind) == (
+            1 if kind == "inspect" else 2 if kind == "train" else 1
+        ):
+            raise NoDiskSpace("disk full in saving a checkpoint: /runs, 2 B were to be written, 1 B are free")
+        return whole(request, folder, **rest)
+
+    executor.run = full
+    with pytest.raises(NoDiskSpace) as caught:
+        tune(spec, paths, executor)
+    assert caught.value.exit_code == 1
+    interrupted = read_record(paths.journal).entries[-1]
+    assert (interrupted.type, interrupted.why) == ("interrupted", "disk full")
+    best = tune(spec, paths, executor)
+    assert best.candidate == undisturbed.candidate
+    assert best.unknown == ()
+    assert launched.count("prove") == (2 if kind == "prove" else 1)
+    assert all(proof.passed for proof in read_record(paths.journal).proofs)
+
+
+def test_room_for_a_checkpoint_is_looked_for_before_the_proof(tmp_path):
+    spec = make_spec()
+    paths = create_run(spec, tmp_path)
+    executor = ArithmeticExecutor(Arithmetic(budget=1000), room=119)  # parameters and two moments take 120
+    said = r"the proof of probe 6 writes 120 B .*, and the disk of .*probes.* has 119 B free; make room there"
+    for _ in range(4):  # as often as one likes: it is no try
+        with pytest.raises(NoDiskSpace, match=said):
+            tune(spec, paths, executor)
+    assert all(kind != "prove" for kind, _ in executor.launched)
+    assert not read_record(paths.journal).proofs
+    executor.room = 120
+    assert tune(spec, paths, executor).proof.passed
+
+
+def test_a_library_s_limit_can_be_stayed_below(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    executor.trains |= {Candidate(micro_batch=size): crash() for size in range(5, 65)}
+    bounded = DEFAULT.replace("grow: {factor: 2, resolution: 0.1}", "grow: {largest: 4}")
+    assert bounded != DEFAULT
+    best, _ = start(tmp_path, executor, space_text=bounded)
+    assert best.candidate == Candidate(micro_batch=4)
+
+
+def test_a_technique_that_crashes_beside_a_rung_that_works_is_named(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    broken = Candidate(checkpointing="full", micro_batch=13)
+    executor.trains[broken] = crash("RuntimeError: a saved tensor was changed")
+    best, paths = start(tmp_path, executor)
+    assert best.candidate == Candidate(micro_batch=11)
+    console = Console(width=200, file=io.StringIO())
+    print_report(paths, console)
+    said = " ".join(console.file.getvalue().split())
+    assert (
+        "bf16 + checkpointing: micro-batch 13: crashed (exception), RuntimeError: a saved tensor was" in said
+    )
+
+
+def test_a_bug_that_every_proof_shows_is_the_model_s(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    original = executor.run
+
+    def failing(request, folder, **rest):
+        finding = original(request, folder, **rest)
+        return type(finding)(crash(), 0, 1.0) if request.kind == "prove" else finding
+
+    executor.run = failing
+    with pytest.raises(ModelError, match="failed when it was relaunched, first probe 6 in forward") as caught:
+        start(tmp_path, executor)
+    assert caught.value.traceback.startswith("Traceback")
+
+
+def test_native_code_that_dies_at_a_larger_size_only_ends_growth(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    executor.trains[Candidate(micro_batch=4)] = crash(reason="signal")
+    best, _ = start(tmp_path, executor)
+    assert best.candidate == Candidate(micro_batch=2)
+
+
+def test_offload_that_disk_or_host_cannot_hold_is_refused_before_launching(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=300), room=50)
+    with pytest.raises(NothingFits):
+        start(tmp_path, executor)
+    assert all(candidate.offload == "none" for _, candidate in executor.launched)
+    record = read_record(next(tmp_path.iterdir()) / "journal.jsonl")
+    refused = [trial for trial in record.history if trial.candidate.offload != "none"]
+    assert refused
+    assert all("only 50 B are free" in trial.outcome.reason for trial in refused)
+
+
+def test_a_model_that_the_machine_cannot_hold_while_it_is_built_is_refused_before_launching(tmp_path):
+    spec = make_spec()
+    spec = spec.model_copy(update={"goal": spec.goal.model_copy(update={"gpus": 2})})
+    sharded = Candidate(sharding="fsdp2")
+    for room, fits in ((20, True), (19, False)):  # of each rank, for 40 bytes of parameters
+        executor = ArithmeticExecutor(Arithmetic(budget=300), room=room)
+        reason = Preflight(spec, load_space("everything"), executor, tmp_path).refusal(sharded, 1, FACTS)
+        assert fits or "building the model takes 40 B of the disk" in reason
+        assert not fits or reason is None
+
+
+def test_limits_end_the_search_and_the_best_so_far_is_proven(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    best, _ = start(tmp_path, executor, max_probes=3)
+    assert best.candidate.micro_batch == 4
+    best, _ = start(tmp_path, ArithmeticExecutor(Arithmetic(budget=1000)), time_budget=2)
+    assert best.candidate.micro_batch == 2
+
+
+def test_an_impossible_batch_is_refused_before_any_probe(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    spec = make_spec().model_copy(update={"goal": Goal(target="64", seq_len=100)})
+    with pytest.raises(InputError, match="smaller than one sequence"):
+        tune(spec, create_run(spec, tmp_path), executor)
+    assert [kind for kind, _ in executor.launched] == ["inspect"]
+
+
+def test_a_finished_run_is_not_run_again(tmp_path):
+    best, paths = start(tmp_path, ArithmeticExecutor(Arithmetic(budget=1000)))
+    again = ArithmeticExecutor(Arithmetic(budget=1000))
+    assert tune(load_spec(paths), paths, again) == best
+    assert again.launched == []
+
+
+def test_files_that_a_killed_tuner_was_writing_are_cleared(tmp_path):
+    paths = create_run(make_spec(), tmp_path)
+    probe = paths.probe(1) / "rank1"
+    probe.mkdir(parents=True)
+    left = [
+        folder / name for folder in (paths.root, paths.probe(1), probe) for name in (".best.yaml.17", ".x.1")
+    ]
+    mine = paths.root / ".notes"
+    for path in (*left, mine):
+        path.touch()
+    tune(load_spec(paths), paths, ArithmeticExecutor(Arithmetic(budget=1000)))
+    assert not [path for path in left if path.exists()]
+    assert mine.exists()
+
+
+def test_a_run_under_way_is_refused_to_a_second_tuner(tmp_path):
+    spec = make_spec()
+    paths = create_run(spec, tmp_path)
+    with Journal(paths.journal, paths.lock), pytest.raises(InputError, match="another autotune"):
+        tune(spec, paths, ArithmeticExecutor(Arithmetic(budget=1000)))
+
+
+def test_a_device_without_bf16_is_tuned_in_fp16(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    executor.facts = executor.facts.model_copy(update={"dtypes": frozenset()})
+    best, _ = start(tmp_path, executor)
+    assert best.candidate.precision == "fp16"
+    assert {candidate.precision for kind, candidate in executor.launched if kind == "train"} == {"fp16"}
+
+
+def test_fp8_is_refused_where_nothing_multiplies_it_and_nothing_is_launched(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    executor.facts = executor.facts.model_copy(update={"kind": "cuda"})
+    space = (
+        "name: mine\ndescription: fp8, else bf16\naxes: {precision: [fp8, bf16]}\ngraph:\n  start: small\n  nodes:\n"
+        "    small: {title: FP8, set: {precision: fp8}, next: {unsupported: bare}}\n"
+        "    bare: {title: BF16, set: {precision: bf16}}\n"
+    )
+    best, paths = start(tmp_path, executor, space_text=space)
+    refused = read_record(paths.journal).history[0]
+    assert (refused.candidate.precision, best.candidate.precision) == ("fp8", "bf16")
+    assert "does not compute in fp8" in refused.outcome.reason
+    assert {candidate.precision for kind, candidate in executor.launched if kind == "train"} == {"bf16"}
+
+
+def test_what_a_killed_tuner_left_on_the_disk_is_removed(tmp_path):
+    spec = make_spec()
+    paths = create_run(spec, tmp_path)
+    left = paths.probe(1) / "scratch" / "mapped"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"many GiB")
+    tune(spec, paths, ArithmeticExecutor(Arithmetic(budget=1000)))
+    assert not left.exists()
+
+
+class ArithmeticTracer:
+    """Hands out the timelines of an arithmetic device, but for rungs that it is told to refuse."""
+
+    def __init__(self, device: Arithmetic, untraceable: str = "") -> None:
+        self.device = device
+        self.untraceable = untraceable
+        self.traced: list[Candidate] = []
+
+    def trace(self, request, folder, *, timeout, on_progress=None) -> dict[Candidate, Trace]:
+        assert request.kind == "trace"
+        if not request.evaluation:
+            self.traced.append(request.candidate.rung())
+        if title_of(request.candidate.rung()) == self.untraceable:
+            return {request.candidate: Trace(None, "operator x needs values; probe it instead", 1.0)}
+        return {request.candidate: Trace(timeline(self.device, request.candidate), seconds=1.0)}
+
+
+BIG = Arithmetic(budget=1000).in_units(16 * MIB)
+
+
+def foreseen(tmp_path, executor=None, tracer=None, **spec) -> tuple[Best, RunPaths, ArithmeticTracer]:
+    tracer = tracer or ArithmeticTracer(BIG)
+    made = make_spec().model_copy(update=spec)
+    paths = create_run(made, tmp_path)
+    return tune(made, paths, executor or ArithmeticExecutor(BIG), tracer=tracer), paths, tracer
+
+
+def test_the_memory_model_finds_the_same_winner_with_fewer_probes(tmp_path):
+    best, paths, tracer = foreseen(tmp_path)
+    blind = ArithmeticExecutor(BIG)
+    expected, _ = start(tmp_path / "blind", blind)
+    assert best.candidate == expected.candidate
+    record = read_record(paths.journal)
+    assert len(record.history) < len([kind for kind, _ in blind.launched if kind == "train"])
+    assert not [trial for trial in record.history if isinstance(trial.outcome, Oom)]
+    assert tracer.traced == [Candidate(), Candidate(checkpointing="full")]
+    assert [entry.candidate.micro_batch for entry in record.skipped] == [13, 64]
+    assert record.path[-1].node == "grow_checkpointed"
+
+
+def test_the_micro_batch_for_evaluation_is_predicted_and_handed_to_the_proof(tmp_path):
+    best, paths, _ = foreseen(tmp_path)
+    size, trained = best.evaluation_micro_batch, best.candidate.micro_batch
+    assert trained < size < 16 * trained
+    assert proof_request(best, 1.0).evaluation_micro_batch == size
+    assert Best.read(paths.best).evaluation_micro_batch == size
+    made = timeline(BIG, best.candidate)
+    usable = BIG.budget * (1 - best.headroom)
+    assert made.evaluated(trained, size) <= usable
+    assert made.evaluated(trained, 2 * size) > usable
+    blind, *_ = foreseen(tmp_path / "blind", predict=False)
+    assert blind.evaluation_micro_batch is None
+
+
+def test_every_probe_carries_its_prediction_and_is_measured_against_it(tmp_path):
+    _, paths, _ = foreseen(tmp_path)
+    for trial in read_record(paths.journal).history:
+        assert trial.prediction.low <= trial.outcome.memory.peak() <= trial.prediction.high
+        assert abs(trial.error()) < 0.02
+
+
+def test_without_prediction_nothing_is_traced(tmp_path):
+    _, paths, tracer = foreseen(tmp_path, predict=False)
+    assert tracer.traced == []
+    record = read_record(paths.journal)
+    assert record.skipped == ()
+    assert all(trial.prediction is None for trial in record.history)
+
+
+def test_a_rung_that_cannot_be_traced_is_probed_and_not_traced_again(tmp_path):
+    tracer = ArithmeticTracer(BIG, untraceable="bf16")
+    best, paths, _ = foreseen(tmp_path, tracer=tracer)
+    assert best.candidate == Candidate(micro_batch=11)
+    assert tracer.traced.count(Candidate()) == 1
+    record = read_record(paths.journal)
+    assert record.traced[0].reason.startswith("operator x")
+    assert record.history[0].prediction is None
+    assert Oom in {type(trial.outcome) for trial in record.history}
+
+
+def test_a_resumed_run_foresees_what_it_foresaw(tmp_path):
+    whole, paths, _ = foreseen(tmp_path / "whole")
+    lines = paths.journal.read_text().splitlines()
+    for count in range(2, len(lines)):
+        made = make_spec()
+        cut = create_run(made, tmp_path / str(count))
+        cut.journal.write_text("\n".join(lines[:count]) + "\n")
+        tracer = ArithmeticTracer(BIG)
+        best = tune(made, cut, ArithmeticExecutor(BIG), tracer=tracer)
+        assert best.candidate == whole.candidate
+        ours, theirs = read_record(cut.journal), read_record(paths.journal)
+        assert [trial.candidate for trial in ours.history] == [trial.candidate for trial in theirs.history]
+        assert [entry.candidate for entry in ours.skipped] == [entry.candidate for entry in theirs.skipped]
+
+
+def test_a_report_shows_predictions_and_what_was_passed_over(tmp_path):
+    _, paths, _ = foreseen(tmp_path)
+    with (tmp_path / "report.txt").open("w") as file:
+        print_report(paths, Console(file=file, width=160))
+    text = (tmp_path / "report.txt").read_text()
+    assert "predicted" in text
+    assert "7.04 GiB +0.1%" in text  # the heap, which arithmetic has none of
+    assert "bf16, micro-batch 13: passed over, predicted 16." in text
+    said = document(paths)
+    assert [entry["candidate"]["micro_batch"] for entry in said["skipped"]] == [13, 64]
+    assert abs(said["trials"][0]["prediction_error"]) < 0.02
+    speed, interval = (said["trials"][0][f"tokens_per_second{end}"] for end in ("", "_interval"))
+    assert interval > FLOOR * speed, "its own steps' spread, and the drift"
+    assert said["path"][1] == ["grow", "oom", "predicted"]

@@ -1,0 +1,53 @@
+"""What measurements of one run differ by, beyond the spread of their own steps."""
+
+import math
+
+import pytest
+
+from autotune.candidate import Candidate
+from autotune.search.drift import FLOOR, PRIOR_WEIGHT, drift_of
+from autotune.student import quantile
+from autotune.trial import ProofFinished, Trial
+from tests.fakes.simulation import ok
+
+
+def trial(number, outcome):
+    return Trial(
+        number=number, candidate=Candidate(micro_batch=4), node="grow", why="", outcome=outcome, seconds=1.0
+    )
+
+
+def proof(number, outcome):
+    return ProofFinished(number=number, outcome=outcome, passed=True, why="", seconds=1.0)
+
+
+def stepping(*seconds):
+    return ok(500).model_copy(update={"step_seconds": seconds})
+
+
+def test_a_quiet_run_has_the_floor(scope):
+    history = tuple(trial(number, stepping(1.0, 1.001, 0.999, 1.0)) for number in range(1, 9))
+    drift = drift_of(history, (), scope())
+    assert (drift.share, drift.floor, drift.halves, drift.repeats) == (FLOOR, FLOOR, 8, 0)
+
+
+def test_halves_that_differ_widen_it_and_a_noisy_step_beside_steady_ones_less_so(scope):
+    drifting = drift_of((trial(1, stepping(1.0, 1.0, 1.0, 1.3, 1.3, 1.3)),), (), scope())
+    noisy = drift_of((trial(1, stepping(1.0, 1.3, 1.0, 1.3, 1.0, 1.3)),), (), scope())
+    assert drifting.share > 2 * noisy.share >= 2 * FLOOR
+
+
+def test_a_proof_that_differs_from_its_probe_widens_it(scope):
+    history = (trial(1, ok(500, micro=0.1, step=0.0)),)
+    drift = drift_of(history, (proof(1, ok(500, micro=0.2, step=0.0)),), scope())
+    variance = (PRIOR_WEIGHT * (FLOOR / quantile(PRIOR_WEIGHT)) ** 2 + math.log(2) ** 2 / 2) / (
+        PRIOR_WEIGHT + 1
+    )
+    assert drift.share == pytest.approx(quantile(PRIOR_WEIGHT + 1) * math.sqrt(variance))
+    assert drift.repeats == 1
+    same = drift_of(history, (proof(1, ok(500, micro=0.1, step=0.0)),), scope())
+    assert same.share == FLOOR
+
+
+def test_what_was_not_measured_says_nothing(scope):
+    assert drift_of((trial(1, ok(500)),), (), scope()).halves == 0
