@@ -1,4 +1,4 @@
-"""A trial: one probe that was asked for, with what it came to; and what its proof showed. A run's history is a tuple."""
+"""A trial: one probe that was asked for, with what it came to; and what its proof showed. A history is their tuple."""
 
 from __future__ import annotations
 

@@ -4,11 +4,11 @@
     python -m benchmarks.largest_model --write docs/largest_model.md        write it
     python -m benchmarks.largest_model --trace                              trace anew, and record
 
-The family is Llama's shape with one number free: n layers of width 128 n with n heads, gated feed-forward
-layers of 3.5 times the width, a vocabulary of 32,000. Micro-batch 1, sequences of 2,048 tokens, gradients
-accumulated, AdamW, 5% of the memory kept free. The closed form of `autotune.memory.closed_form` needs no model. It does not
-know what a model's code keeps beside the textbook's tensors, so where all activations are kept, on one GPU without
-checkpointing, `--trace` traces the largest that the formula lets fit, and smaller ones until one does fit.
+The family is Llama's shape with one number free: n layers of width 128 n with n heads, gated feed-forward layers of
+3.5 times the width, a vocabulary of 32,000. Micro-batch 1, sequences of 2,048 tokens, gradients accumulated, AdamW,
+5% of the memory kept free. The closed form (`autotune.memory.closed_form`) needs no model. It does not know what a
+model's code keeps beside the textbook's tensors, so where all activations are kept, on one GPU without checkpointing,
+`--trace` traces the largest that the formula lets fit, and smaller ones until one does fit.
 
 Target of `--trace`: the formula is within 7% of the traces.
 """
@@ -123,8 +123,8 @@ The table has the parameters of the largest Llama-like model that fits, by GPU a
 is on from the second column on. Nothing here was measured on a GPU.
 
 The first column is decided by traces of the model's real code (`benchmarks/results/largest_model.json`), the others by
-the formulas of `autotune/memory/closed_form.py`. Without checkpointing the formulas are 2 to 6% low, because they leave out
-the float32 copies that norms keep. With it they were within 1% of traces, from 13 to 40 layers.
+the formulas of `autotune/memory/closed_form.py`. Without checkpointing the formulas are 2 to 6% low, because they leave
+out the float32 copies that norms keep. With it they were within 1% of traces, from 13 to 40 layers.
 """
 
 BETWEEN = f"""

@@ -34,7 +34,7 @@ from autotune.candidate import Candidate  # noqa: E402
 from autotune.models.resolve import resolve  # noqa: E402
 from autotune.probe.protocol import ProbeRequest  # noqa: E402
 from autotune.specs import ModelSpec  # noqa: E402
-from autotune.techniques.families import title as title_of
+from autotune.techniques.families import title as title_of  # noqa: E402
 from autotune.units import MIB  # noqa: E402
 from autotune.worker.build.composition import assemble  # noqa: E402
 from autotune.worker.measuring.steps import gradient_norm  # noqa: E402

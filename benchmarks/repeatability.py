@@ -6,7 +6,7 @@ Each turn launches a probe and a proof of each case, cold, as a run does. From t
 the ratio of the proof's speed to the probe's by three statistics (the plain mean, the trimmed mean that autotune uses,
 the median), and how many proofs a run would refuse for their speed: by the plain rule (slower by more than the target)
 and by the rule of `proof.judge` (slower by more than the target and what both intervals explain). `floor` is the
-half-width of the 95% interval of one measurement, from all ratios of the quietest case: autotune/search/drift.py states it.
+half-width of the 95% interval of one measurement, from all ratios of the quietest case: search/drift.py states it.
 
 Targets, on a machine that does nothing else: no proof is refused by the rule; and of each case the median ratio by the
 trimmed mean is within the tolerance of 1, as it is where probe and proof measure the same thing.

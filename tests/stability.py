@@ -2,8 +2,8 @@
 
     python -m tests.stability [--times 50] [--busy 1] [TEST ...]
 
-The tests are those of supervisors, ranks and timeouts, or the given ones. Prints how many of the repetitions passed, with
-the output of those that did not, and exits with 1 if any did not.
+The tests are those of supervisors, ranks and timeouts, or the given ones. Prints how many of the repetitions passed,
+with the output of those that did not, and exits with 1 if any did not.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from autotune.specs import DeviceFacts
 GRACE = 3.0
 """Seconds that the other ranks get to say what happened to them, once one has failed."""
 SPARE = 5.0
-"""Seconds after the group's deadline at which each supervisor ends its rank by itself, should this process stand still."""
+"""Seconds after the group's deadline at which each supervisor ends its rank by itself, if this process stands still."""
 
 
 class _Launched:

@@ -7,12 +7,12 @@ found too: as long as the supervisor has a child, something of the probe is aliv
 
 It ends the whole tree when the worker ends, at the deadline, at SIGTERM, and when the other end of its
 lifeline is closed, which is what happens when the tuner dies, however it dies. Then it writes one JSON line
-on its report pipe (`ending.Exit`). Linux only.
+on its report pipe (`exit.Exit`). Linux only.
 
-It is two processes: a keeper, which the tuner starts, and the supervisor itself below it. The keeper only waits, and adopts
-orphans too. Each ends the whole tree when the other is killed, so that a daemon which the worker left survives neither
-of them, nor one of them and the tuner killed at once. Only who kills all three leaves such a daemon (the worker dies
-with its supervisor): then nobody is left who could know of it.
+It is two processes: a keeper, which the tuner starts, and the supervisor itself below it. The keeper only waits, and
+adopts orphans too. Each ends the whole tree when the other is killed, so that a daemon which the worker left survives
+neither of them, nor one of them and the tuner killed at once. Only who kills all three leaves such a daemon (the
+worker dies with its supervisor): then nobody is left who could know of it.
 """
 
 from __future__ import annotations

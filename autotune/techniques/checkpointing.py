@@ -26,7 +26,8 @@ CHECKPOINTING = Axis(
                 ),
                 Rule(
                     {"kernels": "torch"},
-                    "liger-kernel rotates queries and keys in memory that alternate checkpointing keeps: a block would rotate them twice",
+                    "liger-kernel rotates queries and keys in memory that alternate checkpointing keeps: a block "
+                    "would rotate them twice",
                 ),
             ),
         ),
@@ -51,7 +52,7 @@ CHECKPOINTING = Axis(
         "offloaded": Value(
             title="offloaded checkpointing",
             saves="as `full`, and the blocks' inputs, which rest where offload goes",
-            costs="as `full`; each block's input crosses the host link (or goes to the disk) and comes back, one at a time",
+            costs="as `full`; each block's input crosses the host link (or goes to the disk) and comes back",
             avoid="`full` fits; compiled blocks: refused",
             rules=(
                 Rule({"compile": "none"}, "a compiled block keeps what it was given by its own choice"),

@@ -61,7 +61,10 @@ SEQUENCES = Axis(
         ),
     },
     checks=(_unmeasured,),
-    not_exported="the exported script averages the losses of micro-steps, whatever number of tokens they hold, so padded rows would count for too much",
+    not_exported=(
+        "the exported script averages the losses of micro-steps, whatever number of tokens they hold, so padded rows "
+        "would count for too much"
+    ),
 )
 
 WORKERS = Axis(

@@ -94,8 +94,8 @@ OFFLOAD = Axis(
     },
     title=_offload,
     not_exported=(
-        "it is autotune's own technique; what this library offers under the name moves other tensors at other times, so "
-        "neither the memory nor the speed that was proven would hold"
+        "it is autotune's own technique; what this library offers under the name moves other tensors at other times, "
+        "so neither the memory nor the speed that was proven would hold"
     ),
 )
 

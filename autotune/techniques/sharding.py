@@ -343,7 +343,7 @@ TENSOR_PARALLEL = Axis(
     ),
     checks=(lacks_groups, _uncut),
     not_exported=(
-        "transformers cuts a model while it loads published weights (`from_pretrained`), and the exported script builds "
-        "it from its configuration, without any"
+        "transformers cuts a model while it loads published weights (`from_pretrained`), and the exported script "
+        "builds it from its configuration, without any"
     ),
 )

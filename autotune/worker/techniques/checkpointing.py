@@ -67,7 +67,7 @@ def checkpoint_blocks(
 def _keeping_elsewhere(
     forward: Callable[..., Any], offload: ActivationOffload, *args: Any, **kwargs: Any
 ) -> Any:
-    """Run a checkpointed block. What it saves itself goes to the checkpoint's own hooks: what is left are its inputs."""
+    """Run a checkpointed block. What it saves itself goes to the checkpoint's own hooks: its inputs are left."""
     inputs = [
         value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor) and value.dim() > 2
     ]

@@ -19,11 +19,11 @@ def compute_in(
 ) -> Callable[[], AbstractContextManager[object]]:
     """Return a function that opens the context in which a forward pass runs in `precision`.
 
-    `bf16` is torch's autocast over fp32 parameters: matrix products in bf16, reductions and the loss in
-    fp32, gradients and optimizer state in fp32. `keep_casts` lets autocast keep the bf16 copy of a parameter
-    until the pass ends. `fp8` is the same, for linear layers that multiply in 8 bits within (`autotune.worker.techniques.float8`).
-    `fp16` is the same with fp16, for which `autotune.worker.techniques.loss_scaling` scales the loss. Raises
-    CannotRun on a GPU that only emulates bf16; a CPU always runs both, if slowly.
+    `bf16` is torch's autocast over fp32 parameters: matrix products in bf16, reductions and the loss in fp32,
+    gradients and optimizer state in fp32. `keep_casts` lets autocast keep the bf16 copy of a parameter until the pass
+    ends. `fp8` is the same, for linear layers that multiply in 8 bits within (`techniques.float8`). `fp16` is the
+    same with fp16, for which `techniques.loss_scaling` scales the loss. Raises CannotRun on a GPU that only emulates
+    bf16; a CPU always runs both, if slowly.
     """
     if precision == "fp32":
         return nullcontext
