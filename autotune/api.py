@@ -72,19 +72,19 @@ def tune(
     train: Sequence[str] | None = None,
     trust_remote_code: bool | None = None,
     runs: str | Path = "runs",
-    watch: RunCallbacks | None = None,
+    callbacks: RunCallbacks | None = None,
 ) -> Best:
     """Find, prove and emit the fastest configuration that fits; return what `best.yaml` says.
 
     The keywords are the options of `autotune run` (`autotune run --help` describes them); None leaves one at its
     default. Times are seconds or text such as "10m", the global batch is tokens or text such as "512 samples". A model
     may be a function at the top level of a file: workers import it, so a script that passes one of its own calls
-    `tune` under `if __name__ == "__main__":`. `runs` is the folder that gets the run's; `watch` is told of every event.
+    `tune` under `if __name__ == "__main__":`. `runs` is the folder that gets the run's; `callbacks` are told of every event.
 
     Raises InputError with every mistake, NothingFits, NothingTrained, NothingProven, ModelError with the model's own
     traceback, or another AutotuneError where this machine fails. What was recorded stays: `load_run("last")`.
     """
-    given = _given(locals(), "runs", "watch")
+    given = _given(locals(), "runs", "callbacks")
     from autotune.devices.find import check_device
     from autotune.executors.find import find_executor
     from autotune.options import RunOptions, to_spec
@@ -96,7 +96,7 @@ def tune(
     tracer = LocalTracer()
     executor = find_executor(spec.device, tracer, spec.goal.gpus, spec.goal.nodes)
     with new_run(spec, Path(runs)) as paths:
-        return loop(spec, paths, executor, watch, tracer)
+        return loop(spec, paths, executor, callbacks, tracer)
 
 
 def estimate(

@@ -429,8 +429,8 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool, retry_lost: bool = False) 
     try:
         executor = find_executor(spec.device, tracer, spec.goal.gpus, spec.goal.nodes)
         console.print(f"run {paths.root}", style="dim")
-        with Terminal(console, spec, executor.facts.name) as watch:
-            best = tune(spec, paths, executor, watch, tracer, retry_lost)
+        with Terminal(console, spec, executor.facts.name) as callbacks:
+            best = tune(spec, paths, executor, callbacks, tracer, retry_lost)
     except (Interruption, KeyboardInterrupt) as asked:
         asked.add_note(f"Go on with: {command('resume', paths.root)}")
         raise

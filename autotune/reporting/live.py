@@ -26,7 +26,7 @@ from autotune.units import format_bytes, format_count, format_counted, format_du
 
 
 class Terminal:
-    """A watch that shows a live table on a terminal, and plain lines anywhere else (a log, CI)."""
+    """Callbacks that show a live table on a terminal, and plain lines anywhere else (a log, CI)."""
 
     def __init__(self, console: Console, spec: RunSpec, device: str) -> None:
         self._console = console

@@ -55,7 +55,7 @@ class RunCallbacks(Protocol):
 
 
 class NoCallbacks:
-    """A watch that says nothing."""
+    """Callbacks that say nothing."""
 
     def inspecting(self) -> None: ...
 

@@ -51,7 +51,7 @@ def tune(
     spec: RunSpec,
     paths: RunPaths,
     executor: Executor,
-    watch: RunCallbacks | None = None,
+    callbacks: RunCallbacks | None = None,
     tracer: Tracer | None = None,
     retry_lost: bool = False,
 ) -> Best:
@@ -64,9 +64,9 @@ def tune(
     """
     with Journal(paths.journal, paths.lock) as journal:
         knowing = spec.predict or executor.facts.simulated
-        return _Run(spec, paths, executor, watch or NoCallbacks(), journal, tracer if knowing else None).go(
-            retry_lost
-        )
+        return _Run(
+            spec, paths, executor, callbacks or NoCallbacks(), journal, tracer if knowing else None
+        ).go(retry_lost)
 
 
 class _Run:
@@ -75,14 +75,14 @@ class _Run:
         spec: RunSpec,
         paths: RunPaths,
         executor: Executor,
-        watch: RunCallbacks,
+        callbacks: RunCallbacks,
         journal: Journal,
         tracer: Tracer | None,
     ) -> None:
         self.spec = spec
         self.paths = paths
         self.executor = executor
-        self.watch = watch
+        self.callbacks = callbacks
         self.journal = journal
         self.tracer = tracer
         self.predictions: Predictions | None = None
@@ -104,10 +104,10 @@ class _Run:
         self.journal.append(Opened(version=autotune.__version__, time=now()))
         inspected = self.inspect()
         scope = Scope.of(self.spec, inspected.facts, inspected.budget)
-        self.watch.inspected(inspected.facts, scope, self.journal.record.history)
+        self.callbacks.inspected(inspected.facts, scope, self.journal.record.history)
         done = self.search(scope)
-        self.watch.searched(done)
-        proving = Proving(self.spec, self.paths, self.executor, self.watch, self.journal, self.finalist)
+        self.callbacks.searched(done)
+        proving = Proving(self.spec, self.paths, self.executor, self.callbacks, self.journal, self.finalist)
         return proving.prove(scope, done)
 
     def reopen(self) -> None:
@@ -130,13 +130,13 @@ class _Run:
         """Learn what the model is, from a worker that builds it without memory."""
         if known := self.journal.record.inspection:
             return known
-        self.watch.inspecting()
+        self.callbacks.inspecting()
         request = self.request(Candidate(optimizer=self.spec.optimizer), "inspect")
         for _ in range(TRIES):
             with self.journal.doing("inspection"):
                 finding = self.executor.run(
                     request, self.paths.inspection, timeout=self.spec.limits.probe_timeout,
-                    on_progress=self.watch.progressing,
+                    on_progress=self.callbacks.progressing,
                 )  # fmt: skip
             if not isinstance(finding.answer, Lost):
                 break
@@ -191,13 +191,13 @@ class _Run:
         """Trace a candidate's rung, unless that is done or useless; tell whether something was learnt."""
         if self.predictions is None or self.predictions.knows(candidate) or self.refusal(candidate):
             return False
-        self.watch.tracing(candidate)
+        self.callbacks.tracing(candidate)
         with self.journal.doing("trace"):
             traced = self.predictions.learn(
-                self.request(candidate, "trace"), self.spec.limits.probe_timeout, self.watch.progressing
+                self.request(candidate, "trace"), self.spec.limits.probe_timeout, self.callbacks.progressing
             )
         self.journal.append(traced)
-        self.watch.traced(traced)
+        self.callbacks.traced(traced)
         return True
 
     def skip(self, decision: Try | Done) -> None:
@@ -208,7 +208,7 @@ class _Run:
                 self.journal.append(
                     Skipped(candidate=skip.candidate, node=skip.node, prediction=skip.prediction, time=now())
                 )
-                self.watch.skipping(skip)
+                self.callbacks.skipping(skip)
 
     def ahead(self, scope: Scope) -> int:
         """Return how many probes are still to come, the next one included, about."""
@@ -220,14 +220,14 @@ class _Run:
         A try that something outside ends says nothing: it is repeated, up to TRIES times, those of earlier starts of
         the tuner included.
         """
-        self.watch.trying(number, decision, ahead)
+        self.callbacks.trying(number, decision, ahead)
         while (trial := self.journal.record.trial(number)) is None:
             if self.journal.record.tries("probe", number) < TRIES:
                 self.try_once(number, decision)
             else:
                 gone = Finished(number=number, outcome=lost_with_tuner("probe"), seconds=0.0)
                 self.journal.append(gone)
-        self.watch.tried(trial)
+        self.callbacks.tried(trial)
 
     def try_once(self, number: int, decision: Try) -> None:
         """Journal, launch, journal."""
@@ -246,7 +246,7 @@ class _Run:
             assert not isinstance(finding.answer, Inspection)
             self.journal.append(Finished(number=number, outcome=finding.answer, seconds=finding.seconds))
         if isinstance(finding.answer, Lost):
-            self.watch.lost("probe", number, finding.answer)
+            self.callbacks.lost("probe", number, finding.answer)
 
     def probe(self, number: int, candidate: Candidate) -> ProbeResult:
         """Run one candidate, unless it can be refused without running it."""
@@ -254,7 +254,7 @@ class _Run:
             return ProbeResult(Unsupported(reason=reason), None, 0.0)
         return self.executor.run(
             self.request(candidate, "train"), self.paths.probe(number),
-            timeout=self.spec.limits.probe_timeout, on_progress=self.watch.progressing,
+            timeout=self.spec.limits.probe_timeout, on_progress=self.callbacks.progressing,
         )  # fmt: skip
 
     def refusal(self, candidate: Candidate) -> str | None:

@@ -34,14 +34,14 @@ class Proving:
         spec: RunSpec,
         paths: RunPaths,
         executor: Executor,
-        watch: RunCallbacks,
+        callbacks: RunCallbacks,
         journal: Journal,
         finalist: Callable[[Score, Drift], Best],
     ) -> None:
         self.spec = spec
         self.paths = paths
         self.executor = executor
-        self.watch = watch
+        self.callbacks = callbacks
         self.journal = journal
         self.finalist = finalist
         """Returns what `best.yaml` says of a trial, before its proof."""
@@ -88,7 +88,7 @@ class Proving:
         """Write the finalist's file, read it back, and run what it says."""
         number, before = score.trial.number, len(self.journal.record.proofs)
         self.write(self.paths.finalist, self.finalist(score, drift))
-        self.watch.proving(score)
+        self.callbacks.proving(score)
         while len(self.journal.record.proofs) == before:  # a try that something outside ended proves nothing
             if self.journal.record.tries("proof", number) < TRIES:
                 self.relaunch(score, drift)
@@ -97,7 +97,7 @@ class Proving:
                     self.judged(score, drift, ProbeResult(lost_with_tuner("proof"), None, 0.0))
                 )
         proof = self.journal.record.proofs[-1]
-        self.watch.proved(proof)
+        self.callbacks.proved(proof)
         return proof
 
     def relaunch(self, score: Score, drift: Drift) -> None:
@@ -110,11 +110,11 @@ class Proving:
             finding = self.executor.run(
                 proof_request(emitted, self.spec.limits.proof_seconds), self.paths.proof(number),
                 timeout=self.spec.limits.probe_timeout + 3 * self.spec.limits.proof_seconds,
-                on_progress=self.watch.progressing,
+                on_progress=self.callbacks.progressing,
             )  # fmt: skip
             self.journal.append(self.judged(score, drift, finding))
         if isinstance(finding.answer, Lost):
-            self.watch.lost("proof", number, finding.answer)
+            self.callbacks.lost("proof", number, finding.answer)
 
     def look_for_room(self, number: int) -> None:
         """Raise NoDiskSpace where the disk has no room for what the proof writes."""

@@ -150,7 +150,7 @@ def _expected(history: History, scope: Scope) -> dict[int, float]:
         and trial.prediction is not None
         and trial.prediction.roofline is not None
     ]
-    pace = SpeedCalibration(
+    calibration = SpeedCalibration(
         [
             SpeedSample(trial.candidate.rung().key(), raw, trial.outcome.timing)
             for trial, raw in known
@@ -158,7 +158,7 @@ def _expected(history: History, scope: Scope) -> dict[int, float]:
         ]
     )
     return {
-        trial.number: pace.correct(trial.candidate.rung().key(), raw).global_step(
+        trial.number: calibration.correct(trial.candidate.rung().key(), raw).global_step(
             scope.of_rung(trial.candidate).accumulation(trial.candidate.micro_batch).steps
         )
         for trial, raw in known

@@ -74,7 +74,7 @@ def test_every_exception_can_be_imported_from_autotune():
 
 def test_the_keywords_of_tune_are_the_options_of_a_run():
     keywords = inspect.signature(api.tune).parameters
-    own = {"runs", "watch"}
+    own = {"runs", "callbacks"}
     assert set(keywords) - own == set(RunOptions.model_fields)
     assert set(keywords) & own == own
     for name, field in RunOptions.model_fields.items():

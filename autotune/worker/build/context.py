@@ -22,7 +22,7 @@ from autotune.worker.training import Batch, Ranks, StepOptimizer, no_reduction
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from autotune.worker.techniques.sharding.rank0_init import Arrivals
+    from autotune.worker.techniques.sharding.rank0_init import Rank0Weights
     from autotune.worker.techniques.sharding.deepspeed import DeepSpeedEngine
 
 
@@ -43,7 +43,7 @@ class Draft:
     ranks: Ranks = field(default_factory=Ranks)
     mesh: DeviceMesh | None = None
     """The ranks as data x tensor, where some share a model."""
-    arrivals: Arrivals | None = None
+    rank0_weights: Rank0Weights | None = None
     """Where rank 0 builds for all: how a module's tensors come from it."""
     prepare: Callable[[Iterable[nn.Module]], None] | None = None
     """What has to be done with modules before they are sharded."""

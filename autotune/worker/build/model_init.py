@@ -40,11 +40,11 @@ def construct(draft: Draft) -> None:
             return build_model(request.model, request.seq_len, home, candidate.attention)
 
     if _built_by_one(draft):
-        from autotune.worker.techniques.sharding.rank0_init import Arrivals, skeleton  # late: ranks alone need it
+        from autotune.worker.techniques.sharding.rank0_init import Rank0Weights, skeleton  # late: ranks alone need it
 
         # Meshes of two dimensions have groups of their own, beside which NCCL's buffers for all would cost memory.
         direct = not sliced and candidate.sharding != "hsdp"
-        draft.arrivals = Arrivals(draft.device if direct else home, draft.files)
+        draft.rank0_weights = Rank0Weights(draft.device if direct else home, draft.files)
         bare = draft.ranks.rank > 0
         try:
             draft.built = build(skeleton() if bare else _kept(draft, away))
@@ -103,10 +103,10 @@ def cut(draft: Draft) -> None:
         shards = draft.request.candidate.sharding in IN_SHARDS
         place = draft.files.copy_of if shards and draft.files else None
         home = torch.device("cpu") if shards else draft.device
-        slicing = Cut(draft.built, draft.mesh["tensor"], home, place, draft.arrivals)
+        slicing = Cut(draft.built, draft.mesh["tensor"], home, place, draft.rank0_weights)
         if shards:
             draft.prepare = slicing.cut
         else:
             slicing.cut(draft.built.model.modules())
-    elif draft.arrivals is not None:
-        draft.prepare = partial(draft.arrivals.bring, model=draft.built.model)
+    elif draft.rank0_weights is not None:
+        draft.prepare = partial(draft.rank0_weights.bring, model=draft.built.model)

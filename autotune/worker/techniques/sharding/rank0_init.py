@@ -51,7 +51,7 @@ def skeleton() -> Iterator[None]:
         handle.remove()
 
 
-class Arrivals:
+class Rank0Weights:
     """The tensors of a model that rank 0 has whole, on their way to all ranks of the group.
 
     They arrive on `device`, on the CPU in `files` where there are some, and wait there until they are sharded. Every

@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import (
 from autotune.techniques.sharding import indivisible
 from autotune.worker.errors import CannotRun
 from autotune.worker.model import BuiltModel
-from autotune.worker.techniques.sharding.rank0_init import Arrivals
+from autotune.worker.techniques.sharding.rank0_init import Rank0Weights
 from autotune.worker.techniques.sharding.tensor_plan import COLUMNS, SUMMED, divided_numbers, tensor_plan
 
 STYLES: dict[str, Callable[[], ParallelStyle]] = {
@@ -45,7 +45,7 @@ STYLES: dict[str, Callable[[], ParallelStyle]] = {
 class Cut:
     """Cuts a model's matrices over the ranks of `mesh` (one dimension), all of which have equal weights.
 
-    With `arrivals` only rank 0 has them, and they come to the others module by module. What is cut becomes a
+    With `rank0_weights` only rank 0 has them, and they come to the others module by module. What is cut becomes a
     distributed tensor, whose slice is on `device`, or where `place` puts it; what is whole stays a plain tensor, and
     moves there. Raises CannotRun where the model has no plan that torch can follow, or sizes that the ranks do not
     divide.
@@ -57,10 +57,10 @@ class Cut:
         mesh: DeviceMesh,
         device: torch.device,
         place: Callable[[Tensor], Tensor] | None = None,
-        arrivals: Arrivals | None = None,
+        rank0_weights: Rank0Weights | None = None,
     ) -> None:
         self._model, self._mesh, self._device, self._place = built.model, mesh, device, place
-        self._arrivals = arrivals
+        self._rank0_weights = rank0_weights
         plan = tensor_plan(self._model)
         if reason := indivisible(divided_numbers(built.config), mesh.size()):
             raise CannotRun(reason)
@@ -74,8 +74,8 @@ class Cut:
             if module not in self._waiting:
                 continue
             style = self._waiting.pop(module)
-            if self._arrivals is not None:
-                self._arrivals.bring([module], self._model)
+            if self._rank0_weights is not None:
+                self._rank0_weights.bring([module], self._model)
             if style is not None and style != SUMMED:
                 # Every rank has the same weights, so nothing has to be sent.
                 parallelize_module(module, self._mesh, STYLES[style](), src_data_rank=None)

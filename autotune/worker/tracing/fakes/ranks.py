@@ -50,7 +50,7 @@ def fake_ranks(recorder: Recorder, device: torch.device, deepspeed: bool = False
         (process_group, "form_group", _form_group),
         (replicated, "DistributedDataParallel", _Replica),
         (fully_sharded, "fully_shard", _fully_shard),
-        (rank0_init.Arrivals, "bring", lambda *_, **__: None),  # rank 0 has everything
+        (rank0_init.Rank0Weights, "bring", lambda *_, **__: None),  # rank 0 has everything
         (_fsdp_param, "alloc_storage", alloc_storage),
         (_fsdp_param, "free_storage", free_storage),
         (_fsdp_param_group, "alloc_storage", alloc_storage),
