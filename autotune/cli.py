@@ -186,6 +186,7 @@ def verify(
     proof_time: Annotated[str | None, typer.Option(help="Time for the training steps.")] = None,
     memory_tolerance: MemoryTolerance = None,
     speed_tolerance: SpeedTolerance = None,
+    trust_remote_code: TrustRemoteCode = None,
     runs: RunsOption = Path("runs"),
     json: JsonOption = False,
 ) -> None:
@@ -209,7 +210,9 @@ def verify(
     for name in files or ["last"]:
         try:
             file = find_best(name, runs)
-            verdict = Verified.of(file, repeat(file, other, limits, partial(say, console), runs))
+            verdict = Verified.of(
+                file, repeat(file, other, limits, partial(say, console), runs, bool(trust_remote_code))
+            )
         except AutotuneError as error:  # of one file: the others are verified all the same
             verdict = Verified.failed(name, error)
             print_error(error)

@@ -7,16 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.devices.find import resolve_device
-from autotune.errors import AutotuneError, InputError
+from autotune.errors import AutotuneError, InputError, ProbeError
 from autotune.executors.find import find_executor
 from autotune.executors.scratch import scratch_folder, temporary
 from autotune.exit_codes import ExitCode
+from autotune.outcome import Lost
 from autotune.probe.protocol import Inspection
 from autotune.run.best import Best, Proof
 from autotune.run.disk_use import written_bytes
 from autotune.run.proof import judge, proof_request
 from autotune.specs import DeviceSpec, Limits
 from autotune.tracing.client import LocalTracer
+from autotune.trial import TRIES
 from autotune.units import format_bytes
 from autotune.validation import Frozen
 
@@ -57,6 +59,7 @@ def verify(
     limits: Limits,
     say: Callable[[str], None] = lambda _: None,
     runs: Path = Path("runs"),
+    trust_remote_code: bool = False,
 ) -> Proof:
     """Relaunch what `file` says and compare with what it recorded.
 
@@ -64,10 +67,19 @@ def verify(
     never promised there. What the proof writes goes beside the file, else into the folder of the run that the file
     names (under `runs`), else where TMPDIR says: the first that can be written
     to and has room. Beside the file comes first because a system's temporary folder may be memory itself.
-    Raises InputError for an unreadable file or a missing device, NoRoom where no place takes what is written.
+    The file may be a stranger's: code that it has transformers fetch from a hub runs only with `trust_remote_code`.
+    A proof that something outside ended is tried again.
+
+    Raises InputError for an unreadable file, a missing device or code that is not trusted, NoRoom where no place takes
+    what is written, ProbeError for a proof that was ended from outside time and again.
     """
     file = file / "best.yaml" if os.path.isdir(file) else file
     best = Best.read(file)
+    if best.model.trust_remote_code and not trust_remote_code:
+        raise InputError(
+            f"{file} asks for Python code that comes with the model ({best.model.name}); read that code, and allow it "
+            "with --trust-remote-code"
+        )
     chosen = device or recorded_device(best)
     if resolve_device(chosen).kind == "sim":
         raise InputError(
@@ -83,7 +95,16 @@ def verify(
     places = (file.resolve().parent, *own, temporary())
     with scratch_folder(places, written_bytes(best, facts.kind)) as folder:
         timeout = limits.probe_timeout + 3 * limits.proof_seconds
-        finding = executor.run(request, folder, timeout=timeout)
+        for _ in range(TRIES):
+            finding = executor.run(request, folder, timeout=timeout)
+            if not isinstance(finding.answer, Lost):
+                break
+            say(f"the proof was ended from outside: {finding.answer.message}")
+    if isinstance(finding.answer, Lost):
+        raise ProbeError(
+            f"{file}: its proof was ended from outside {TRIES} times, the last by: {finding.answer.message}. "
+            "Nothing is known of it; repeat it where nothing ends it"
+        )
     assert not isinstance(finding.answer, Inspection)
     same = facts.name == best.device.name
     return judge(best, finding.answer, finding.seconds, limits, judge_speed=same)

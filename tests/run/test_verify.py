@@ -9,9 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from autotune.cli import app
-from autotune.errors import InputError
+from autotune.errors import InputError, ProbeError
+from autotune.executors.executor import ProbeResult
 from autotune.exit_codes import ExitCode, worst
-from autotune.outcome import Ok
+from autotune.outcome import Lost, Ok
 from autotune.run import verify as verification
 from autotune.run.disk_use import written_bytes
 from autotune.run.folder import create_run, find_best
@@ -135,3 +136,23 @@ def test_a_device_that_is_none_is_an_error_of_the_input():
     assert verification.read_device("cpu:1GiB") == DeviceSpec.parse("cpu:1GiB")
     with pytest.raises(InputError, match="--device: device 'tpu' is unknown"):
         verification.read_device("tpu")
+
+
+def test_code_that_comes_with_a_model_runs_only_where_it_is_allowed(proven, executor):
+    text = proven.best.read_text()
+    assert "trust_remote_code: false" in text
+    proven.best.write_text(text.replace("trust_remote_code: false", "trust_remote_code: true"))
+    with pytest.raises(InputError, match="--trust-remote-code"):
+        verify(proven.best, None, Limits())
+    assert not executor.folders
+    assert verify(proven.best, None, Limits(), trust_remote_code=True).passed
+
+
+def test_a_proof_that_something_outside_ended_is_tried_again(proven, executor, monkeypatch):
+    lost = ProbeResult(Lost(cause="worker", phase="forward", message="killed by SIGKILL"), None, 1.0)
+    run, left = executor.run, [lost, lost]
+    monkeypatch.setattr(executor, "run", lambda *a, **k: left.pop() if left else run(*a, **k))
+    assert verify(proven.best, None, Limits()).passed
+    left[:] = [lost] * 3
+    with pytest.raises(ProbeError, match="ended from outside 3 times, the last by: killed by SIGKILL"):
+        verify(proven.best, None, Limits())
