@@ -292,7 +292,7 @@ def estimate(
         str | None, typer.Option(help="sdpa, eager, flash_attention_2 (flash) or flex_attention (flex).")
     ] = None,
     checkpointing: Annotated[
-        str | None, typer.Option(help="none, selective, every-4, every-2 or full.")
+        str | None, typer.Option(help="none, selective, alternate, every-4, every-2, full or offloaded.")
     ] = None,
     compile: Annotated[
         str | None, typer.Option(help="none (off), or regional (on): the repeated block.")

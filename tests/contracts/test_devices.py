@@ -379,7 +379,7 @@ def test_a_simulated_gpu_goes_by_id_or_alias(text: str, id: str) -> None:
 
 
 def test_a_gpu_that_cannot_be_simulated_gets_the_nearest_name() -> None:
-    with pytest.raises(InputError, match=r"GPU 'h100-8gb' is unknown; did you mean .*h100-80gb"):
+    with pytest.raises(InputError, match=r"GPU 'h100-8gb' is unknown; did you mean .*h100-sxm-80gb"):
         check_device(DeviceSpec.parse("sim:h100-8gb"))
     with pytest.raises(ValueError, match="write it like sim:h100-80gb"):
         DeviceSpec.parse("sim")
