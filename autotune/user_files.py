@@ -32,6 +32,8 @@ MOST_VALUES = 200_000
 MOST_DIGITS = 100
 """Digits of a whole number; each key has a limit of its own besides."""
 
+_HALF = re.compile("[\ud800-\udfff]")
+
 KINDS: dict[str, frozenset[str]] = {
     "a best.yaml": frozenset({"candidate", "accumulation", "memory"}),
     "a search space": frozenset({"axes", "graph"}),
@@ -178,17 +180,28 @@ def check_plain(data: object, source: str) -> None:
             for key in value:
                 if not isinstance(key, str):
                     raise InputError(f"{source}: the key {quoted(key)} is not text; put it in quotes")
+                _require_characters(key, source)
             pending += [(part, depth + 1) for part in value.values()]
         elif isinstance(value, list):
             pending += [(part, depth + 1) for part in value]
         elif isinstance(value, int):
             if value.bit_length() > 3.33 * MOST_DIGITS:
                 raise InputError(f"{source} holds {quoted(value)}; {MOST_DIGITS} digits are the most")
-        elif value is not None and not isinstance(value, str | float):
+        elif isinstance(value, str):
+            _require_characters(value, source)
+        elif value is not None and not isinstance(value, float):
             raise InputError(
                 f"{source}: {quoted(value)} is a {type(value).__name__}, where text, numbers, lists and keys are read; "
                 "put it in quotes"
             )
+
+
+def _require_characters(text: str, source: str) -> None:
+    """Raise InputError for text that an escape (`\\ud800`) makes of half a character: no file can hold it."""
+    if _HALF.search(text):
+        raise InputError(
+            f"{source}: {quoted(text)} holds half a character (a lone surrogate), and so is no text"
+        )
 
 
 def _pairs(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

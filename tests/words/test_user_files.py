@@ -141,3 +141,10 @@ def test_the_first_ten_problems_of_a_document_are_told_and_the_number_of_the_oth
 def test_a_configuration_is_read_like_any_other_file(tmp_path):
     os.mkfifo(tmp_path / "config.json")
     assert "it is a pipe" in refusal(read_config, tmp_path / "config.json", False)
+
+
+@pytest.mark.parametrize("text", [r'{"a": "x\ud800"}', r'{"\udfff": 1}', r'{"a": [{"b": "\ud83d"}]}'])
+def test_half_a_character_that_an_escape_makes_is_no_text(text):
+    for parse in (parse_json, parse_yaml):
+        assert "half a character" in refusal(parse, text, "mine")
+    assert parse_json(r'{"a": "\ud83d\ude00"}', "mine") == {"a": "\U0001f600"}
