@@ -118,7 +118,7 @@ def _techniques() -> Iterator[Finding]:
     except AutotuneError:
         # No budget is taken: these facts only say what a processor computes.
         facts = DeviceFacts(
-            kind="cpu", name=processor(), torch_name="cpu", budget=1, total=1, dtypes=frozenset({"bf16"})
+            kind="cpu", name=processor(), torch_name="cpu", budget=1, total=1, dtypes=("bf16",)
         )
     context = Context(device=facts, on_this_machine=True)
     for axis in AXES:

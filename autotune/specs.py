@@ -134,7 +134,7 @@ class DeviceFacts(Frozen):
     """Version of the driver; None on the cpu."""
     hardware: str | None = None
     """Id in hardware.yaml; None for a device that the table does not know."""
-    dtypes: frozenset[str] = frozenset()
+    dtypes: tuple[str, ...] = ()
     """Number types beyond fp32 and fp16 that the device itself computes in: `bf16`, `fp8`."""
     peak_flops: dict[str, float] = Field(default_factory=dict)
     """Dense peak in FLOP/s by precision (`bf16`, `fp32`); empty where unknown, and then there is no MFU."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from autotune.outcome import Ok
 from autotune.probe.protocol import ProbeRequest
-from autotune.worker import Channel, Probe, main
+from autotune.worker.__main__ import Channel, Probe, main
 
 if TYPE_CHECKING:
     from autotune.worker.measuring.phases import Phases

@@ -66,7 +66,7 @@ class CpuDevice:
         return DeviceFacts(
             kind="cpu", name=processor(), torch_name="cpu", budget=self._budget, total=self._total,
             # torch computes in bf16 on any processor; without AVX512-BF16 or AMX it is slow, which probes show.
-            dtypes=frozenset({"bf16"}),
+            dtypes=("bf16",),
         )  # fmt: skip
 
     def minimum(self) -> int:

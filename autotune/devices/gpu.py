@@ -104,7 +104,7 @@ class CudaDevice:
         return DeviceFacts(
             kind="cuda", name=self._gpu.name, torch_name="cuda:0", budget=self._free, total=self._total,
             driver=self._nvml.driver(), hardware=row.id if row else None,
-            dtypes=frozenset(name for name, first in FIRST_WITH.items() if self._gpu.capability >= first),
+            dtypes=tuple(name for name, first in FIRST_WITH.items() if self._gpu.capability >= first),
             peak_flops=row.peak_flops() if row else {},
         )  # fmt: skip
 

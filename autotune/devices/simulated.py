@@ -39,7 +39,7 @@ class SimulatedDevice:
         self._facts = DeviceFacts(
             kind="cuda", simulated=True, name=f"{_name(row)} (simulated)", torch_name="cuda:0",
             budget=row.usable_bytes(), total=row.usable_bytes(), hardware=row.id,
-            dtypes=frozenset(
+            dtypes=tuple(
                 name for name, peak in (("bf16", row.bf16_tflops), ("fp8", row.fp8_tflops)) if peak is not None
             ),
             peak_flops=row.peak_flops(),

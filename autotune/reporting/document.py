@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from autotune.commands import command
+from autotune.errors import InputError
 from autotune.exports import possible
 from autotune.outcome import Drift
 from autotune.reporting.tables import (
@@ -93,10 +94,15 @@ def _print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
     if scope is None or best is None:
         _print_without_winner(paths, record, console)
         return
+    trials = after_proofs(record.history, record.proofs)
+    winner = next((trial for trial in trials if trial.candidate == best.candidate), None)
+    if winner is None:
+        raise InputError(
+            f"{paths.best} says another configuration than those that this run measured, so it was changed or is of "
+            "another run; restore it, or tune again"
+        )
     console.print(section("Path through the graph", path_lines(record.path, space, record.history)))
     console.print(section("Winner", [winner_panel(best)]))
-    trials = after_proofs(record.history, record.proofs)
-    winner = next(trial for trial in trials if trial.candidate == best.candidate)
     if lines := rejected_lines(trials, scope, winner, best.drift):
         console.print(section("Rejected", lines))
     if passed_over := [skipped(entry.candidate, entry.prediction, scope) for entry in record.skipped]:

@@ -17,11 +17,11 @@ _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 def import_closure(module: str) -> dict[str, Path]:
     """Return the source of a module and of every module of this package that it imports, by name, and so on.
 
-    Imports inside functions count, those for type checkers alone do not. A module runs its packages' `__init__` too.
-    Names that are put together at run time are not seen.
+    Imports inside functions count, those for type checkers alone do not. A module runs its packages' `__init__` too,
+    and a package that is a program (`python -m`) its `__main__`. Names that are put together at run time are not seen.
     """
     found: dict[str, Path] = {}
-    waiting = [module]
+    waiting = [module, f"{module}.__main__"]
     while waiting:
         name = waiting.pop()
         path = _source(name)

@@ -10,13 +10,9 @@ from autotune.techniques.axis import Context
 from autotune.techniques.check import refusal, simplest, unsupported
 from autotune.techniques.families import DECLARED
 
-CPU = DeviceFacts(
-    kind="cpu", name="A processor", torch_name="cpu", budget=1, total=1, dtypes=frozenset({"bf16"})
-)
-GPU = DeviceFacts(
-    kind="cuda", name="A GPU", torch_name="cuda:0", budget=1, total=1, dtypes=frozenset({"bf16", "fp8"})
-)
-OLD = GPU.model_copy(update={"name": "An old GPU", "dtypes": frozenset()})
+CPU = DeviceFacts(kind="cpu", name="A processor", torch_name="cpu", budget=1, total=1, dtypes=("bf16",))
+GPU = DeviceFacts(kind="cuda", name="A GPU", torch_name="cuda:0", budget=1, total=1, dtypes=("bf16", "fp8"))
+OLD = GPU.model_copy(update={"name": "An old GPU", "dtypes": ()})
 VALUES = [(axis, value) for axis in AXES for value in choices(axis)]
 PACKAGES = {
     (axis.name, name): value.packages

@@ -25,7 +25,7 @@ class ArithmeticExecutor:
         self.room = room
         self.facts = DeviceFacts(
             kind="cpu", name="arithmetic", torch_name="cpu", budget=device.budget, total=device.budget,
-            dtypes=frozenset({"bf16"}),
+            dtypes=("bf16",),
         )  # fmt: skip
         self.launched: list[tuple[str, Candidate]] = []
         self.trains: dict[Candidate, Outcome] = {}

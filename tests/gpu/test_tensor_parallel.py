@@ -8,6 +8,7 @@ from autotune.worker.build.composition import assemble  # noqa: E402 - only wher
 from autotune.worker.measuring.memory_breakdown import gradient_bytes, parameter_bytes, state_bytes  # noqa: E402
 from autotune.worker.replacing import replaced  # noqa: E402
 from autotune.worker.techniques.sharding import process_group  # noqa: E402
+from autotune.worker.tracing.fakes import ranks as fake_ranks  # noqa: E402
 from tests.data.requests import family, request  # noqa: E402
 
 pytestmark = [
@@ -19,7 +20,7 @@ pytestmark = [
 def held(folder, cut, **candidate):
     """Return the bytes of parameters, gradients and optimizer state after two steps."""
     probe = request(family("llama"), folder, device="cuda:0", tensor_parallel=cut, **candidate)
-    with replaced([(process_group, "form_group", process_group._form_group)]):
+    with replaced([(process_group, "form_group", fake_ranks._form_group)]):
         training = assemble(probe.model_copy(update={"world_size": cut}))
         for step in range(2):
             training.loss(training.batch(step, 2)).backward()

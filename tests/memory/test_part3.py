@@ -15,7 +15,7 @@ def ladder(*rows):
     """A record of tiny-gpt2 on an H200."""
     device = DeviceFacts(
         kind="cuda", name="NVIDIA H200", torch_name="cuda:0", budget=1 << 37, total=1 << 37, hardware="h200",
-        dtypes=frozenset({"bf16"}),
+        dtypes=("bf16",),
     )  # fmt: skip
     return {"device": device.model_dump(), "seq_len": 64, "accumulation_steps": 8, "rows": list(rows)}
 
@@ -43,7 +43,7 @@ def test_a_recorded_ladder_is_compared_row_by_row(tmp_path, monkeypatch):
     (tmp_path / "gpu_ladder-tiny-gpt2.json").write_text(json.dumps(record))
     monkeypatch.setattr(accuracy_on_gpu, "RESULTS", tmp_path)
     console = Console(record=True, width=150)
-    rows, fine = accuracy_on_gpu.run(console)
+    rows, missed = accuracy_on_gpu.run(console)
     assert [(found["rung"], found["micro_batch"]) for found in rows] == [
         (plain, 1),
         (plain, 2),
@@ -55,13 +55,14 @@ def test_a_recorded_ladder_is_compared_row_by_row(tmp_path, monkeypatch):
         assert found["outside"] == 500 << 20
         error = found["predicted_reserved"] / (300 << 20) - 1
         assert accuracy_on_gpu.error(found, "reserved") == pytest.approx(error)
-    assert not fine, "the numbers are made up, and far off"
+    assert missed, "the numbers are made up, and far off"
     printed = console.export_text()
     assert "a rung of another time: not traced: this version has no such rung" in printed
     assert "allocated: 3 rows" in printed
 
 
-def test_without_a_record_it_says_where_one_comes_from(tmp_path, monkeypatch):
+def test_without_a_record_it_says_where_one_comes_from(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(accuracy_on_gpu, "RESULTS", tmp_path)
-    with pytest.raises(SystemExit, match=r"gpu_ladder\.py on a machine with an NVIDIA GPU"):
+    with pytest.raises(SystemExit):
         accuracy_on_gpu.run(Console())
+    assert "`python -m benchmarks.gpu_ladder` on a machine with an NVIDIA GPU" in capsys.readouterr().err

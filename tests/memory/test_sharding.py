@@ -19,6 +19,7 @@ from autotune.worker.errors import CannotRun
 from autotune.worker.replacing import replaced
 from autotune.worker.techniques import offload_store
 from autotune.worker.techniques.sharding import process_group, replicated
+from autotune.worker.tracing.fakes import ranks as fake_ranks
 from autotune.worker.tracing.kernel_workspace import ON_CPU
 from autotune.worker.tracing.trace import trace
 from tests.memory.test_trace import InMemory, measured
@@ -59,8 +60,8 @@ def test_a_trace_counts_the_bytes_of_real_tensors(sharding, precision, reduce_dt
     ranks_and_nodes = (4, "tiny-llama", 2) if sharding == "hsdp" else (2,)
     timeline = trace(request(*ranks_and_nodes, **fields))
     without_ranks = [
-        (process_group, "form_group", process_group._form_group),
-        (replicated, "DistributedDataParallel", process_group._Replica),
+        (process_group, "form_group", fake_ranks._form_group),
+        (replicated, "DistributedDataParallel", fake_ranks._Replica),
     ]
     for micro_batch, micro_steps in ((3, 1), (5, 2)):
         probe = request(*ranks_and_nodes, micro_batch=micro_batch, **fields).model_copy(
@@ -79,7 +80,7 @@ def test_cut_matrices_are_traced_byte_by_byte(precision, monkeypatch, tmp_path):
     timeline = trace(request(2, **fields))
     assert timeline.exact is None
     probe = request(2, micro_batch=5, **fields).model_copy(update={"folder": str(tmp_path)})
-    with replaced([(process_group, "form_group", process_group._form_group)]):
+    with replaced([(process_group, "form_group", fake_ranks._form_group)]):
         assert timeline.allocated(5, accumulating=True) == measured(probe, 2)
     expected = states(timeline.facts["parameters"] / 2, "fp32", "adamw")
     kept = held(timeline, "optimizer")
@@ -108,7 +109,7 @@ def test_shards_in_files_are_traced_as_they_run(world_size, monkeypatch):
     fields = {"sharding": "fsdp2", "offload": "full", "checkpointing": "full"}
     timeline = trace(request(world_size, **fields))
     changes = [
-        (process_group, "form_group", process_group._form_group),
+        (process_group, "form_group", fake_ranks._form_group),
         (offload_store, "MappedFiles", InMemory),
     ]
     with replaced(changes):

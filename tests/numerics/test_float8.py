@@ -4,10 +4,13 @@ Rounding is of 3 bits of fraction for inputs and weights (half a step is 2^-4 = 
 (2^-3 = 13%), each value for itself; sums over 64 of them lose most of it.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from autotune.techniques.check import refusal
 from autotune.worker.build import composition
 from autotune.worker.build.composition import assemble
 from autotune.worker.errors import CannotRun
@@ -18,16 +21,21 @@ from tests.numerics.runs import COPIED, MODELS, plain, train
 pytest.importorskip("torchao", reason="torchao is not installed: pip install 'autotune[torchao]'")
 
 
+def on_a_gpu(candidate, context):
+    """Judge a candidate as for a GPU, whatever it is to run on."""
+    return refusal(candidate, replace(context, kind="cuda"))
+
+
 @pytest.fixture
 def anywhere(monkeypatch):
     """Let a processor take fp8, as `cuda` may."""
-    monkeypatch.setattr(composition, "misplaced", lambda *_: None)
+    monkeypatch.setattr(composition, "refusal", on_a_gpu)
 
 
 @pytest.fixture(scope="module")
 def reference():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(composition, "misplaced", lambda *_: None)
+        patch.setattr(composition, "refusal", on_a_gpu)
         return train("llama", precision="fp8")
 
 

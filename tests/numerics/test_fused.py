@@ -1,12 +1,14 @@
 """How liger-kernel is brought in; what its kernels compute is looked at on a GPU (tests/gpu)."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from transformers.models.llama import modeling_llama
 
 from autotune.environment import liger_models
+from autotune.techniques import check
 from autotune.techniques.axis import Context
 from autotune.techniques.check import refusal
 from autotune.worker.build import composition
@@ -18,10 +20,15 @@ from tests.numerics.runs import MODELS, plain, train
 LIGER = str(Path(__file__).parents[1] / "data" / "liger")
 
 
+def on_a_gpu(candidate, context):
+    """Judge a candidate as for a GPU, whatever it is to run on."""
+    return refusal(candidate, replace(context, kind="cuda"))
+
+
 @pytest.fixture
 def liger(monkeypatch):
     """Let a processor take liger's kernels, as `cuda` may, from a package that stands in for it."""
-    monkeypatch.setattr(composition, "misplaced", lambda *_: None)
+    monkeypatch.setattr(composition, "refusal", on_a_gpu)
     monkeypatch.syspath_prepend(LIGER)
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "liger_kernel"]:
@@ -46,6 +53,7 @@ def test_what_liger_lacks_is_told(liger, tmp_path, monkeypatch):
         assemble(request(MODELS["llama"], tmp_path, kernels="liger", checkpointing="selective"))
     candidate = request(MODELS["llama"], tmp_path, kernels="liger").candidate
     assert liger_models() == {"llama"}  # told without importing it
+    monkeypatch.setattr(check, "installed", lambda name: "0.8" if name == "liger-kernel" else None)
     assert refusal(candidate, Context(source=MODELS["llama"], on_this_machine=True)) is None
     assert "no kernels for a gpt2" in refusal(candidate, Context(source=MODELS["gpt2"], on_this_machine=True))
     assert "a function of your own" in refusal(candidate, Context(source=MODELS["own"], on_this_machine=True))
@@ -55,7 +63,7 @@ def test_what_liger_lacks_is_told(liger, tmp_path, monkeypatch):
 
 
 def test_a_missing_package_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(composition, "misplaced", lambda *_: None)
+    monkeypatch.setattr(composition, "refusal", on_a_gpu)
     monkeypatch.setitem(sys.modules, "liger_kernel", None)
     with pytest.raises(CannotRun, match=r"pip install 'autotune\[liger\]'"):
         assemble(request(MODELS["llama"], tmp_path, kernels="liger"))

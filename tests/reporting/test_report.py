@@ -25,6 +25,7 @@ from autotune.run.loop import tune
 from autotune.run.under_way import under_way
 from autotune.search.path import Step
 from autotune.search.strategy import Try
+from autotune.techniques.families import title as title_of
 from tests.fakes.executor import FACTS, ArithmeticExecutor, crash
 from tests.fakes.simulation import Arithmetic
 from tests.run.test_loop import make_spec
@@ -80,7 +81,9 @@ def test_a_run_that_is_running_says_so_and_what_is_under_way(spaced):
         process = holder(paths.lock)
         text, data = shown(paths), document(paths)
     assert process is not None
-    assert f"process {process} works on this run: probe 1, {Candidate().title()}, micro-batch 1, for" in text
+    assert (
+        f"process {process} works on this run: probe 1, {title_of(Candidate())}, micro-batch 1, for" in text
+    )
     assert "resume" not in text
     assert (data["state"], data["process"]) == ("running", process)
     assert holder(paths.lock) is None

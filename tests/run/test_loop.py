@@ -419,7 +419,7 @@ def test_a_run_under_way_is_refused_to_a_second_tuner(tmp_path):
 
 def test_a_device_without_bf16_is_tuned_in_fp16(tmp_path):
     executor = ArithmeticExecutor(Arithmetic(budget=1000))
-    executor.facts = executor.facts.model_copy(update={"dtypes": frozenset()})
+    executor.facts = executor.facts.model_copy(update={"dtypes": ()})
     best, _ = start(tmp_path, executor)
     assert best.candidate.precision == "fp16"
     assert {candidate.precision for kind, candidate in executor.launched if kind == "train"} == {"fp16"}

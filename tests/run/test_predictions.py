@@ -25,7 +25,7 @@ def predictions(tmp_path, hardware="a100-sxm-80gb"):
     inspected = Inspected(facts=FACTS, baseline=0, budget=79 * GIB)
     facts = DeviceFacts(
         kind="cuda", name="A100", torch_name="cuda:0", budget=79 * GIB, total=80 * GIB, hardware=hardware,
-        dtypes=frozenset({"bf16"}),
+        dtypes=("bf16",),
     )  # fmt: skip
     made = Predictions(
         Traces(timeline()), facts, inspected, Scope.of(spec, inspected.facts, inspected.budget), tmp_path

@@ -12,7 +12,7 @@ from autotune.candidate import Candidate
 from autotune.outcome import Crash, Unsupported
 from autotune.probe.exit import Exit, Report
 from autotune.probe.protocol import Result, TraceAnswer, TracedRung
-from autotune.techniques import support
+from autotune.techniques import check
 from autotune.timeline.step_events import Segment, Slots
 from autotune.timeline.timeline import Timeline
 from autotune.tracing import cache
@@ -95,7 +95,7 @@ def test_other_versions_and_other_code_trace_again(traced, monkeypatch):
     assert traced(launch).seconds
     assert traced(launch, precision="fp8").seconds
     assert traced(launch, precision="fp8").seconds == 0
-    monkeypatch.setattr(support, "installed", {"torchao": "0.99"}.get)
+    monkeypatch.setattr(check, "installed", {"torchao": "0.99"}.get)
     assert traced(launch, precision="fp8").seconds
     assert traced(launch).seconds == 0
 
@@ -103,7 +103,14 @@ def test_other_versions_and_other_code_trace_again(traced, monkeypatch):
 def test_a_trace_depends_on_all_code_that_the_worker_imports():
     """What is imported late, and two modules that an earlier key left out, are of it; the tuner's own loop is not."""
     hashed = import_closure(cache.WORKER[-1])
-    for name in ("zero", "memory.segment", "train.trace", "train.sharding.fake_engine", "train.adapters"):
+    for name in (
+        "techniques.deepspeed_config",
+        "timeline.step_events",
+        "worker.tracing.trace",
+        "worker.tracing.fakes.deepspeed",
+        "worker.techniques.adapters",
+        "worker.__main__",
+    ):
         assert f"autotune.{name}" in hashed
     assert not {"autotune.run.loop", "autotune.cli", "autotune.api"} & set(hashed)
 

@@ -10,36 +10,36 @@ import torch
 from torch import Tensor
 
 from autotune.candidate import Candidate
+from autotune.probe.protocol import ProbeRequest
 from autotune.techniques.axis import Context, Kind
 from autotune.techniques.check import refusal
 from autotune.techniques.data import unpaddable
-from autotune.probe.protocol import ProbeRequest
+from autotune.techniques.sharding import IN_SHARDS, REPLICATED
+from autotune.worker.build.context import Draft
+from autotune.worker.build.inspect import width
+from autotune.worker.build.make_optimizer import maker_of, optimizer_of
+from autotune.worker.build.model_init import construct, cut
+from autotune.worker.data.packing import check_packing
+from autotune.worker.data.synthetic import feed, is_traced, rows_shorter, target_counter, text_symbols
+from autotune.worker.errors import CannotRun
+from autotune.worker.model import loss_of
 from autotune.worker.techniques.activation_offload import ActivationOffload
 from autotune.worker.techniques.checkpointing import checkpoint_blocks
 from autotune.worker.techniques.chunked_loss import chunk_loss
 from autotune.worker.techniques.compilation import compile_blocks
-from autotune.worker.build.model_init import construct, cut
-from autotune.worker.build.context import Draft
 from autotune.worker.techniques.float8 import use_float8
 from autotune.worker.techniques.four_bit import quantize_blocks
 from autotune.worker.techniques.gradient_offload import HostGradients
-from autotune.worker.build.inspect import width
+from autotune.worker.techniques.loss_scaling import ScaledOptimizer
 from autotune.worker.techniques.mapped_files import MappedFiles, map_gradients, map_parameters
-from autotune.worker.model import loss_of
+from autotune.worker.techniques.offload_store import offload_store
 from autotune.worker.techniques.precision import (
     cast_inputs,
     compute_in,
     fp32_products,
     math_dtype,
 )
-from autotune.worker.errors import CannotRun
-from autotune.worker.techniques.offload_store import offload_store
-from autotune.worker.techniques.loss_scaling import ScaledOptimizer
-from autotune.worker.data.packing import check_packing
-from autotune.worker.data.synthetic import feed, is_traced, rows_shorter, target_counter, text_symbols
 from autotune.worker.training import Batch, StepOptimizer, Training
-from autotune.worker.build.make_optimizer import maker_of, optimizer_of
-from autotune.techniques.sharding import IN_SHARDS, REPLICATED
 
 
 def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
@@ -130,7 +130,9 @@ def _form_group(draft: Draft) -> None:
     candidate = draft.request.candidate
     if not candidate.distributed and (candidate.offload != "full" or draft.files is not None):
         return
-    from autotune.worker.techniques.sharding import process_group# late: half a second that other candidates save
+    from autotune.worker.techniques.sharding import (
+        process_group,  # late: half a second that other candidates save
+    )
 
     draft.ranks = process_group.form_group(draft.device, draft.request.world_size, candidate.tensor_parallel)
     draft.closing.callback(process_group.end_group)
@@ -176,7 +178,9 @@ def _add_adapters(draft: Draft) -> None:
     if candidate.adapters == "qlora":
         quantize_blocks(draft.built.model, draft.blocks, draft.device, math_dtype(candidate.precision))
     if candidate.adapters != "none":
-        from autotune.worker.techniques.adapters import add_adapters  # late: peft takes a second that others save
+        from autotune.worker.techniques.adapters import (
+            add_adapters,  # late: peft takes a second that others save
+        )
 
         add_adapters(draft.built.model, draft.blocks)
 
@@ -253,7 +257,9 @@ def _replicate(draft: Draft) -> None:
 def _add_optimizer(draft: Draft) -> None:
     candidate, model = draft.request.candidate, draft.built.model
     if candidate.engine == "deepspeed":
-        from autotune.worker.techniques.sharding.deepspeed import DeepSpeedEngine as Engine  # late: it takes a second
+        from autotune.worker.techniques.sharding.deepspeed import (
+            DeepSpeedEngine as Engine,  # late: it takes a second
+        )
 
         engine = draft.engine = Engine(
             model, maker_of(candidate, model.parameters()), candidate, width(draft.built.config), draft.device

@@ -12,18 +12,18 @@ from torch import nn
 
 from autotune.probe.protocol import ProbeRequest
 from autotune.worker.blocks import Blocks
-from autotune.worker.techniques.gradient_offload import HostGradients
-from autotune.worker.techniques.mapped_files import MappedFiles
 from autotune.worker.model import BuiltModel
-from autotune.worker.techniques.offload_store import Rest
+from autotune.worker.techniques.gradient_offload import HostGradients
 from autotune.worker.techniques.loss_scaling import ScaledOptimizer
+from autotune.worker.techniques.mapped_files import MappedFiles
+from autotune.worker.techniques.offload_store import Rest
 from autotune.worker.training import Batch, Ranks, StepOptimizer, no_reduction
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from autotune.worker.techniques.sharding.rank0_init import Rank0Weights
     from autotune.worker.techniques.sharding.deepspeed import DeepSpeedEngine
+    from autotune.worker.techniques.sharding.rank0_init import Rank0Weights
 
 
 def _as_it_is(batch: Batch) -> Batch:

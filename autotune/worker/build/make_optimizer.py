@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from autotune.techniques.sharding import IN_SHARDS, REPLICATED
 from autotune.candidate import Candidate
+from autotune.techniques.sharding import IN_SHARDS, REPLICATED
 from autotune.worker.techniques.gradient_offload import HostGradients
-from autotune.worker.techniques.optimizer_in_backward import BackwardOptimizer
 from autotune.worker.techniques.mapped_files import MappedFiles, MappedOptimizer
-from autotune.worker.techniques.optimizer import MakeOptimizer, PlainOptimizer, optimizer_maker
 from autotune.worker.techniques.offload_store import Rest
+from autotune.worker.techniques.optimizer import MakeOptimizer, PlainOptimizer, optimizer_maker
+from autotune.worker.techniques.optimizer_in_backward import BackwardOptimizer
 from autotune.worker.techniques.optimizer_offload import StreamedOptimizer
 from autotune.worker.training import StepOptimizer
 

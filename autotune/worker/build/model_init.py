@@ -7,14 +7,14 @@ from functools import partial
 
 import torch
 
+from autotune.techniques.sharding import IN_SHARDS
 from autotune.worker.blocks import find_blocks
 from autotune.worker.build.context import Draft
-from autotune.worker.experts import inseparable, shared_rows
-from autotune.worker.techniques.mapped_files import MappedFiles, host_is_short, parameters_in
-from autotune.worker.model import BuiltModel, build_model, gather
-from autotune.worker.techniques.precision import born_in, cast_inputs, cast_parameter
 from autotune.worker.errors import CannotRun
-from autotune.techniques.sharding import IN_SHARDS
+from autotune.worker.experts import inseparable, shared_rows
+from autotune.worker.model import BuiltModel, build_model, gather
+from autotune.worker.techniques.mapped_files import MappedFiles, host_is_short, parameters_in
+from autotune.worker.techniques.precision import born_in, cast_inputs, cast_parameter
 
 
 def construct(draft: Draft) -> None:
@@ -40,7 +40,10 @@ def construct(draft: Draft) -> None:
             return build_model(request.model, request.seq_len, home, candidate.attention)
 
     if _built_by_one(draft):
-        from autotune.worker.techniques.sharding.rank0_init import Rank0Weights, skeleton  # late: ranks alone need it
+        from autotune.worker.techniques.sharding.rank0_init import (  # late: ranks alone need it
+            Rank0Weights,
+            skeleton,
+        )
 
         # Meshes of two dimensions have groups of their own, beside which NCCL's buffers for all would cost memory.
         direct = not sliced and candidate.sharding != "hsdp"
@@ -97,7 +100,9 @@ def _check_experts(draft: Draft) -> None:
 def cut(draft: Draft) -> None:
     """Share matrices out to the ranks of one model; what is sharded too is prepared for that block by block."""
     if draft.mesh is not None:
-        from autotune.worker.techniques.sharding.tensor_parallel import Cut  # late: half a second that other candidates save
+        from autotune.worker.techniques.sharding.tensor_parallel import (
+            Cut,  # late: half a second that other candidates save
+        )
 
         # What is sharded once more is cut off the device, just before.
         shards = draft.request.candidate.sharding in IN_SHARDS

@@ -46,7 +46,7 @@ class OwnMemory:
         descriptor = os.memfd_create("autotune-memory")
         os.ftruncate(descriptor, BOARD_BYTES)
         self._board = mmap.mmap(descriptor, BOARD_BYTES)
-        script = Path(__file__).with_name("sampler.py")
+        script = Path(__file__).with_name("memory_sampler.py")
         self._sampler = subprocess.Popen(
             [sys.executable, "-I", "-S", str(script), str(os.getpid()), str(descriptor)],
             pass_fds=(descriptor,), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
