@@ -6,16 +6,20 @@ APART := $(abspath $(VENV))/apart
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-fast test-stability test-gpu fuzz lint format clean
+.PHONY: run test test-long test-fast test-stability test-gpu fuzz lint format clean
 
 run: $(VENV)/ready  ## the main job on this machine's CPU, with a real model
 	$(BIN)/autotune run --model gpt2 --seq-len 128 --target-global-batch 8K --device cpu:3GiB \
 		--sample-time 3s --proof-time 15s --max-probes 5
 
-test: lint $(APART)/ready  ## everything that needs no GPU; what compares speeds comes last and one by one
-	$(SIDE_BY_SIDE) -m "not gpu and not alone"
+test: lint $(VENV)/ready  ## what needs no GPU, in ten minutes; what compares speeds comes last and one by one
+	$(SIDE_BY_SIDE) -m "not gpu and not alone and not long"
+	$(BIN)/python -m pytest -m "alone and not long" tests/e2e
+
+test-long: $(APART)/ready  ## the rest that needs no GPU: minutes a file, and what needs DeepSpeed or torchao
+	$(SIDE_BY_SIDE) -m "long and not gpu and not alone"
 	PYTHONPATH=$(APART) DS_ACCELERATOR=cpu $(SIDE_BY_SIDE) --dist=loadfile -m "not gpu" -k "float8 or deepspeed" tests/numerics tests/memory
-	$(BIN)/python -m pytest -m alone tests/e2e
+	$(BIN)/python -m pytest -m "alone and long" tests/e2e
 
 test-fast: $(VENV)/ready  ## without the tests that train for more than a few seconds
 	$(SIDE_BY_SIDE) -m "not gpu and not slow and not alone"

@@ -10,9 +10,26 @@ from autotune.search.strategy import Scope
 from autotune.specs import Goal
 from tests.search.test_space import DEFAULT
 
-# A shell that starts a job in the background has it ignore Ctrl-C, and so would every tuner that a test interrupts.
+# A shell that starts a job in the background has it ignore Ctrl-C, and nohup the end of its terminal; so would every
+# tuner that a test interrupts.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+LONG = (
+    "tests/docs/test_benchmarks.py", "tests/e2e/test_exports.py", "tests/e2e/test_readme.py", "tests/fuzz/test_fuzz.py",
+    "tests/memory/test_fake_cuda.py", "tests/numerics/test_compile.py", "tests/numerics/test_deepspeed.py",
+    "tests/numerics/test_ranks.py", "tests/numerics/test_tensor_parallel.py",
+)  # fmt: skip
+"""What `make test-long` runs: each takes a minute or two of a processor, and together half of all tests' time."""
+
+
+def pytest_collection_modifyitems(config, items):
+    """Mark the tests of the files that take long."""
+    for item in items:
+        if item.path.relative_to(config.rootpath).as_posix() in LONG:
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture
