@@ -205,3 +205,11 @@ def test_time_left_counts_no_probes_that_are_none_and_no_proof_that_will_not_be(
     assert left(real, 0) == "(the proof, 1m 00s left)"
     assert left(simulated, 2) == "(about 2 more probes, 2.00 s left)"
     assert left(simulated, 0) == ""
+
+
+def test_a_winner_that_the_run_never_measured_is_told(finished):
+    text = finished.best.read_text()
+    assert "expandable_segments: true" in text
+    finished.best.write_text(text.replace("expandable_segments: true", "expandable_segments: false"))
+    with pytest.raises(InputError, match="another configuration than those that this run measured"):
+        shown(finished)
