@@ -46,7 +46,7 @@ def main() -> None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     misses = [row for row in rows if row["misses"]]
-    name = "soak" if options.soak else "faults"
+    name = "soak" if options.soak else "faults-real" if options.real_only else "faults"
     if options.record:
         path = record(name, rows, options.out, trials=len(rows), missed=len(misses), margin=MARGIN)
         print(f"written to {path}")
