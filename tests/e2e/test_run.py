@@ -99,7 +99,7 @@ def test_the_folder_of_the_run_holds_everything(winner):
 def test_stdout_holds_one_document_and_people_read_stderr(winner):
     _, ended = winner
     assert "Winner" in ended.stderr
-    assert "tokens: micro-batch x devices x accumulation steps" in ended.stderr
+    assert "tokens: micro-batch x devices x accumulation steps" in " ".join(ended.stderr.split())
     assert ended.document["best"]["accumulation"]["steps"] >= 1
 
 
@@ -210,10 +210,11 @@ def test_interruptions_in_the_same_place_change_nothing_and_say_how_to_resume(tm
 
 def test_a_full_disk_loses_nothing_and_says_how_to_go_on(tmp_path):
     # A limit on the size of files refuses writes to the journal as a full disk does; it holds for this command alone.
+    # The journal has 8.2 kB when the first probe is finished, and 9.7 kB when the second is started.
     arguments = ["run", "--model", "tiny-gpt2", "--target-global-batch", "1K", "--device", ROOMY, *QUICK]
     done = subprocess.run(
         [*AUTOTUNE, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=280,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (6000, resource.RLIM_INFINITY)),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9000, resource.RLIM_INFINITY)),
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert "cannot be written" in done.stderr
@@ -224,7 +225,18 @@ def test_a_full_disk_loses_nothing_and_says_how_to_go_on(tmp_path):
     assert finished
     resumed = autotune("resume", "last", "--json", cwd=tmp_path)
     assert resumed.code == 0, resumed.stderr
-    assert resumed.document["trials"][: len(finished)] == finished
+    kept = resumed.document["trials"][: len(finished)]
+    recorded = (
+        "number",
+        "candidate",
+        "node",
+        "why",
+        "outcome",
+        "seconds",
+    )  # an interval learns from later measurements
+    assert [[trial[name] for name in recorded] for trial in kept] == [
+        [trial[name] for name in recorded] for trial in finished
+    ]
 
 
 def test_when_nothing_fits_it_says_how_much_is_missing(tmp_path):
