@@ -14,7 +14,6 @@ EXPANDABLE_SEGMENTS = Axis(
             avoid="a GPU whose driver cannot map memory piecewise",
         ),
     },
-    part="allocator",
 )
 
 SPLIT_LIMIT = Axis(
@@ -43,7 +42,6 @@ SPLIT_LIMIT = Axis(
             ),
         ),
     ),
-    part="allocator",
 )
 
 COLLECT_ABOVE = Axis(
@@ -77,6 +75,5 @@ COLLECT_ABOVE = Axis(
             "the allocator's garbage collection leaves expandable segments alone",
         ),
     ),
-    part="allocator",
     not_exported="torch collects only where the process's share of the memory is set, which this library does not do",
 )

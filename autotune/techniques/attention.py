@@ -20,11 +20,10 @@ ATTENTION = Axis(
         ),
         "flash_attention_2": Value(
             title="flash attention 2",
-            saves="as `sdpa`; the first needs no mask for windows and packed rows",
+            saves="as `sdpa`, and needs no mask for windows and packed rows",
             costs=(
-                "the first a package and 16 bits. It is priced without the package, as torch's kernel of "
-                "the same source, where rows are whole; padded and packed rows under it, and flex, which "
-                "compiles itself, are probed"
+                "a package, and 16 bits. It is priced without the package, as torch's kernel of "
+                "the same source, where rows are whole; padded and packed rows under it are probed"
             ),
             avoid="no GPU",
             packages=("flash-attn",),
@@ -38,12 +37,8 @@ ATTENTION = Axis(
         ),
         "flex_attention": Value(
             title="flex attention",
-            saves="as `sdpa`; the first needs no mask for windows and packed rows",
-            costs=(
-                "the first a package and 16 bits. It is priced without the package, as torch's kernel of "
-                "the same source, where rows are whole; padded and packed rows under it, and flex, which "
-                "compiles itself, are probed"
-            ),
+            saves="as `sdpa`",
+            costs="it compiles itself, so no trace prices it: it is probed",
             avoid="no GPU",
             gpu_only="flex_attention trains on a GPU only",
         ),

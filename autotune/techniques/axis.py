@@ -92,8 +92,6 @@ class Axis:
     """Why a library that does not know the technique cannot train as it was measured, told by exports."""
     ordered: bool = True
     """Whether what one value came to tells anything of another; else each has to be tried for itself."""
-    part: Literal["step", "allocator", "loader"] = "step"
-    """What it sets up: the training step, or the CUDA allocator or the DataLoader around it."""
 
     @property
     def default(self) -> Any:

@@ -33,14 +33,14 @@ CHECKPOINTING = Axis(
         ),
         "every-4": Value(
             title="every-4 checkpointing",
-            saves="a quarter or a half of `full`",
-            costs="a quarter or a half of its cost",
+            saves="a quarter of what `full` does",
+            costs="a quarter of its cost",
             avoid="`selective` fits: it is cheaper for what it saves",
         ),
         "every-2": Value(
             title="every-2 checkpointing",
-            saves="a quarter or a half of `full`",
-            costs="a quarter or a half of its cost",
+            saves="half of what `full` does",
+            costs="half of its cost",
             avoid="`selective` fits: it is cheaper for what it saves",
         ),
         "full": Value(

@@ -45,60 +45,27 @@ MEMORY_BUDGET = Axis(
     "memory_budget",
     {
         "none": Value(),
-        "75%": Value(
-            title="75% of activations",
-            saves=(
-                "what a compiled block keeps for backward, as near as the compiler comes: it makes the "
-                "rest again. Tried by hand only ([log.md](log.md))"
-            ),
-            costs=(
-                "the arithmetic of what is made again; the compiler chooses it by FLOPs. A smaller budget"
-                " may take more memory, or less time, than a larger one: so none is passed over by what "
-                "another came to (`--space compiled` tries each from the smallest micro-batch on, and a "
-                "graph that does otherwise is refused)"
-            ),
-            avoid=(
-                "blocks that are not compiled, or checkpointed too: refused. Dropout inside blocks: "
-                "refused, because torch's compiler draws other masks when it makes results again, and "
-                "gradients are wrong"
-            ),
-        ),
-        "50%": Value(
-            title="50% of activations",
-            saves=(
-                "what a compiled block keeps for backward, as near as the compiler comes: it makes the "
-                "rest again. Tried by hand only ([log.md](log.md))"
-            ),
-            costs=(
-                "the arithmetic of what is made again; the compiler chooses it by FLOPs. A smaller budget"
-                " may take more memory, or less time, than a larger one: so none is passed over by what "
-                "another came to (`--space compiled` tries each from the smallest micro-batch on, and a "
-                "graph that does otherwise is refused)"
-            ),
-            avoid=(
-                "blocks that are not compiled, or checkpointed too: refused. Dropout inside blocks: "
-                "refused, because torch's compiler draws other masks when it makes results again, and "
-                "gradients are wrong"
-            ),
-        ),
-        "25%": Value(
-            title="25% of activations",
-            saves=(
-                "what a compiled block keeps for backward, as near as the compiler comes: it makes the "
-                "rest again. Tried by hand only ([log.md](log.md))"
-            ),
-            costs=(
-                "the arithmetic of what is made again; the compiler chooses it by FLOPs. A smaller budget"
-                " may take more memory, or less time, than a larger one: so none is passed over by what "
-                "another came to (`--space compiled` tries each from the smallest micro-batch on, and a "
-                "graph that does otherwise is refused)"
-            ),
-            avoid=(
-                "blocks that are not compiled, or checkpointed too: refused. Dropout inside blocks: "
-                "refused, because torch's compiler draws other masks when it makes results again, and "
-                "gradients are wrong"
-            ),
-        ),
+        **{
+            share: Value(
+                title=f"{share} of activations",
+                saves=(
+                    "what a compiled block keeps for backward, as near as the compiler comes: it makes the "
+                    "rest again. Tried by hand only ([log.md](log.md))"
+                ),
+                costs=(
+                    "the arithmetic of what is made again; the compiler chooses it by FLOPs. A smaller budget"
+                    " may take more memory, or less time, than a larger one: so none is passed over by what "
+                    "another came to (`--space compiled` tries each from the smallest micro-batch on, and a "
+                    "graph that does otherwise is refused)"
+                ),
+                avoid=(
+                    "blocks that are not compiled, or checkpointed too: refused. Dropout inside blocks: "
+                    "refused, because torch's compiler draws other masks when it makes results again, and "
+                    "gradients are wrong"
+                ),
+            )
+            for share in ("75%", "50%", "25%")
+        },
     },
     rules=(
         Rule(

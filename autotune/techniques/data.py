@@ -71,29 +71,16 @@ WORKERS = Axis(
     "workers",
     {
         0: Value(),
-        1: Value(
-            saves="nothing; batches of a dataset are made beside the training",
-            costs="host memory: each process, and `prefetch` batches of each in shared memory",
-            avoid="the report says that hardly any time is spent waiting for data; there are fewer cores",
-        ),
-        2: Value(
-            saves="nothing; batches of a dataset are made beside the training",
-            costs="host memory: each process, and `prefetch` batches of each in shared memory",
-            avoid="the report says that hardly any time is spent waiting for data; there are fewer cores",
-        ),
-        4: Value(
-            saves="nothing; batches of a dataset are made beside the training",
-            costs="host memory: each process, and `prefetch` batches of each in shared memory",
-            avoid="the report says that hardly any time is spent waiting for data; there are fewer cores",
-        ),
-        8: Value(
-            saves="nothing; batches of a dataset are made beside the training",
-            costs="host memory: each process, and `prefetch` batches of each in shared memory",
-            avoid="the report says that hardly any time is spent waiting for data; there are fewer cores",
-        ),
+        **{
+            count: Value(
+                saves="nothing; batches of a dataset are made beside the training",
+                costs="host memory: each process, and `prefetch` batches of each in shared memory",
+                avoid="the report says that hardly any time is spent waiting for data; there are fewer cores",
+            )
+            for count in (1, 2, 4, 8)
+        },
     },
     title=_workers,
-    part="loader",
 )
 
 PREFETCH = Axis(
@@ -112,7 +99,6 @@ PREFETCH = Axis(
         ),
     },
     title=_nothing,
-    part="loader",
 )
 
 PIN_MEMORY = Axis(
@@ -126,5 +112,4 @@ PIN_MEMORY = Axis(
             avoid="no GPU, where it does nothing",
         ),
     },
-    part="loader",
 )

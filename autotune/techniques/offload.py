@@ -104,23 +104,13 @@ OFFLOAD_TO = Axis(
     {
         "auto": Value(),
         "host": Value(
-            saves=(
-                "`disk`: the host's memory too, but for 64 MiB of pinned buffers; what rests there is in "
-                "memory-mapped files. A GPU's offload goes to the host unless told otherwise, a "
-                "processor's always to disk"
-            ),
-            costs=(
-                "the disk's bandwidth, and its wear: optimizer state is written once a step. Not measured"
-                " on a GPU"
-            ),
-            avoid=(
-                "the host has the memory; with `host` on a processor, whose memory it is, and with "
-                "DeepSpeed to disk, for which libaio and a compiler are needed: refused"
-            ),
+            saves="what `offload` and activation offload take off the device, as `auto` does for a GPU",
+            costs="host memory, pinned",
+            avoid="a processor, whose memory it is: refused",
         ),
         "disk": Value(
             saves=(
-                "`disk`: the host's memory too, but for 64 MiB of pinned buffers; what rests there is in "
+                "the host's memory too, but for 64 MiB of pinned buffers; what rests there is in "
                 "memory-mapped files. A GPU's offload goes to the host unless told otherwise, a "
                 "processor's always to disk"
             ),
@@ -129,8 +119,7 @@ OFFLOAD_TO = Axis(
                 " on a GPU"
             ),
             avoid=(
-                "the host has the memory; with `host` on a processor, whose memory it is, and with "
-                "DeepSpeed to disk, for which libaio and a compiler are needed: refused"
+                "the host has the memory; with DeepSpeed, for which libaio and a compiler are needed: refused"
             ),
         ),
     },

@@ -246,57 +246,26 @@ TENSOR_PARALLEL = Axis(
     "tensor_parallel",
     {
         1: Value(),
-        2: Value(
-            title="2-way tensor parallel",
-            saves=(
-                "all but one part in 2, 4 or 8 of parameters, gradients and optimizer state, and of the "
-                "activations between two matrices of a pair"
-            ),
-            costs=(
-                "two sums over the ranks for each block in forward and two in backward, each as large as "
-                "the residual stream, which nothing overlaps: fast links alone. The ranks take the same "
-                "samples, so fewer are taken at a time. Measured: [ranks.md](ranks.md)"
-            ),
-            avoid=(
-                "slow links; GPT-2, mixtures of experts and whatever else has no plan that torch can "
-                "follow: refused, as are heads, widths and vocabularies that the ranks do not divide. The"
-                " logits are gathered whole on each rank"
-            ),
-        ),
-        4: Value(
-            title="4-way tensor parallel",
-            saves=(
-                "all but one part in 2, 4 or 8 of parameters, gradients and optimizer state, and of the "
-                "activations between two matrices of a pair"
-            ),
-            costs=(
-                "two sums over the ranks for each block in forward and two in backward, each as large as "
-                "the residual stream, which nothing overlaps: fast links alone. The ranks take the same "
-                "samples, so fewer are taken at a time. Measured: [ranks.md](ranks.md)"
-            ),
-            avoid=(
-                "slow links; GPT-2, mixtures of experts and whatever else has no plan that torch can "
-                "follow: refused, as are heads, widths and vocabularies that the ranks do not divide. The"
-                " logits are gathered whole on each rank"
-            ),
-        ),
-        8: Value(
-            title="8-way tensor parallel",
-            saves=(
-                "all but one part in 2, 4 or 8 of parameters, gradients and optimizer state, and of the "
-                "activations between two matrices of a pair"
-            ),
-            costs=(
-                "two sums over the ranks for each block in forward and two in backward, each as large as "
-                "the residual stream, which nothing overlaps: fast links alone. The ranks take the same "
-                "samples, so fewer are taken at a time. Measured: [ranks.md](ranks.md)"
-            ),
-            avoid=(
-                "slow links; GPT-2, mixtures of experts and whatever else has no plan that torch can "
-                "follow: refused, as are heads, widths and vocabularies that the ranks do not divide. The"
-                " logits are gathered whole on each rank"
-            ),
-        ),
+        **{
+            ranks: Value(
+                title=f"{ranks}-way tensor parallel",
+                saves=(
+                    "all but one part in 2, 4 or 8 of parameters, gradients and optimizer state, and of the "
+                    "activations between two matrices of a pair"
+                ),
+                costs=(
+                    "two sums over the ranks for each block in forward and two in backward, each as large as "
+                    "the residual stream, which nothing overlaps: fast links alone. The ranks take the same "
+                    "samples, so fewer are taken at a time. Measured: [ranks.md](ranks.md)"
+                ),
+                avoid=(
+                    "slow links; GPT-2, mixtures of experts and whatever else has no plan that torch can "
+                    "follow: refused, as are heads, widths and vocabularies that the ranks do not divide. The"
+                    " logits are gathered whole on each rank"
+                ),
+            )
+            for ranks in (2, 4, 8)
+        },
     },
     rules=(
         Rule(
