@@ -40,7 +40,7 @@ STDERR_TAIL = 8192
 """Bytes of standard error kept in the report."""
 
 _CHUNK = 65536
-_guards: set[_Supervisor] = set()
+_supervisors: set[_Supervisor] = set()
 """Those that are under way, of all threads."""
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
@@ -94,13 +94,13 @@ def launch(
     try:
         with shielded():  # a process that was started is known, so that it can be ended
             supervisor = _Supervisor(folder, worker, environment, data_limit, timeout)
-            _guards.add(supervisor)
+            _supervisors.add(supervisor)
         ending = supervisor.attend(messages, began + timeout, cancel)
     finally:
         if supervisor is not None:
             with shielded():
                 supervisor.end()
-                _guards.discard(supervisor)
+                _supervisors.discard(supervisor)
     messages.close()
     report = Report(
         answer=messages.answer,
@@ -120,7 +120,7 @@ def launch(
 
 def end_all() -> None:
     """Have every probe of this process end now, whichever thread waits for it; what it would have said is lost."""
-    for supervisor in tuple(_guards):
+    for supervisor in tuple(_supervisors):
         supervisor.process.terminate()
 
 
