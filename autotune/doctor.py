@@ -15,7 +15,7 @@ from autotune.devices.cpu import CpuDevice
 from autotune.devices.find import find, resolve_device
 from autotune.devices.hardware import table
 from autotune.devices.host import available_memory, total_memory
-from autotune.environment import installed, processor
+from autotune.environment import how_to_install, installed, lowest, processor
 from autotune.errors import AutotuneError
 from autotune.memory.host_footprint import SHARED_MEMORY
 from autotune.specs import DeviceFacts, DeviceSpec
@@ -42,20 +42,22 @@ def diagnose() -> list[Finding]:
 def _software() -> Iterator[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
     yield Finding(subject="Python", state="ok", text=version)
-    for package, needed, purpose in (
-        ("torch", (2, 10), "training"),
-        ("transformers", (5, 0), "models by name or config.json"),
-        ("nvidia-ml-py", (12,), "GPUs"),
-        ("accelerate", (1, 10), "only needed to train from `autotune export --to accelerate`"),
+    for package, purpose in (
+        ("torch", "training"),
+        ("transformers", "models by name or config.json"),
+        ("nvidia-ml-py", "GPUs"),
+        ("accelerate", "only needed to train from `autotune export --to accelerate`"),
+        ("matplotlib", "only needed for `autotune estimate --plot FILE.png`"),
+        ("plotly", "only needed for `autotune estimate --plot FILE.html`"),
     ):
-        found = installed(package)
-        if found is None:
-            state: Literal["warning", "missing"] = "warning" if package == "accelerate" else "missing"
-            yield Finding(
-                subject=package, state=state, text=f"not installed ({purpose}): pip install {package}"
-            )
-        elif _numbers(found) < needed:
-            least = ".".join(map(str, needed))
+        found, least = installed(package), lowest(package)
+        if found is None and purpose.startswith("only"):
+            text = f"not installed ({purpose}): {how_to_install(package)}"
+            yield Finding(subject=package, state="warning", text=text)
+        elif found is None:
+            text = f"not installed ({purpose}): pip install {package}"
+            yield Finding(subject=package, state="missing", text=text)
+        elif least is not None and _numbers(found) < _numbers(least):
             yield Finding(subject=package, state="warning", text=f"{found}; {least} or newer is needed")
         else:
             yield Finding(subject=package, state="ok", text=found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import platform
+import re
 import shutil
 from importlib import metadata
 from importlib.util import find_spec
@@ -12,6 +13,15 @@ from pathlib import Path
 
 PACKAGES = ("autotune", "torch", "transformers", "accelerate", "pydantic")
 """Packages whose version is written beside every result."""
+INSTALLED_AS = {
+    "deepspeed": "'autotune[deepspeed]' (with DS_BUILD_OPS=0)",
+    "flash-attn": "flash-attn",
+    "liger-kernel": "'autotune[liger]'",
+    "matplotlib": "'autotune[plots]'",
+    "plotly": "'autotune[plots]'",
+    "triton": "triton",
+}
+"""What to hand to pip for an optional package, where that is not autotune's extra of the package's name."""
 
 
 def environment() -> dict[str, str]:
@@ -34,10 +44,32 @@ def installed(package: str) -> str | None:
         return None
 
 
+def how_to_install(package: str) -> str:
+    """Return the command that installs a package which autotune can do without, by its name on PyPI."""
+    return f"pip install {INSTALLED_AS.get(package) or repr(f'autotune[{package}]')}"
+
+
+def lowest(package: str) -> str | None:
+    """Return the lowest version of a package that autotune's own metadata allows.
+
+    None where it allows any, or where autotune itself was never installed (a source tree on PYTHONPATH).
+    """
+    try:
+        required = metadata.requires("autotune") or []
+    except metadata.PackageNotFoundError:
+        return None
+    bounds = (re.match(r"([\w.-]+)[^;]*>=([\d.]+)", entry) for entry in required)
+    return next((bound[2] for bound in bounds if bound and bound[1].lower() == package), None)
+
+
 def lacks_compiler(kind: str) -> str | None:
     """Return why torch.compile cannot run on this machine for devices of a kind (`cpu`, `cuda`), or None."""
     if kind == "cuda":
-        return None if find_spec("triton") else "torch.compile needs triton on a GPU: pip install triton"
+        return (
+            None
+            if find_spec("triton")
+            else f"torch.compile needs triton on a GPU: {how_to_install('triton')}"
+        )
     named = os.environ.get("CXX")
     if any(shutil.which(name) for name in ([named] if named else ["g++", "clang++", "c++"])):
         return None

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autotune.environment import how_to_install, installed
 from autotune.errors import InputError
 from autotune.estimation.curve import Curve, curve
 from autotune.estimation.pricing import Estimate
@@ -19,6 +20,8 @@ from autotune.units import GIB
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+DRAWN_BY = {".png": "matplotlib", ".html": "plotly"}
+"""The library that draws to files of each ending. autotune does without both unless something is to be drawn."""
 PARTS = (
     ("optimizer_state", "optimizer state", "#7b6fd0"),
     ("gradients", "gradients", "#d0a03c"),
@@ -42,8 +45,10 @@ NAME = 60
 
 def check_picture(file: Path) -> None:
     """Raise InputError where no picture can be written to a file: to be known before the work for it begins."""
-    if file.suffix not in {".png", ".html"}:
-        raise InputError(f"--plot {file}: the name must end in .png or .html")
+    if file.suffix not in DRAWN_BY:
+        raise InputError(f"--plot {file}: the name must end in {' or '.join(DRAWN_BY)}")
+    if installed(library := DRAWN_BY[file.suffix]) is None:
+        raise InputError(f"--plot {file}: {library} is not installed: {how_to_install(library)}")
     if not os.path.isdir(file.parent):
         raise InputError(f"--plot {file}: there is no folder {file.parent}")
     if os.path.isdir(file):

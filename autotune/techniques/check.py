@@ -6,18 +6,11 @@ from dataclasses import replace
 from itertools import combinations
 
 from autotune.candidate import AXES, Candidate, choices
-from autotune.environment import installed, lacks_compiler
+from autotune.environment import how_to_install, installed, lacks_compiler
 from autotune.techniques.axis import Axis, Context, Kind, Value
 from autotune.techniques.constraint import Constraint
 from autotune.techniques.families import DECLARED
 from autotune.techniques.sharding import SHARDINGS
-
-INSTALL = {
-    "flash-attn": "flash-attn",
-    "deepspeed": "'autotune[deepspeed]' (with DS_BUILD_OPS=0)",
-    "liger-kernel": "'autotune[liger]'",
-}
-"""What to hand to pip, where that is not the extra of the package's name."""
 
 INSTEAD = {"bf16": "fp16 or fp32", "fp8": "bf16"}
 """Precisions for devices that do not compute in a number type."""
@@ -73,7 +66,7 @@ def _lacking(value: Value, context: Context, kind: Kind | None) -> list[str]:
         ]
     if context.on_this_machine:
         reasons += [
-            f"{name} is not installed: pip install {INSTALL.get(name) or repr(f'autotune[{name}]')}"
+            f"{name} is not installed: {how_to_install(name)}"
             for name in value.packages
             if installed(name) is None
         ]

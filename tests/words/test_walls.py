@@ -162,7 +162,7 @@ def test_every_verb_keeps_the_tuner_free_of_torch(tmp_path):
         "    apart = 'autotune.worker', 'autotune.exports.scripts', 'autotune.__main__', 'autotune.probe.supervisor'\n"
         "    if not m.name.startswith(apart):\n"
         "        importlib.import_module(m.name)\n"
-        "assert not {'torch', 'transformers'} & set(sys.modules), 'loaded'\n"
+        "assert not {'torch', 'transformers', 'matplotlib', 'plotly'} & set(sys.modules), 'loaded'\n"
     )
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, env={"PYTHONPATH": str(ROOT)})
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from autotune.candidate import Candidate
+from autotune.environment import how_to_install
 from autotune.probe.protocol import ProbeRequest
 from autotune.techniques.axis import Context, Kind
 from autotune.techniques.check import refusal
@@ -115,7 +116,7 @@ def _check(draft: Draft) -> None:
 def check_engine(candidate: Candidate) -> None:
     """Raise CannotRun where the candidate's engine is not installed."""
     if candidate.engine == "deepspeed" and find_spec("deepspeed") is None:
-        raise CannotRun("the deepspeed package is not installed: pip install 'autotune[deepspeed]'")
+        raise CannotRun(f"deepspeed is not installed: {how_to_install('deepspeed')}")
 
 
 def _check_attention(draft: Draft) -> None:
@@ -123,7 +124,7 @@ def _check_attention(draft: Draft) -> None:
     if attention in {"flash_attention_2", "flex_attention"} and draft.device.type == "cpu":
         raise CannotRun(f"{attention} trains on a GPU only")
     if attention == "flash_attention_2" and find_spec("flash_attn") is None:
-        raise CannotRun("flash_attention_2 needs the flash-attn package: pip install flash-attn")
+        raise CannotRun(f"flash_attention_2 needs flash-attn: {how_to_install('flash-attn')}")
 
 
 def _form_group(draft: Draft) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autotune.environment import how_to_install
 from autotune.worker.blocks import Blocks
 from autotune.worker.errors import CannotRun
 from autotune.worker.techniques.precision import cast_parameter
@@ -26,7 +27,7 @@ def add_adapters(model: nn.Module, blocks: Blocks | None) -> None:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise CannotRun(f"LoRA needs peft ({error}): pip install 'autotune[peft]'") from error
+        raise CannotRun(f"LoRA needs peft ({error}): {how_to_install('peft')}") from error
     names = _linear_layers(model, blocks)
     if not names:
         raise CannotRun("LoRA needs a repeated block with linear layers; name its class with --block-class")

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from autotune.environment import how_to_install
 from autotune.worker.blocks import Blocks
 from autotune.worker.errors import CannotRun
 
@@ -58,7 +59,7 @@ def converter() -> Callable[..., object]:
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError as error:
-        raise CannotRun(f"fp8 needs torchao ({error}): pip install 'autotune[torchao]'") from error
+        raise CannotRun(f"fp8 needs torchao ({error}): {how_to_install('torchao')}") from error
     return partial(convert_to_float8_training, config=Float8LinearConfig())
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autotune.environment import how_to_install
 from autotune.worker.blocks import Blocks
 from autotune.worker.errors import CannotRun
 from autotune.worker.techniques.mapped_files import is_mapped
@@ -28,9 +29,7 @@ def quantize_blocks(
     try:
         functional = importlib.import_module("bitsandbytes").functional
     except ImportError as error:
-        raise CannotRun(
-            f"QLoRA needs bitsandbytes ({error}): pip install 'autotune[bitsandbytes]'"
-        ) from error
+        raise CannotRun(f"QLoRA needs bitsandbytes ({error}): {how_to_install('bitsandbytes')}") from error
     inside = {id(part) for block in (blocks.modules if blocks else ()) for part in block.modules()}
     linear = [
         (name, part)

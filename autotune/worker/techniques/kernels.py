@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from autotune.environment import how_to_install
 from autotune.worker.errors import CannotRun
 from autotune.worker.model import BuiltModel
 
@@ -50,6 +51,6 @@ def patcher() -> tuple[Callable[..., None], Collection[str]]:
         from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
     except ImportError as error:
         raise CannotRun(
-            f"liger's kernels cannot be imported ({error}): pip install 'autotune[liger]'"
+            f"liger's kernels cannot be imported ({error}): {how_to_install('liger-kernel')}"
         ) from error
     return _apply_liger_kernel_to_instance, MODEL_TYPE_TO_APPLY_LIGER_FN

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.candidate import Optimizer, OptimizerKernel
+from autotune.environment import how_to_install
 from autotune.worker.errors import CannotRun
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -67,7 +68,7 @@ def _bitsandbytes() -> Any:
         return importlib.import_module("bitsandbytes")
     except ImportError as error:
         raise CannotRun(
-            f"8-bit AdamW needs bitsandbytes ({error}): pip install 'autotune[bitsandbytes]'"
+            f"8-bit AdamW needs bitsandbytes ({error}): {how_to_install('bitsandbytes')}"
         ) from error
 
 

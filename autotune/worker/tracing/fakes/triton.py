@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autotune.environment import how_to_install
 from autotune.worker.errors import CannotRun
 from autotune.worker.replacing import replaced
 from autotune.worker.tracing.fakes.autocast import NAME
@@ -53,7 +54,7 @@ def fake_triton(recorder: Recorder) -> AbstractContextManager[None]:
     try:
         from triton.runtime import Autotuner, Heuristics, JITFunction
     except ImportError as error:
-        raise CannotRun(f"liger's kernels need Triton ({error}): pip install 'autotune[liger]'") from error
+        raise CannotRun(f"liger's kernels need Triton ({error}): {how_to_install('liger-kernel')}") from error
 
     def launch(kernel: Any, *args: Any, **options: Any) -> None:
         while not isinstance(kernel, JITFunction):  # what chooses a configuration for the kernel within
