@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.units import MIB
-from benchmarks.marked import fill
+from benchmarks.markdown import fill
 from benchmarks.recording import RESULTS
 
 RECORD = RESULTS / "ranks.json"

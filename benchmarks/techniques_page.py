@@ -1,102 +1,64 @@
-"""Put what techniques declare, and what `benchmarks.techniques` measured on this CPU, into the page on techniques.
+"""Put what techniques declare, and what was measured of them, into the pages on techniques.
 
     python -m benchmarks.techniques_page --write docs/techniques.md
 
-Only what stands between the marks is made; the page's own sentences stay.
+fills that page, and the page of each family in the folder of its name (docs/techniques/). Only what stands between the
+marks is made; the pages' own sentences stay. A value without a measurement is said to have none.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
-from autotune.techniques.axis import Value
-from autotune.techniques.families import FAMILIES, axes_of
-from benchmarks.marked import fill
+from autotune.techniques.families import FAMILIES
+from benchmarks.markdown import fill, read
 from benchmarks.recording import RESULTS
+from benchmarks.technique_declarations import declared, file_name, index
+from benchmarks.technique_measurements import Document, ladder, measured
 
-RECORD = RESULTS / "techniques-cpu.json"
-
-
-def page(written: str, document: dict[str, Any]) -> str:
-    """Return the page with the record's numbers between its marks."""
-    maker = "benchmarks/techniques_page.py"
-    return fill(fill(written, maker, declared(), "declared"), maker, measured(document))
+MAKER = "benchmarks/techniques_page.py"
 
 
-def declared() -> str:
-    """Return what every technique says of itself, as Markdown: family by family, value by value."""
-    lines: list[str] = []
+def pages(written: dict[str, str]) -> dict[str, str]:
+    """Return the page `techniques.md`, and those of all families, as the declarations and records have them today."""
+    techniques, ranks, accuracy = records()
+    made = {
+        "techniques.md": fill(
+            fill(written["techniques.md"], MAKER, index(), "declared"), MAKER, _ladders(techniques)
+        )
+    }
     for family in FAMILIES:
-        axes = axes_of(family)
-        lines += ["", f"### {family_name(family)}", "", (family.__doc__ or "").strip(), ""]
-        for axis in axes:
-            for name, value in axis.values.items():
-                if value.saves:
-                    shown = {True: "on", False: "off"}[name] if isinstance(name, bool) else name
-                    lines.append(f"- **`{axis.name}: {shown}`**")
-                    lines += [f"  - {what}: {text}" for what, text in _told(value)]
-    return "\n".join([*lines, "", ""])
+        name = f"techniques/{file_name(family)}"
+        numbers = measured(family, techniques, ranks, accuracy)
+        made[name] = fill(fill(written[name], MAKER, declared(family), "declared"), MAKER, numbers)
+    return made
 
 
-def family_name(family: ModuleType) -> str:
-    """Return a family's heading."""
-    return family.__name__.rpartition(".")[2].replace("_", " ").capitalize()
+def records() -> tuple[list[Document], Document, Document]:
+    """Return the records of single techniques (one for each kind of device), of ranks, and of predictions."""
+    kinds = sorted(path.stem for path in RESULTS.glob("techniques-*.json") if "smallest" not in path.stem)
+    return [read(kind) for kind in kinds], read("ranks"), read("memory_accuracy-part1")
 
 
-def _told(value: Value) -> Iterator[tuple[str, str]]:
-    yield "saves", value.saves
-    yield "costs", value.costs
-    yield "not where", value.avoid
-    if value.packages:
-        yield "needs", ", ".join(f"`{name}`" for name in value.packages)
+def read_pages(index_page: Path) -> dict[str, str]:
+    """Return the pages as they are written, by their names beside the index."""
+    folder = index_page.parent
+    names = ["techniques.md", *(f"techniques/{file_name(family)}" for family in FAMILIES)]
+    return {name: (folder / name).read_text(encoding="utf-8") for name in names}
 
 
-def measured(document: dict[str, Any]) -> str:
-    """Return the tables, and what they come to, as Markdown."""
-    rows: list[dict[str, Any]] = document["rows"]
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    by_model = [[row for row in rows if row["model"] == model] for model in models]
-    lines = [""]
-    for part, title in (("alone", "One at a time"), ("ladder", "The ladder, each on top of those before")):
-        heads = [f"{model}: less memory | time of a step" for model in models]
-        lines += [f"| {title} | {' | '.join(heads)} |", "|---|" + "---|---|" * len(models)]
-        for same in zip(*by_model, strict=True):
-            if same[0]["part"] == part:
-                lines.append(f"| {same[0]['technique']} | {' | '.join(map(_cells, same))} |")
-        lines.append("")
-    errors = [abs(row["error"]) for row in rows]
-    reached = ", ".join(
-        f"{max(row['times_less'] for row in own):.1f} times on the {model} model"
-        for model, own in zip(models, by_model, strict=True)
-    )
-    lines += [
-        f"Less memory than the fp32 baseline at the same micro-batch, at the end of the ladder: {reached}.",
-        f"Predicted peaks are off by {statistics.median(errors):.2%} in the median and {max(errors):.2%} at worst,",
-        f"over {len(errors)} trainings.",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _cells(row: dict[str, Any]) -> str:
-    return f"{row['times_less']:.2f} x | {row['times_slower']:.2f} x"
+def _ladders(techniques: list[Document]) -> str:
+    return "".join(ladder(document) for document in techniques)
 
 
 def main() -> None:
-    """Print what was measured; write the page where asked."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--write", type=Path, help="the page to put the numbers into")
-    options = parser.parse_args()
-    document = json.loads(RECORD.read_text())
-    print(measured(document))
-    if options.write:
-        options.write.write_text(page(options.write.read_text(encoding="utf-8"), document), encoding="utf-8")
+    """Write the pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--write", type=Path, required=True, metavar="PAGE.md", help="docs/techniques.md")
+    path = parser.parse_args().write
+    for name, text in pages(read_pages(path)).items():
+        (path.parent / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,13 @@ ADAPTERS = Axis(
         "none": Value(),
         "lora": Value(
             title="LoRA",
-            saves="gradients and optimizer state of all but 0.1 to 1% of the parameters",
-            costs="another training: the weights stay as they are. Activations stay as large",
-            avoid="pre-training; experts that are one tensor are left out",
+            saves=(
+                "Gradients and optimizer state of all parameters but the adapters, which are 0.1 to 1% of them."
+            ),
+            costs="It is another training: the base weights do not change. Activations stay as large.",
+            avoid=(
+                "you pre-train. A mixture of experts whose experts are one tensor gets no adapters on them."
+            ),
             packages=("peft",),
             rules=(
                 Rule(
@@ -27,13 +31,14 @@ ADAPTERS = Axis(
         "qlora": Value(
             title="QLoRA",
             saves=(
-                "27 of every 32 bits of the blocks' weights too (NF4 with a scale for 64 weights: 4.5 "
-                "bits each)"
+                "What `lora` saves, and 27.5 of every 32 bits of the blocks' weights (NF4 with one scale for 64 "
+                "weights: 4.5 bits a weight)."
             ),
-            costs="each weight is made whole twice a step, and off by up to 15% of its block's largest",
-            avoid=(
-                "weights fit in 16 bits; several ranks, full offload: refused. Scales are not quantized again"
+            costs=(
+                "Each weight is dequantized twice a step, and is off by up to 15% of the largest of its group "
+                "of 64. The scales themselves are not quantized again."
             ),
+            avoid="the weights fit in 16 bits.",
             packages=("peft", "bitsandbytes"),
             rules=(
                 Rule(

@@ -9,9 +9,9 @@ EXPANDABLE_SEGMENTS = Axis(
     {
         False: Value(title="fixed segments"),
         True: Value(
-            saves="what fixed segments lose to fragmentation",
-            costs="nothing",
-            avoid="a GPU whose driver cannot map memory piecewise",
+            saves="What fixed segments lose to fragmentation.",
+            costs="Nothing that is known.",
+            avoid="the GPU's driver cannot map memory piece by piece.",
         ),
     },
 )
@@ -22,15 +22,21 @@ SPLIT_LIMIT = Axis(
         "none": Value(),
         "64MiB": Value(
             title="no splits from 64MiB",
-            saves="fragments of large blocks, with fixed segments",
-            costs="large blocks that wait for a request of their size. Simulated, as torch's source has it",
-            avoid="with expandable segments: refused, since it does nothing there",
+            saves="Fragments of large blocks, with fixed segments.",
+            costs=(
+                "Large cached blocks wait for a request of their size. It is simulated as torch's source has "
+                "it, and was never measured."
+            ),
+            avoid="segments are expandable.",
         ),
         "256MiB": Value(
             title="no splits from 256MiB",
-            saves="fragments of large blocks, with fixed segments",
-            costs="large blocks that wait for a request of their size. Simulated, as torch's source has it",
-            avoid="with expandable segments: refused, since it does nothing there",
+            saves="Fragments of large blocks, with fixed segments.",
+            costs=(
+                "Large cached blocks wait for a request of their size. It is simulated as torch's source has "
+                "it, and was never measured."
+            ),
+            avoid="segments are expandable.",
         ),
     },
     rules=(
@@ -50,23 +56,23 @@ COLLECT_ABOVE = Axis(
         "none": Value(),
         "60%": Value(
             title="collection above 60%",
-            saves="cached blocks that were long unused, before the allocator has to flush all",
+            saves="Cached blocks that were long unused, before the allocator has to free all of them.",
             costs=(
-                "some allocations again. Not predicted: which blocks go depends on their age. torch "
-                "collects only where the process's share of the memory is set, so "
-                "`worker/build/composition.py` sets it to all"
+                "Some allocations again. It is not predicted, because which blocks go depends on their age. "
+                "torch collects only where the process's share of the memory is set, so the worker sets it to "
+                "all."
             ),
-            avoid="as above",
+            avoid="segments are expandable.",
         ),
         "80%": Value(
             title="collection above 80%",
-            saves="cached blocks that were long unused, before the allocator has to flush all",
+            saves="Cached blocks that were long unused, before the allocator has to free all of them.",
             costs=(
-                "some allocations again. Not predicted: which blocks go depends on their age. torch "
-                "collects only where the process's share of the memory is set, so "
-                "`worker/build/composition.py` sets it to all"
+                "Some allocations again. It is not predicted, because which blocks go depends on their age. "
+                "torch collects only where the process's share of the memory is set, so the worker sets it to "
+                "all."
             ),
-            avoid="as above",
+            avoid="segments are expandable.",
         ),
     },
     rules=(

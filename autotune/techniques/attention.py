@@ -8,24 +8,25 @@ ATTENTION = Axis(
     "attention",
     {
         "sdpa": Value(
-            saves="scores are never kept",
-            costs="nothing",
-            avoid="a model has no other than eager: then it runs that",
+            saves="The attention scores, which torch's fused kernels never write to memory.",
+            costs="Nothing.",
+            avoid="a model has eager attention only. It then runs that, and the report says so.",
         ),
         "eager": Value(
             title="eager",
-            saves="nothing; it keeps all scores",
-            costs="memory that grows with the square of the sequence",
-            avoid="almost anywhere: it is the reference",
+            saves="Nothing. It keeps all scores, so memory grows with the square of the sequence length.",
+            costs="Memory and time on all but short sequences.",
+            avoid="you do not need it as the reference.",
         ),
         "flash_attention_2": Value(
             title="flash attention 2",
-            saves="as `sdpa`, and needs no mask for windows and packed rows",
+            saves="The same as `sdpa`. It needs no mask for sliding windows and packed rows.",
             costs=(
-                "a package, and 16 bits. It is priced without the package, as torch's kernel of "
-                "the same source, where rows are whole; padded and packed rows under it are probed"
+                "A package that has to be compiled or downloaded for your versions of torch and CUDA. Full rows "
+                "are predicted without the package, as torch's kernel of the same source; padded and packed "
+                "rows are probed."
             ),
-            avoid="no GPU",
+            avoid="`sdpa` runs torch's flash kernel already, which is the same algorithm.",
             packages=("flash-attn",),
             gpu_only="flash_attention_2 trains on a GPU only",
             rules=(
@@ -37,9 +38,11 @@ ATTENTION = Axis(
         ),
         "flex_attention": Value(
             title="flex attention",
-            saves="as `sdpa`",
-            costs="it compiles itself, so no trace prices it: it is probed",
-            avoid="no GPU",
+            saves="The same as `sdpa`.",
+            costs=(
+                "A start of its own, because it compiles itself. No trace predicts its memory: it is probed."
+            ),
+            avoid="its memory has to be known before a probe.",
             gpu_only="flex_attention trains on a GPU only",
         ),
     },

@@ -10,15 +10,18 @@ CHECKPOINTING = Axis(
         "none": Value(),
         "selective": Value(
             title="selective checkpointing",
-            saves="what is cheap to make again: norms, activation functions, dropout masks",
-            costs="these, once more; no matrix product and no attention",
-            avoid="the rest does not fit either: then `full`",
+            saves="Activations that are cheap to recompute: norms, activation functions, dropout masks.",
+            costs="Recomputing these in backward; no matrix product and no attention is run twice.",
+            avoid="what it keeps does not fit either: then use `full`.",
         ),
         "alternate": Value(
             title="alternate checkpointing",
-            saves="what `selective` does, and every second matrix product",
-            costs="these products, once more: about half of what `full` computes again",
-            avoid="`selective` fits; compiled blocks and liger-kernel: refused",
+            saves="What `selective` saves, and the results of every second linear layer.",
+            costs=(
+                "What `selective` costs, and these linear layers once more: about half of what `full` "
+                "recomputes."
+            ),
+            avoid="`selective` fits.",
             rules=(
                 Rule(
                     {"compile": "none"},
@@ -33,27 +36,36 @@ CHECKPOINTING = Axis(
         ),
         "every-4": Value(
             title="every-4 checkpointing",
-            saves="a quarter of what `full` does",
-            costs="a quarter of its cost",
-            avoid="`selective` fits: it is cheaper for what it saves",
+            saves="A quarter of what `full` saves.",
+            costs="A quarter of what `full` costs.",
+            avoid="`selective` fits: it saves more for what it costs.",
         ),
         "every-2": Value(
             title="every-2 checkpointing",
-            saves="half of what `full` does",
-            costs="half of its cost",
-            avoid="`selective` fits: it is cheaper for what it saves",
+            saves="Half of what `full` saves.",
+            costs="Half of what `full` costs.",
+            avoid="`selective` fits: it saves more for what it costs.",
         ),
         "full": Value(
             title="checkpointing",
-            saves="all but each block's input",
-            costs="a second forward pass, a third more arithmetic",
-            avoid="the optimizer step or the build is what does not fit",
+            saves="All activations but each block's input.",
+            costs="A second forward pass: a third more arithmetic.",
+            avoid=(
+                "memory runs out in the optimizer step or while the model is built. No activation is alive "
+                "there."
+            ),
         ),
         "offloaded": Value(
             title="offloaded checkpointing",
-            saves="as `full`, and the blocks' inputs, which rest where offload goes",
-            costs="as `full`; each block's input crosses the host link (or goes to the disk) and comes back",
-            avoid="`full` fits; compiled blocks: refused",
+            saves=(
+                "What `full` saves, and the blocks' inputs too: they are kept in host memory, on the cpu device "
+                "in files."
+            ),
+            costs=(
+                "What `full` costs. Each block's input also crosses the host link (or goes to the disk) and "
+                "comes back."
+            ),
+            avoid="`full` fits.",
             rules=(
                 Rule({"compile": "none"}, "a compiled block keeps what it was given by its own choice"),
                 Rule({"activation_offload": False}, "activation offload moves the blocks' inputs too"),

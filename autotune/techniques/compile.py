@@ -10,14 +10,13 @@ COMPILE = Axis(
         "none": Value(),
         "regional": Value(
             title="compiled blocks",
-            saves="what fused operators need not keep: measure",
+            saves="Time, and what fused operators need not keep. How much depends on the model.",
             costs=(
-                "a start of a minute or so for each model and shape. On the cpu device a trace prices it:"
-                " the compiler makes its program for tensors without data, and no kernel; the compiler's "
-                "own memory counts there too, and is predicted as 62 MiB. For a GPU no trace prices it, "
-                "so it is probed and never passed over by prediction"
+                "A start of a minute or so for each model and shape. On the cpu device a trace predicts its "
+                "memory, with 62 MiB for the compiler itself. For a GPU no trace predicts it: it is probed, and "
+                "never skipped by prediction."
             ),
-            avoid="short runs; with selective checkpointing, LoRA, full offload or several ranks: refused",
+            avoid="runs are short.",
             needs_compiler=True,
             rules=(
                 Rule(
@@ -49,19 +48,17 @@ MEMORY_BUDGET = Axis(
             share: Value(
                 title=f"{share} of activations",
                 saves=(
-                    "what a compiled block keeps for backward, as near as the compiler comes: it makes the "
-                    "rest again. Tried by hand only ([log.md](log.md))"
+                    "Activations that a compiled block keeps for backward, about as many as the budget says. "
+                    "The compiler recomputes the rest."
                 ),
                 costs=(
-                    "the arithmetic of what is made again; the compiler chooses it by FLOPs. A smaller budget"
-                    " may take more memory, or less time, than a larger one: so none is passed over by what "
-                    "another came to (`--space compiled` tries each from the smallest micro-batch on, and a "
-                    "graph that does otherwise is refused)"
+                    "The recomputation, which the compiler chooses by FLOPs. A smaller budget may take more "
+                    "memory, or less time, than a larger one. So each value is tried for itself (`--space "
+                    "compiled`), and a graph that infers one from another is refused."
                 ),
                 avoid=(
-                    "blocks that are not compiled, or checkpointed too: refused. Dropout inside blocks: "
-                    "refused, because torch's compiler draws other masks when it makes results again, and "
-                    "gradients are wrong"
+                    "blocks have dropout: refused, because torch's compiler draws other masks when it "
+                    "recomputes, and gradients are wrong."
                 ),
             )
             for share in ("75%", "50%", "25%")

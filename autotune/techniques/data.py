@@ -42,21 +42,22 @@ SEQUENCES = Axis(
         "full": Value(),
         "padded": Value(
             title="padded sequences",
-            saves="nothing; it is what `--lengths` compares with",
-            costs="arithmetic and memory for padding, and an attention mask of each row's square",
-            avoid="the lengths differ much: then `packed`",
+            saves="Nothing. It is what packed rows are compared with.",
+            costs=(
+                "Arithmetic and memory for padding, and an attention mask with the square of the row length."
+            ),
+            avoid="the lengths differ much: then use `packed`.",
         ),
         "packed": Value(
             title="packed sequences",
-            saves="padding: as many documents in a row as fit, with positions that begin anew",
+            saves="Padding. As many documents as fit share a row, each with positions that start at 0.",
             costs=(
-                "a mask of each row's square under `sdpa` and `eager`, where the flash kernel needs none "
-                "for full rows (`flash_attention_2` keeps documents apart without one). Not measured on a"
-                " GPU"
+                "A mask with the square of the row length under `sdpa` and `eager`. `flash_attention_2` keeps "
+                "documents apart without one. None of this was measured on a GPU."
             ),
             avoid=(
-                "the model lets packed documents attend to each other: that is tried before the first "
-                "step, and refused (OPT does)"
+                "the model lets packed documents attend to each other. That is tried before the first step and "
+                "refused (OPT does)."
             ),
         ),
     },
@@ -73,9 +74,12 @@ WORKERS = Axis(
         0: Value(),
         **{
             count: Value(
-                saves="nothing; batches of a dataset are made beside the training",
-                costs="host memory: each process, and `prefetch` batches of each in shared memory",
-                avoid="the report says that hardly any time is spent waiting for data; there are fewer cores",
+                saves="Time: batches of a dataset are made while the model trains.",
+                costs="Host memory: each worker process, and its prefetched batches in shared memory.",
+                avoid=(
+                    "the report shows hardly any time spent waiting for data, or there are fewer cores than "
+                    "workers."
+                ),
             )
             for count in (1, 2, 4, 8)
         },
@@ -88,9 +92,9 @@ PREFETCH = Axis(
     {
         2: Value(),
         4: Value(
-            saves="nothing; evens out batches that take unequal times",
-            costs="twice the batches in advance",
-            avoid="without workers: refused, since nothing is made in advance",
+            saves="Time where batches take unequal times to make.",
+            costs="Host memory: twice as many batches in advance.",
+            avoid="there are no workers, since nothing is made in advance then.",
             rules=(
                 Rule(
                     {"workers": [1, 2, 4, 8]}, "without loader workers nothing is made in advance (workers)"
@@ -107,9 +111,9 @@ PIN_MEMORY = Axis(
         False: Value(),
         True: Value(
             title="pinned batches",
-            saves="nothing; a GPU copies a batch while it computes",
-            costs="pinned host memory for each batch in advance",
-            avoid="no GPU, where it does nothing",
+            saves="Time: a GPU copies a batch while it computes.",
+            costs="Pinned host memory for each batch in advance.",
+            avoid="there is no GPU: it does nothing then.",
         ),
     },
 )

@@ -30,18 +30,17 @@ KERNELS = Axis(
         "liger": Value(
             title="liger kernels",
             saves=(
-                "what fused RMSNorm, rotation and SwiGLU need not keep, and the logits: liger-kernel's "
-                "linear cross-entropy makes none whole. Not measured here: a GPU is needed"
+                "Intermediates that fused RMSNorm, rotary embedding and SwiGLU need not keep, and the logits, "
+                "which liger-kernel's linear cross-entropy never makes whole."
             ),
             costs=(
-                "nothing is known to; operators sum in another order. A trace prices it, without a GPU "
-                "too, where liger-kernel is installed: Triton's kernels allocate nothing by themselves. "
-                "Its mixtures of experts are probed, because they read sizes from the device"
+                "Nothing that is known; operators sum in another order. A trace predicts it without a GPU where "
+                "liger-kernel is installed. Mixtures of experts are probed, because their kernels read sizes "
+                "from the device."
             ),
             avoid=(
-                "a processor, a type of model that liger-kernel has none for (told before launch), with "
-                "chunked loss, compilation, selective checkpointing (blocks would rotate queries twice), "
-                "fp16, DeepSpeed, tensor parallelism: refused"
+                "liger-kernel has no kernels for the type of model. It is refused before launch then, with the "
+                "nearest type that it has."
             ),
             packages=("liger-kernel",),
             gpu_only="liger-kernel's kernels are written for Triton, which compiles them for GPUs alone",

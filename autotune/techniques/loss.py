@@ -10,11 +10,14 @@ LOSS = Axis(
         "full": Value(),
         "chunked": Value(
             title="chunked loss",
-            saves="the logits: 15 of every 16 bytes",
-            costs="next to nothing: gradients are made while the logits are at hand",
+            saves=(
+                "The logits and their gradient: 15 of every 16 bytes, because a sixteenth of the sequence is "
+                "computed at a time."
+            ),
+            costs="Next to nothing: the gradient of a chunk is made while its logits are in memory.",
             avoid=(
-                "no causal language model of transformers, or one that caps or scales its logits: refused"
-                " by name"
+                "the model is no causal language model of transformers, or caps or scales its logits. Both are "
+                "refused, and the message names the reason."
             ),
         ),
     },

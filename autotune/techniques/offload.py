@@ -30,11 +30,15 @@ ACTIVATION_OFFLOAD = Axis(
     {
         False: Value(),
         True: Value(
-            saves="nearly all activations",
+            saves="Nearly all activations.",
             costs=(
-                "the host link (or the disk): each byte crosses it twice. Overlapped with computation on CUDA"
+                "Each byte crosses the host link (or goes to the disk) and comes back. On CUDA the copies "
+                "overlap with computation."
             ),
-            avoid="the link is slow, or with `selective`, whose kept results stay on the device",
+            avoid=(
+                "the link is slow, or together with `checkpointing: selective`, whose kept results stay on the "
+                "device."
+            ),
         ),
     },
     title=_activation_offload,
@@ -46,9 +50,12 @@ OFFLOAD = Axis(
     {
         "none": Value(),
         "optimizer": Value(
-            saves="the optimizer's state",
-            costs="the host link, once each way a step; spread over accumulated micro-steps",
-            avoid="the micro-steps are few and short",
+            saves="The optimizer state.",
+            costs=(
+                "It crosses the host link once each way in an optimizer step. Many accumulated micro-steps make "
+                "that cheap."
+            ),
+            avoid="micro-steps are few and short.",
             rules=(
                 Rule(
                     {"sharding": ["none", "ddp", "zero2", "hsdp", "fsdp2", "zero3"]},
@@ -61,12 +68,12 @@ OFFLOAD = Axis(
             ),
         ),
         "gradients": Value(
-            saves="gradients too, each as soon as it is complete",
+            saves="What `optimizer` saves, and gradients: each leaves the device as soon as it is complete.",
             costs=(
-                "as `optimizer`, and each gradient crosses the host link once down and once up; while "
-                "several micro-steps accumulate, twice for each"
+                "What `optimizer` costs. Each gradient also crosses the host link down and up, and while "
+                "micro-steps accumulate it does so in each of them."
             ),
-            avoid="several ranks; fp16, whose scale needs them",
+            avoid="`optimizer` fits.",
             rules=(
                 Rule(
                     {"sharding": "none"},
@@ -78,9 +85,11 @@ OFFLOAD = Axis(
             ),
         ),
         "full": Value(
-            saves="parameters and gradients too",
-            costs="the host link for each block, forward and backward",
-            avoid="anything else fits",
+            saves=(
+                "What `gradients` saves, and parameters: each block's are on the device only while it computes."
+            ),
+            costs="Each block's parameters cross the host link in forward and again in backward.",
+            avoid="anything else fits.",
             rules=(
                 Rule(
                     {"sharding": ["none", "hsdp", "fsdp2", "zero3"]},
@@ -104,23 +113,22 @@ OFFLOAD_TO = Axis(
     {
         "auto": Value(),
         "host": Value(
-            saves="what `offload` and activation offload take off the device, as `auto` does for a GPU",
-            costs="host memory, pinned",
-            avoid="a processor, whose memory it is: refused",
+            saves=(
+                "What `offload` and `activation_offload` take off the device. It is what `auto` means for a "
+                "GPU."
+            ),
+            costs="Pinned host memory.",
+            avoid="the device is `cpu`, whose memory the host's is: refused.",
         ),
         "disk": Value(
             saves=(
-                "the host's memory too, but for 64 MiB of pinned buffers; what rests there is in "
-                "memory-mapped files. A GPU's offload goes to the host unless told otherwise, a "
-                "processor's always to disk"
+                "Host memory too, but for 64 MiB of pinned buffers. Offloaded tensors are kept in memory-mapped "
+                "files. It is what `auto` means for the cpu device."
             ),
             costs=(
-                "the disk's bandwidth, and its wear: optimizer state is written once a step. Not measured"
-                " on a GPU"
+                "The disk's bandwidth and wear: optimizer state is written once a step. Not measured on a GPU."
             ),
-            avoid=(
-                "the host has the memory; with DeepSpeed, for which libaio and a compiler are needed: refused"
-            ),
+            avoid="the host has the memory.",
         ),
     },
     rules=(

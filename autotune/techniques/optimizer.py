@@ -21,23 +21,22 @@ OPTIMIZER = Axis(
         "adamw": Value(),
         "adamw-8bit": Value(
             title="adamw-8bit",
-            saves="three quarters of AdamW's state",
+            saves="Three quarters of AdamW's state.",
             costs=(
-                "rounding of the moments to 8 bits in blocks of 256 (bitsandbytes; why not torchao: "
-                "[log.md](log.md)). Its CPU kernel takes five copies of the largest parameter while it "
-                "steps"
+                "Rounding of the moments to 8 bits in blocks of 256 (bitsandbytes). Its CPU kernel takes five "
+                "copies of the largest parameter while it steps."
             ),
-            avoid="on the cpu device, where one table is most of the model",
+            avoid="you train on the cpu device and one table is most of the model.",
             packages=("bitsandbytes",),
         ),
         "adafactor": Value(
             title="adafactor",
-            saves="nearly all of it",
+            saves="Nearly all of AdamW's state: sums of rows and columns take its place.",
             costs=(
-                "another optimizer: its learning rates do not carry over; temporaries of three copies of "
-                "a parameter"
+                "It is another optimizer, with other learning rates. Its temporaries take three copies of a "
+                "parameter."
             ),
-            avoid="you depend on AdamW's results",
+            avoid="you depend on AdamW's results.",
             rules=(
                 Rule(
                     {"sharding": ["none", "ddp", "zero1"]},
@@ -50,15 +49,15 @@ OPTIMIZER = Axis(
         ),
         "momentum": Value(
             title="momentum",
-            saves="half, all",
-            costs="another optimizer",
-            avoid="as above",
+            saves="Half of AdamW's state.",
+            costs="It is another optimizer, with other learning rates.",
+            avoid="you depend on AdamW's results.",
         ),
         "sgd": Value(
             title="sgd",
-            saves="half, all",
-            costs="another optimizer",
-            avoid="as above",
+            saves="All of AdamW's state.",
+            costs="It is another optimizer, with other learning rates.",
+            avoid="you depend on AdamW's results.",
         ),
     },
 )
@@ -69,12 +68,12 @@ OPTIMIZER_KERNEL = Axis(
         "fused": Value(),
         "foreach": Value(
             title="foreach update",
-            saves="nothing: it is what torch takes on a GPU where nobody asks for `fused`",
+            saves="Nothing. It is what torch takes on a GPU where nobody asks for `fused`.",
             costs=(
-                "AdamW takes the roots of all second moments at once: as much as the parameters. Momentum"
-                " and SGD take nothing. Not measured: its speed on a GPU"
+                "With AdamW temporaries as large as all parameters; with momentum and SGD none. Its speed on a "
+                "GPU was not measured."
             ),
-            avoid="fused runs, which is wherever torch has a kernel for it",
+            avoid="torch has a fused kernel for the device.",
             rules=(
                 Rule(
                     {"optimizer": ["adamw", "momentum", "sgd"]},
@@ -94,11 +93,10 @@ OPTIMIZER_IN_BACKWARD = Axis(
         False: Value(),
         True: Value(
             title="step in backward",
-            saves="the gradients, but for one parameter's",
-            costs="no clipping by the common norm",
+            saves="All gradients but one parameter's, where the peak is at a time when they exist.",
+            costs="No clipping by the global norm.",
             avoid=(
-                "gradients accumulate: refused, since they must be kept then. The peak is before they "
-                "exist: measure"
+                "gradients accumulate over several micro-steps: refused, because they must all be kept then."
             ),
             rules=(
                 Rule(

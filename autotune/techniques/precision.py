@@ -10,22 +10,19 @@ PRECISION = Axis(
         "fp32": Value(title="fp32"),
         "bf16": Value(
             title="bf16",
-            saves="half of most activations",
-            costs="casts; autocast keeps a 16-bit copy of every weight through a step",
-            avoid="the device only emulates bf16 (`doctor` says so)",
+            saves="About half of the activations.",
+            costs="Casts. Autocast also keeps a 16-bit copy of every weight through a step.",
+            avoid="the device only emulates bf16; `autotune doctor` says so.",
             dtypes=("bf16",),
         ),
         "fp16": Value(
             title="fp16",
-            saves="as `bf16`",
+            saves="The same as `bf16`.",
             costs=(
-                "as `bf16`, and steps that are left out while the loss scale settles (it starts at 2^16; "
-                "the record counts them). A scale that falls below 1 ends the probe as not finite"
+                "The same as `bf16`. The loss scale starts at 2^16, and steps are skipped while it settles; the "
+                "record counts them. A scale that falls below 1 ends the probe as non-finite."
             ),
-            avoid=(
-                "the device has bf16; a processor, which multiplies no fp16 (15 times slower here); with "
-                "chunked loss, full offload, ZeRO-2 or FSDP2: refused"
-            ),
+            avoid="the device has bf16, and on a processor, which has no fast fp16 products.",
             rules=(
                 Rule(
                     {"loss": "full"},
@@ -56,12 +53,12 @@ PRECISION = Axis(
         ),
         "bf16-pure": Value(
             title="bf16-pure",
-            saves="half of everything",
+            saves="Half of everything: parameters, gradients, optimizer state and activations.",
             costs=(
-                "an update smaller than a 256th of a weight is lost, so long runs with small learning "
-                "rates stall"
+                "Precision. An update smaller than a 256th of a weight is lost, so long runs with small "
+                "learning rates stall."
             ),
-            avoid="pre-training; several ranks",
+            avoid="you pre-train.",
             dtypes=("bf16",),
             rules=(
                 Rule(
@@ -76,21 +73,19 @@ PRECISION = Axis(
         "fp8": Value(
             title="fp8",
             saves=(
-                "nothing in weights, gradients and state, which stay in fp32; no 16-bit copies of the "
-                "blocks' weights. Products of the blocks' linear layers are to be twice as fast as in "
-                "bf16 (the data sheets' peaks). Not measured here: a GPU is needed"
+                "Time: by the data sheets the products of the blocks' linear layers are twice as fast as in "
+                "bf16. Of memory only the 16-bit copies of the blocks' weights; weights, gradients and "
+                "optimizer state stay in fp32."
             ),
             costs=(
-                "inputs and weights are rounded to 3 bits of fraction where they are multiplied, "
-                "gradients to 2 (`pip install 'autotune[torchao]'`). With `compile`, or the casts cost "
-                "what the products save. Its memory is priced by the trace: as bf16, without the copies "
-                "of weights and with 8-bit ones where it multiplies. Under ZeRO-2 and FSDP2 weights are "
-                "gathered in bf16 and rounded where they multiply; torchao's gathering in 8 bits is not "
-                "used"
+                "Rounding. Inputs and weights keep 3 bits of fraction in a product, gradients 2. Without "
+                "`compile` the casts are predicted to cost more than the products save. Under ZeRO-2 and FSDP2 "
+                "weights are gathered in bf16 and rounded where they are multiplied; torchao's all-gather in 8 "
+                "bits is not used."
             ),
             avoid=(
-                "GPUs before compute capability 8.9, a processor, sizes that are no multiple of 16 (told "
-                "which), blocks without `nn.Linear` (GPT-2), adapters, DeepSpeed: refused"
+                "layer sizes are no multiple of 16, or blocks have no `nn.Linear` (GPT-2): both are refused, "
+                "and the message names the layer."
             ),
             packages=("torchao",),
             dtypes=("bf16", "fp8"),
@@ -121,9 +116,11 @@ TF32 = Axis(
         False: Value(),
         True: Value(
             title="tf32",
-            saves="nothing; it multiplies fp32 matrices up to eight times as fast",
-            costs="10 bits of fraction in products, instead of 23",
-            avoid="a processor, where it does nothing; GPUs before Ampere",
+            saves="Time: by the data sheets fp32 matrix products are up to eight times as fast. No memory.",
+            costs="Precision: products keep 10 bits of fraction instead of 23.",
+            avoid=(
+                "there is no tensor core for it: on GPUs before Ampere, and on a processor, it does nothing."
+            ),
             rules=(
                 Rule(
                     {"precision": "fp32"},

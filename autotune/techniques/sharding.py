@@ -111,37 +111,49 @@ SHARDING = Axis(
     {
         "none": Value(),
         "ddp": Value(
-            saves="see [ranks.md](ranks.md)",
-            costs="communication",
-            avoid="one device",
+            saves="Nothing. Every rank keeps everything; the batch is what the ranks share.",
+            costs="One all-reduce of the gradients in an optimizer step.",
+            avoid="it does not fit on one device.",
         ),
         "zero1": Value(
-            saves="see [ranks.md](ranks.md)",
-            costs="communication",
-            avoid="one device",
+            saves="Optimizer state: each of N ranks keeps one Nth.",
+            costs="What `ddp` costs, and a broadcast of the updated parameters.",
+            avoid="`ddp` fits.",
         ),
         "zero2": Value(
-            saves="see [ranks.md](ranks.md)",
-            costs="communication",
-            avoid="one device",
+            saves=(
+                "Optimizer state and gradients: each of N ranks keeps one Nth. Parameters are in shards between "
+                "steps, and gathered once for forward and backward."
+            ),
+            costs="In every micro-step a reduction of the gradients and one gathering of the parameters.",
+            avoid=(
+                "`zero1` fits. At the peak a rank holds whole parameters and its shards beside them, which over "
+                "two ranks is as much as sharded gradients save."
+            ),
         ),
         "hsdp": Value(
-            saves="as `fsdp2` over the ranks of one node",
+            saves="What `fsdp2` saves over the ranks of one node. Each node keeps a copy.",
             costs=(
-                "communication across nodes falls to one all-reduce of a shard's gradients a global step;"
-                " each node keeps a copy of everything (not measured across real machines)"
+                "What `fsdp2` costs inside the node, and one all-reduce of a shard's gradients across nodes in "
+                "an optimizer step. Not measured across real machines."
             ),
-            avoid="one node, where it is `fsdp2`, or one rank a node, where it is `ddp`: refused",
+            avoid="there is one node, or one rank a node: refused, because that is `fsdp2` or `ddp`.",
         ),
         "fsdp2": Value(
-            saves="see [ranks.md](ranks.md)",
-            costs="communication",
-            avoid="one device",
+            saves=(
+                "Parameters, gradients and optimizer state: each of N ranks keeps one Nth, and one block's "
+                "parameters are whole at a time."
+            ),
+            costs=(
+                "Gathering each block's parameters in forward and backward, and a reduction of the gradients, "
+                "in every micro-step."
+            ),
+            avoid="`zero2` fits, or links are slow.",
         ),
         "zero3": Value(
-            saves="see [ranks.md](ranks.md)",
-            costs="communication",
-            avoid="one device",
+            saves="The same as `fsdp2`, in DeepSpeed.",
+            costs="The same as `fsdp2`.",
+            avoid="you have no reason to leave torch's `fsdp2`.",
             rules=(Rule({"engine": "deepspeed"}, "zero3 is DeepSpeed's; torch's is fsdp2"),),
         ),
     },
@@ -159,16 +171,15 @@ ENGINE = Axis(
         "torch": Value(),
         "deepspeed": Value(
             saves=(
-                "as torch's sharding of the same stage, less a copy of the shard in fp32; in bf16 half of"
-                " parameters and gradients"
+                "What torch's sharding of the same stage saves, less a copy of the shard in fp32. In bf16 "
+                "parameters and gradients take half."
             ),
             costs=(
-                "offload keeps the gradients on the host too, and copies on the way to and from them: 18 "
-                "bytes a parameter in bf16, 20 with full offload (`zero3`). A trace of the real engine "
-                "prices device and host. Buffers are a width of the model by a width, as the Trainer's "
-                "`auto` has them, where DeepSpeed's own 500 million numbers are most of a small device"
+                "With offload also gradients and copies on the host: 18 bytes a parameter in bf16, 20 with full "
+                "offload (`zero3`). Buffers have the square of the model's width, as the Trainer's `auto` sets "
+                "them; DeepSpeed's own 500 million numbers would fill a small device."
             ),
-            avoid="you have no reason to leave torch's: `zero1`, `zero2`, `zero3` under DeepSpeed only",
+            avoid="you have no reason to leave torch's shardings.",
             packages=("deepspeed",),
             rules=(
                 Rule(
@@ -216,13 +227,13 @@ REDUCE_DTYPE = Axis(
         "fp32": Value(),
         "bf16": Value(
             title="bf16 reduction",
-            saves="half the bytes of a gradient reduction on the links; under FSDP2 half of its buffers too",
+            saves="Half the bytes of a gradient reduction on the links, and under FSDP2 half of its buffers.",
             costs=(
-                "gradients rounded to 8 bits where ranks meet: each rank's, and each partial sum; with "
-                "`hsdp` the all-reduce of every micro-step, since sums of many micro-steps in bf16 would "
-                "lose the small ones. Under `ddp` a copy of a bucket (not measured on real links)"
+                "Each rank's gradients and each partial sum are rounded to 8 significant bits. Under `hsdp` "
+                "nodes are reduced over in every micro-step, because sums of many micro-steps in bf16 would "
+                "lose small ones. Under `ddp` a copy of a bucket. Not measured on real links."
             ),
-            avoid="links keep up, as within a node; one device, DeepSpeed: refused",
+            avoid="the links keep up, as within a node.",
             dtypes=("bf16",),
             rules=(
                 Rule(
@@ -250,18 +261,17 @@ TENSOR_PARALLEL = Axis(
             ranks: Value(
                 title=f"{ranks}-way tensor parallel",
                 saves=(
-                    "all but one part in 2, 4 or 8 of parameters, gradients and optimizer state, and of the "
-                    "activations between two matrices of a pair"
+                    "All but one part in 2, 4 or 8 of parameters, gradients and optimizer state, and of the "
+                    "activations between the two matrices of a pair."
                 ),
                 costs=(
-                    "two sums over the ranks for each block in forward and two in backward, each as large as "
-                    "the residual stream, which nothing overlaps: fast links alone. The ranks take the same "
-                    "samples, so fewer are taken at a time. Measured: [ranks.md](ranks.md)"
+                    "Two all-reduces for each block in forward and two in backward, each as large as the "
+                    "residual stream, which nothing overlaps. The ranks take the same samples, so fewer are "
+                    "trained at a time. Each rank gathers the logits whole."
                 ),
                 avoid=(
-                    "slow links; GPT-2, mixtures of experts and whatever else has no plan that torch can "
-                    "follow: refused, as are heads, widths and vocabularies that the ranks do not divide. The"
-                    " logits are gathered whole on each rank"
+                    "links are slow. A model without a plan that torch can follow (GPT-2, mixtures of experts) "
+                    "is refused, and so are heads, widths and vocabularies that the ranks do not divide."
                 ),
             )
             for ranks in (2, 4, 8)

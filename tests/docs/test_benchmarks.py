@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -76,12 +77,11 @@ def test_the_smallest_case_that_starts_processes_runs(script: str, tmp_path: Pat
 
 @pytest.mark.parametrize("script", PAGES)
 def test_a_page_is_filled_in_place(script: str, tmp_path: Path) -> None:
-    text = (ROOT / "docs" / PAGES[script]).read_text()
-    page = tmp_path / PAGES[script]
-    page.write_text(text)
-    done = run([f"benchmarks.{script}", "--write", str(page)], tmp_path)
+    docs = shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    done = run([f"benchmarks.{script}", "--write", str(docs / PAGES[script])], tmp_path)
     assert done.returncode == verdict.MET, done.stderr
-    assert page.read_text() == text
+    for page in docs.rglob("*.md"):
+        assert page.read_text() == (ROOT / "docs" / page.relative_to(docs)).read_text()
 
 
 def test_a_missed_target_is_printed_and_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,27 @@
 """Pages that a script makes say what it would say today."""
 
 import json
+import re
 from pathlib import Path
+
+from ruamel.yaml import YAML
 
 from autotune.devices.hardware import table
 from autotune.devices.simulated import HOST_MEMORY
 from autotune.options import load_space
-from benchmarks import largest_model, ranks_page, techniques_page
+from autotune.search.space import Space
+from autotune.techniques import checkpointing, precision
+from autotune.techniques.check import RULES
+from autotune.techniques.constraint import axis_problems
+from autotune.techniques.families import FAMILIES, axes_of
+from benchmarks import (
+    largest_model,
+    ranks_page,
+    technique_declarations,
+    technique_measurements,
+    techniques_page,
+)
+from benchmarks.markdown import read
 from benchmarks.recording import RESULTS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -37,17 +52,59 @@ def test_the_page_assumes_the_host_memory_of_simulated_gpus():
     assert largest_model.HOST == HOST_MEMORY
 
 
-def test_the_techniques_numbers_are_those_of_the_record():
-    written = (DOCS / "techniques.md").read_text()
-    document = json.loads(techniques_page.RECORD.read_text())
-    assert written == techniques_page.page(written, document), (
-        "make it anew: python -m benchmarks.techniques_page --write docs/techniques.md"
+def test_the_pages_on_techniques_are_those_of_declarations_and_records():
+    written = techniques_page.read_pages(DOCS / "techniques.md")
+    assert written == techniques_page.pages(written), (
+        "make them anew: python -m benchmarks.techniques_page --write docs/techniques.md"
     )
+    assert {f"techniques/{path.name}" for path in (DOCS / "techniques").iterdir()} == {*written} - {
+        "techniques.md"
+    }
+
+
+def test_the_ladder_of_techniques_saves_what_it_promises():
+    document = read("techniques-cpu")
     best = [
         max(row["times_less"] for row in document["rows"] if row["model"] == model)
         for model in document["models"]
     ]
-    assert min(best) >= 15, "the ladder as a whole"
+    assert min(best) >= 15
+
+
+def test_a_technique_without_a_number_is_said_to_be_not_measured():
+    techniques, ranks, _ = techniques_page.records()
+    first = {**techniques[0], "rows": techniques[0]["rows"][:1]}  # the plain run alone
+    made = technique_measurements.measured(checkpointing, [first], ranks, {"rows": []})
+    assert "Not measured: `benchmarks/results/techniques-cpu.json` has none of these values." in made
+    made = technique_measurements.measured(precision, [first], ranks, {"rows": []})
+    assert "| `precision: fp32` | 1.00 | 1.00 |" in made
+    assert "| `precision: bf16` | not measured | not measured |" in made
+
+
+def test_every_rule_is_on_the_page_of_each_family_that_it_names():
+    written = techniques_page.read_pages(DOCS / "techniques.md")
+    for rule in RULES:
+        for axis in {*rule.when, *rule.require}:
+            (family,) = (one for one in FAMILIES if axis in {declared.name for declared in axes_of(one)})
+            assert rule.because in written[f"techniques/{technique_declarations.file_name(family)}"]
+
+
+def test_what_a_page_shows_of_a_search_space_is_valid():
+    blocks = [
+        (page, YAML(typ="safe").load(block))
+        for page in sorted(DOCS.rglob("*.md"))
+        for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+    ]
+    assert len(blocks) >= 10
+    for page, block in blocks:
+        if "axes" not in block:
+            continue
+        assert not axis_problems(block["axes"]), page
+        for node in block["graph"]["nodes"].values():
+            for axis, value in node.get("set", {}).items():
+                assert value in block["axes"][axis], page
+        if "name" in block:
+            Space.load(block, str(page))
 
 
 def test_what_ranks_hold_is_what_the_record_says():
