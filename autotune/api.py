@@ -17,7 +17,7 @@ from autotune.run.events import Record
 from autotune.run.folder import find_run, load_spec, new_run
 from autotune.run.journal import read_record
 from autotune.run.paths import RunPaths
-from autotune.specs import RunSpec
+from autotune.specs import RunSpec, StrategyName
 
 if TYPE_CHECKING:
     from autotune.estimation.request import EstimateReport
@@ -66,6 +66,7 @@ def tune(
     memory_tolerance: float | None = None,
     speed_tolerance: float | None = None,
     space: str | Path | None = None,
+    strategy: StrategyName | None = None,
     seed: int | None = None,
     predict: bool | None = None,
     block_class: str | None = None,

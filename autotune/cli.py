@@ -133,7 +133,10 @@ def run(
     memory_tolerance: MemoryTolerance = None,
     speed_tolerance: SpeedTolerance = None,
     space: Annotated[str | None, typer.Option(help="Search space: a shipped name or a YAML file.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of weights and data.")] = None,
+    strategy: Annotated[
+        str | None, typer.Option(help="How to search the space: graph, grid or random.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, data and what is drawn.")] = None,
     predict: Annotated[
         bool | None, typer.Option("--predict/--no-predict", help="Let the memory model spare probes.")
     ] = None,

@@ -16,7 +16,7 @@ from autotune.executors.find import unlaunched
 from autotune.lengths import Lengths
 from autotune.models.resolve import resolve
 from autotune.search.space import Space
-from autotune.specs import DeviceSpec, GlobalBatch, Goal, Limits, ModelSpec, RunSpec
+from autotune.specs import DeviceSpec, GlobalBatch, Goal, Limits, ModelSpec, RunSpec, StrategyName
 from autotune.user_files import OPTIONS, parse_yaml, read_text, require_kind, user_path
 from autotune.validation import Frozen
 
@@ -66,8 +66,10 @@ class RunOptions(Frozen):
     """Share of the recorded speed that the proof may fall short by."""
     space: str | None = None
     """A search space: a shipped name or a YAML file's path; else `default`, or `multi_gpu` over several devices."""
+    strategy: StrategyName = "graph"
+    """How the space is searched: `graph` walks its decision graph, `grid` tries everything, `random` draws."""
     seed: Seed = 0
-    """Seed of initial weights and data."""
+    """Seed of initial weights and data, and of what is drawn."""
     predict: bool = True
     """Let the memory model spare probes."""
     block_class: str | None = None
@@ -151,7 +153,7 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
     )
     return RunSpec(
         model=model, device=device, goal=goal, optimizer=options.optimizer, space=space.model_dump(mode="json"),
-        space_name=space.name, seed=options.seed, predict=options.predict, limits=limits,
+        space_name=space.name, strategy=options.strategy, seed=options.seed, predict=options.predict, limits=limits,
     )  # fmt: skip
 
 

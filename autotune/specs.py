@@ -218,6 +218,10 @@ class Limits(Frozen):
         return parse_duration(value) if isinstance(value, str) else value
 
 
+StrategyName = Literal["graph", "grid", "random"]
+"""What decides which candidate is tried next; `search/strategies.py` holds what each is."""
+
+
 class RunSpec(Frozen):
     """Everything that determines a run; written to `runs/<id>/spec.yaml` before the first probe."""
 
@@ -228,6 +232,8 @@ class RunSpec(Frozen):
     space: dict[str, Any]
     """The search space as loaded, so that a resumed run does not depend on the file."""
     space_name: str = "default"
+    strategy: StrategyName = "graph"
+    """How the space is searched: along its decision graph, through all of it, or at random (by the seed)."""
     seed: Seed = 0
     predict: bool = True
     """Let the memory model spare probes: pass over what is predicted not to fit, grow to what should."""

@@ -19,7 +19,7 @@ class Trial(Frozen):
     number: int
     candidate: Candidate
     node: str
-    """Node of the decision graph that asked for it."""
+    """Where in the search it was asked for: a node of the decision graph, or what another strategy calls it."""
     why: str
     outcome: Outcome
     seconds: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, Self, get_args
 
@@ -79,7 +80,9 @@ def _explain_one(detail: Any, model: type[BaseModel]) -> str:
             return f"{where}: this key is required and missing"
         case "literal_error":
             expected = detail["ctx"]["expected"]
-            return f"{where}: {quoted(detail['input'])} is not one of {expected}"
+            hint = nearest(str(detail["input"]), re.findall(r"'([^']*)'", expected))
+            meant = f"; {hint}" if hint.startswith("did you mean") else ""
+            return f"{where}: {quoted(detail['input'])} is not one of {expected}{meant}"
         case "value_error":
             return f"{where}: {detail['ctx']['error']}"
         case _:

@@ -33,10 +33,11 @@ from autotune.devices.find import find, resolve_device
 from autotune.errors import AutotuneError
 from autotune.executors.local import LocalExecutor
 from autotune.models.resolve import resolve
+from autotune.options import load_space
 from autotune.outcome import Ok
 from autotune.probe.protocol import ProbeRequest
+from autotune.search.context import SearchContext
 from autotune.search.drift import FLOOR, drift_of
-from autotune.search.strategy import Scope
 from autotune.specs import DeviceSpec, GlobalBatch, Goal, Limits
 from autotune.student import quantile
 from autotune.trial import Trial
@@ -46,9 +47,10 @@ from benchmarks.verdict import SMALLEST, unmeasured, verdict
 
 CASES = ("tiny-gpt2:128:8", "gpt2:64:1")
 ACCUMULATION = 16
-SCOPE = Scope(
-    base=Candidate(), goal=Goal(target=GlobalBatch(amount=ACCUMULATION)), tokens_per_sample=1, budget=1
-)
+CONTEXT = SearchContext(
+    space=load_space("minimal"), base=Candidate(), goal=Goal(target=GlobalBatch(amount=ACCUMULATION)),
+    tokens_per_sample=1, budget=1,
+)  # fmt: skip
 STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": statistics.fmean,
     "trimmed mean": lambda values: summarize(values, TRIMMED).mean,
@@ -83,7 +85,7 @@ def compared(candidate: Candidate, probe: Ok, proof: Ok) -> dict[str, Any]:
     }
     # As a run of this one probe has it when its proof is judged.
     alone = Trial(number=1, candidate=candidate, node="", why="", outcome=probe, seconds=0.0)
-    drift = drift_of((alone,), (), SCOPE).share
+    drift = drift_of((alone,), (), CONTEXT).share
     return {
         "ratio": first / again, "drift": drift, **each, "probe_seconds": first, "proof_seconds": again,
         "probe_interval": shares[0], "proof_interval": shares[1],

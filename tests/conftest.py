@@ -5,9 +5,9 @@ import signal
 import pytest
 
 from autotune.candidate import Candidate
+from autotune.search.context import SearchContext
 from autotune.search.space import Space
-from autotune.search.strategy import Scope
-from autotune.specs import Goal
+from autotune.specs import Goal, Limits
 from tests.search.test_space import DEFAULT
 
 # A shell that starts a job in the background has it ignore Ctrl-C, and nohup the end of its terminal; so would every
@@ -39,13 +39,15 @@ def space():
 
 
 @pytest.fixture
-def scope():
-    """Return a maker of scopes of 100-token sequences on a device of 1,000 bytes."""
+def context(space):
+    """Return a maker of contexts of 100-token sequences on a device of 1,000 bytes."""
 
-    def make(target="6400", budget=1000, tokens=100, base=None, **goal):
-        return Scope(
-            base=base or Candidate(), goal=Goal(target=target, seq_len=tokens, **{"headroom": 0.0, **goal}),
-            tokens_per_sample=tokens, budget=budget,
+    def make(
+        target="6400", budget=1000, tokens=100, base=None, space=space, predictor=None, limits=None, **goal
+    ):
+        return SearchContext(
+            space=space, base=base or Candidate(), tokens_per_sample=tokens, budget=budget, predictor=predictor,
+            goal=Goal(target=target, seq_len=tokens, **{"headroom": 0.0, **goal}), limits=Limits(**(limits or {})),
         )  # fmt: skip
 
     return make

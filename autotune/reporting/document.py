@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from autotune.commands import command
@@ -27,27 +27,28 @@ from autotune.run.journal import holder, read_record
 from autotune.run.paths import RunPaths
 from autotune.run.proof import after_proofs
 from autotune.run.under_way import under_way
+from autotune.search.context import SearchContext
 from autotune.search.drift import drift_of
 from autotune.search.selection import score
 from autotune.search.space import Space
-from autotune.search.strategy import Scope
 from autotune.search.wording import skipped, verdict
 from autotune.specs import RunSpec
 from autotune.techniques.families import title as title_of
 from autotune.trial import Trial
+from autotune.units import format_counted
 
 
 def document(paths: RunPaths) -> dict[str, Any]:
     """Return everything about a run as plain data: spec, model, trials, path, winner with its proof."""
     spec, record = load_spec(paths), read_record(paths.journal)
-    scope, best = _scope(spec, record), _winner(paths, record)
+    context, best = _context(spec, record), _winner(paths, record)
     simulated = spec.device.kind == "sim"
     return {
         "run": str(paths.root),
         "evidence": "predicted" if simulated else "measured",
         "spec": spec.model_dump(mode="json", exclude={"space"}),
         "model": record.inspection.facts.model_dump(mode="json") if record.inspection else None,
-        "trials": _trials(record, scope) if scope else [],
+        "trials": _trials(record, context) if context else [],
         "skipped": [entry.model_dump(mode="json", exclude={"type"}) for entry in record.skipped],
         "traced": [entry.model_dump(mode="json", exclude={"type"}) for entry in record.traced],
         "path": [[step.node, step.edge, "predicted" if simulated else step.evidence] for step in record.path],
@@ -60,8 +61,16 @@ def document(paths: RunPaths) -> dict[str, Any]:
 
 
 def drawing(paths: RunPaths) -> str:
-    """Return the decision graph as Mermaid, with the path that the run took marked."""
+    """Return the decision graph as Mermaid, with the path that the run took marked.
+
+    Raises InputError for a run whose strategy walks no graph.
+    """
     spec, record = load_spec(paths), read_record(paths.journal)
+    if spec.strategy != "graph":
+        raise InputError(
+            f"--mermaid: this run searched by strategy {spec.strategy}, which walks no graph; "
+            f"`{command('report', paths.root)}` shows what it tried, `autotune spaces draw {spec.space_name}` the graph"
+        )
     taken = tuple((step.node, step.edge) for step in record.path)
     return Space.load(spec.space, "space").graph.mermaid(taken)
 
@@ -69,14 +78,14 @@ def drawing(paths: RunPaths) -> str:
 def print_report(paths: RunPaths, console: Console) -> None:
     """Print a run from its folder: table of trials, then what `print_result` prints."""
     spec, record = load_spec(paths), read_record(paths.journal)
-    scope = _scope(spec, record)
+    context = _context(spec, record)
     console.print(
         Text(f"{paths.root}: {spec.model.name} on {spec.device}, {spec.goal.target} a step\n", style="bold")
     )
     if spec.device.kind == "sim":
         console.print(not_measured(spec.device))
-    if scope and record.history:
-        console.print(trial_table(record.history, scope, Space.load(spec.space, "space")))
+    if context and record.history:
+        console.print(trial_table(record.history, context))
     _print_result(paths, _winner(paths, record), console)
 
 
@@ -89,9 +98,8 @@ def print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
 
 def _print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
     spec, record = load_spec(paths), read_record(paths.journal)
-    space = Space.load(spec.space, "space")
-    scope = _scope(spec, record)
-    if scope is None or best is None:
+    context = _context(spec, record)
+    if context is None or best is None:
         _print_without_winner(paths, record, console)
         return
     trials = after_proofs(record.history, record.proofs)
@@ -101,11 +109,11 @@ def _print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
             f"{paths.best} says another configuration than those that this run measured, so it was changed or is of "
             "another run; restore it, or tune again"
         )
-    console.print(section("Path through the graph", path_lines(record.path, space, record.history)))
+    console.print(_search(spec, record, context.space))
     console.print(section("Winner", [winner_panel(best)]))
-    if lines := rejected_lines(trials, scope, winner, best.drift):
+    if lines := rejected_lines(trials, context, winner, best.drift):
         console.print(section("Rejected", lines))
-    if passed_over := [skipped(entry.candidate, entry.prediction, scope) for entry in record.skipped]:
+    if passed_over := [skipped(entry.candidate, entry.prediction, context) for entry in record.skipped]:
         console.print(section("Passed over by prediction", passed_over))
     if best.unknown:
         console.print(section("Unknown", [Text(entry.title) for entry in best.unknown]))
@@ -114,6 +122,16 @@ def _print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
     if failed := [f"probe {proof.number}: {proof.why}" for proof in fallen]:
         console.print(section("Proofs that did not hold", failed))
     _print_next(_next(paths, best), console)
+
+
+def _search(spec: RunSpec, record: Record, space: Space) -> RenderableType:
+    """Return how the candidates were come to: the path through the graph, or what another strategy did."""
+    if spec.strategy == "graph":
+        return section("Path through the graph", path_lines(record.path, space, record.history))
+    rungs = len({trial.candidate.rung() for trial in record.history})
+    counts = f"{format_counted(len(record.history), 'probe')} of {format_counted(rungs, 'rung')}"
+    over = f": {record.searched.why}" if record.searched else ""
+    return section(f"Search by strategy {spec.strategy}", [f"{counts}{over}"])
 
 
 def _next(paths: RunPaths, best: Best) -> list[str]:
@@ -137,19 +155,19 @@ def _print_next(lines: list[str], console: Console, title: str = "Next") -> None
         console.print(Text(f"  {line}"), soft_wrap=True)
 
 
-def _trials(record: Record, scope: Scope) -> list[dict[str, Any]]:
+def _trials(record: Record, context: SearchContext) -> list[dict[str, Any]]:
     """Return each probe as it measured, its interval with the drift between the run's measurements."""
-    drift = drift_of(record.history, record.proofs, scope)
-    return [_trial(trial, scope, drift) for trial in record.history]
+    drift = drift_of(record.history, record.proofs, context)
+    return [_trial(trial, context, drift) for trial in record.history]
 
 
-def _trial(trial: Trial, scope: Scope, drift: Drift) -> dict[str, Any]:
+def _trial(trial: Trial, context: SearchContext, drift: Drift) -> dict[str, Any]:
     entry = {
-        **trial.model_dump(mode="json"), "verdict": verdict(trial.outcome, scope),
+        **trial.model_dump(mode="json"), "verdict": verdict(trial.outcome, context),
         "prediction_error": trial.error(), "time_prediction_error": trial.time_error(),
     }  # fmt: skip
-    if trial.outcome.kind == "ok" and scope.of_rung(trial.candidate).allows(trial.candidate.micro_batch):
-        found = score(trial, scope, drift)
+    if trial.outcome.kind == "ok" and context.batches(trial.candidate).allows(trial.candidate.micro_batch):
+        found = score(trial, context, drift)
         entry["tokens_per_second"] = found.tokens_per_second
         entry["tokens_per_second_interval"] = found.interval
     return entry
@@ -187,9 +205,13 @@ def _state(paths: RunPaths, record: Record) -> dict[str, Any]:
     return {"state": "running", "process": process, "under_way": under_way(record)}
 
 
-def _scope(spec: RunSpec, record: Record) -> Scope | None:
+def _context(spec: RunSpec, record: Record) -> SearchContext | None:
     """Return what bounds the search; None before the model is known."""
-    return Scope.of(spec, record.inspection.facts, record.inspection.budget) if record.inspection else None
+    return (
+        SearchContext.of(spec, record.inspection.facts, record.inspection.budget)
+        if record.inspection
+        else None
+    )
 
 
 def _winner(paths: RunPaths, record: Record) -> Best | None:

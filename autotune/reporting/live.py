@@ -15,9 +15,9 @@ from autotune.outcome import Lost
 from autotune.probe.protocol import Progress
 from autotune.reporting.tables import not_measured, trial_line, trial_table
 from autotune.run.events import RungTraced
+from autotune.search.context import SearchContext
 from autotune.search.selection import Score
-from autotune.search.space import Space
-from autotune.search.strategy import Done, Scope, Skip, Try
+from autotune.search.strategy import Done, Skip, Try
 from autotune.search.wording import PHASES, skipped
 from autotune.specs import ModelFacts, RunSpec
 from autotune.techniques.families import title as title_of
@@ -32,8 +32,7 @@ class Terminal:
         self._console = console
         self._spec = spec
         self._device = device
-        self._space = Space.load(spec.space, "space")
-        self._scope: Scope | None = None
+        self._context: SearchContext | None = None
         self._trials: History = ()
         self._ahead = 0
         self._now = ""
@@ -53,16 +52,16 @@ class Terminal:
         """Leave the table on the screen as it is; the line below it goes."""
         if self._console.is_terminal:
             self._live.stop()
-            if self._scope is not None and self._trials:
+            if self._context is not None and self._trials:
                 self._console.print(self._table())
 
     def inspecting(self) -> None:
         self._say(f"looking at {self._spec.model.name}")
 
-    def inspected(self, facts: ModelFacts, scope: Scope, history: History) -> None:
-        self._scope = scope
+    def inspected(self, facts: ModelFacts, context: SearchContext, history: History) -> None:
+        self._context = context
         self._trials = history
-        goal = self._spec.goal
+        goal, batches = self._spec.goal, context.batches(context.base)
         blocks = f"{facts.blocks} x {facts.block_class}" if facts.block_class else "no repeated block found"
         each, many = (" each", "s") if goal.gpus > 1 else ("", "")
         where = f"{goal.gpus} device{many}" + (f" in {goal.nodes} nodes" if goal.nodes > 1 else "")
@@ -73,10 +72,10 @@ class Terminal:
                 (self._spec.model.name, "bold"),
                 f"  {format_count(facts.parameters)} parameters, {facts.model_class}, {blocks}\n",
                 (self._device, "bold"),
-                f"  {format_bytes(scope.budget)}{each}, of which {scope.goal.headroom:.0%} stay free\n",
-                (f"{format_count(scope.target)} tokens a step", "bold"),
-                f"  on {where}, {scope.tokens_per_sample} tokens a sample, "
-                f"micro-batch at most {format_count(scope.limit)}\n",
+                f"  {format_bytes(context.budget)}{each}, of which {context.goal.headroom:.0%} stay free\n",
+                (f"{format_count(context.target)} tokens a step", "bold"),
+                f"  on {where}, {batches.tokens_per_sample} tokens a sample, "
+                f"micro-batch at most {format_count(batches.limit)}\n",
             )
         )
         if history:
@@ -94,8 +93,8 @@ class Terminal:
             self._console.print(Text(f"{title} is not predicted: {entry.reason}", style="yellow"))
 
     def skipping(self, skip: Skip) -> None:
-        assert self._scope is not None
-        self._console.print(Text(skipped(skip.candidate, skip.prediction, self._scope), style="dim"))
+        assert self._context is not None
+        self._console.print(Text(skipped(skip.candidate, skip.prediction, self._context), style="dim"))
 
     def trying(self, number: int, attempt: Try, ahead: int) -> None:
         candidate = attempt.candidate
@@ -108,7 +107,7 @@ class Terminal:
         self._phase = PHASES[progress.phase] + (f", step {progress.step}" if progress.step else "")
 
     def tried(self, trial: Trial) -> None:
-        assert self._scope is not None
+        assert self._context is not None
         self._trials += (trial,)
         self._ahead = max(0, self._ahead - 1)
         self._now = ""
@@ -139,14 +138,14 @@ class Terminal:
 
     def _plain(self, trial: Trial) -> None:
         """Print a finished trial as one line, where there is no live table."""
-        if self._console.is_terminal or self._scope is None:
+        if self._console.is_terminal or self._context is None:
             return
-        self._console.print(trial_line(trial, self._scope), soft_wrap=True)
+        self._console.print(trial_line(trial, self._context), soft_wrap=True)
 
     def _table(self, most: int | None = None) -> RenderableType:
-        assert self._scope is not None
+        assert self._context is not None
         shown = self._trials if most is None else self._trials[-most:]
-        table = trial_table(shown, self._scope, self._space)
+        table = trial_table(shown, self._context)
         earlier = len(self._trials) - len(shown)
         return (
             Group(Text(f"{format_counted(earlier, 'earlier probe')} above", style="dim"), table)
@@ -156,7 +155,7 @@ class Terminal:
 
     def _render(self) -> RenderableType:
         parts: list[RenderableType] = []
-        if self._scope is not None and self._trials:
+        if self._context is not None and self._trials:
             # What is taller than the window cannot be drawn anew in place; a row may take two lines in a narrow one.
             parts.append(self._table(most=max(3, (self._console.height - 10) // 2)))
         if self._now:
@@ -168,7 +167,7 @@ class Terminal:
         """Return the time left, about: probes still ahead at the mean of those so far, and the proof."""
         launched = [trial.seconds for trial in self._trials if trial.seconds]
         simulated = self._spec.device.kind == "sim"  # which is not proven
-        if self._scope is None or not launched or (simulated and not self._ahead):
+        if self._context is None or not launched or (simulated and not self._ahead):
             return ""
         seconds = self._ahead * sum(launched) / len(launched)
         if (budget := self._spec.limits.time_budget) is not None:

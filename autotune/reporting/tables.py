@@ -13,10 +13,10 @@ from autotune.outcome import Drift, Ok
 from autotune.reporting.columns import Cell, Column, FittingTable
 from autotune.run.best import Best
 from autotune.run.failure import holes
+from autotune.search.context import SearchContext
 from autotune.search.path import Step
 from autotune.search.selection import score
 from autotune.search.space import Space
-from autotune.search.strategy import Scope
 from autotune.search.wording import REASONS, SHOWN, detail, rejected, verdict
 from autotune.specs import DeviceSpec
 from autotune.techniques.families import title as title_of
@@ -29,7 +29,7 @@ RANKS_SHOWN = 8
 """Ranks whose peaks are shown one by one."""
 
 
-def trial_table(history: History, scope: Scope, space: Space) -> FittingTable:
+def trial_table(history: History, context: SearchContext) -> FittingTable:
     """Return all trials, one a row."""
     foreseen = any(trial.prediction for trial in history)
     heard = any(isinstance(trial.outcome, Ok) and trial.outcome.communication for trial in history)
@@ -41,54 +41,54 @@ def trial_table(history: History, scope: Scope, space: Space) -> FittingTable:
         Column("#", cells(lambda trial: str(trial.number)), justify="right", style="dim"),
         Column("rung", cells(lambda trial: title_of(trial.candidate)), least=20),
         Column("micro-\nbatch", cells(lambda trial: format_count(trial.candidate.micro_batch)), justify="right"),
-        Column("verdict", cells(partial(verdict_cell, scope=scope)), least=13),
-        Column("", cells(partial(_bar, scope=scope)), leaves=5),
-        Column(f"peak of\n{format_bytes(scope.budget)}", cells(partial(peak_cell, scope=scope)), justify="right"),
+        Column("verdict", cells(partial(verdict_cell, context=context)), least=13),
+        Column("", cells(partial(_bar, context=context)), leaves=5),
+        Column(f"peak of\n{format_bytes(context.budget)}", cells(partial(peak_cell, context=context)), justify="right"),
         Column("predicted", cells(prediction_cell), leaves=2, style="dim"),
-        Column("tokens/s", cells(partial(speed_cell, scope=scope)), justify="right"),
-        Column("commu-\nnication", cells(partial(communication_cell, scope=scope)), leaves=1, justify="right"),
-        Column("tried because", cells(partial(why_cell, space=space)), leaves=3, least=24, style="dim"),
+        Column("tokens/s", cells(partial(speed_cell, context=context)), justify="right"),
+        Column("commu-\nnication", cells(partial(communication_cell, context=context)), leaves=1, justify="right"),
+        Column("tried because", cells(partial(why_cell, space=context.space)), leaves=3, least=24, style="dim"),
     ]  # fmt: skip
     absent = {"predicted": not foreseen, "commu-\nnication": not heard}
     return FittingTable([column for column in columns if not absent.get(column.title)])
 
 
-def trial_line(trial: Trial, scope: Scope) -> str:
+def trial_line(trial: Trial, context: SearchContext) -> str:
     """Return a finished trial in one line, for a log."""
     candidate = trial.candidate
     line = f"probe {trial.number}: {title_of(candidate)}, micro-batch {format_count(candidate.micro_batch)}: "
-    line += verdict(trial.outcome, scope)
+    line += verdict(trial.outcome, context)
     if isinstance(trial.outcome, Ok):
-        line += f", peak {peak_cell(trial, scope)}"
-        if (speed := speed_cell(trial, scope)) != "-":
+        line += f", peak {peak_cell(trial, context)}"
+        if (speed := speed_cell(trial, context)) != "-":
             line += f", {speed} tokens/s"
     return line
 
 
-def verdict_cell(trial: Trial, scope: Scope) -> Text:
+def verdict_cell(trial: Trial, context: SearchContext) -> Text:
     """Return the verdict in a few words, and in the colour of what it means."""
     outcome = trial.outcome
     style = _STYLES.get(outcome.kind, "magenta")
-    if isinstance(outcome, Ok) and not scope.fits(outcome.memory):
+    if isinstance(outcome, Ok) and not context.fits(outcome.memory):
         style = "yellow"
-    return Text(verdict(outcome, scope), style=style)
+    return Text(verdict(outcome, context), style=style)
 
 
-def peak_cell(trial: Trial, scope: Scope) -> str:
+def peak_cell(trial: Trial, context: SearchContext) -> str:
     """Return the peak, and its share of the budget."""
     if not isinstance(trial.outcome, Ok):
         return "-"
     peak = trial.outcome.memory.peak()
-    return f"{format_bytes(peak)} {peak / scope.budget:4.0%}"
+    return f"{format_bytes(peak)} {peak / context.budget:4.0%}"
 
 
-def speed_cell(trial: Trial, scope: Scope) -> str:
+def speed_cell(trial: Trial, context: SearchContext) -> str:
     """Return tokens per second at the global batch, where the micro-batch can make it up."""
     if not isinstance(trial.outcome, Ok):
         return "-"
-    if not scope.of_rung(trial.candidate).allows(trial.candidate.micro_batch):
+    if not context.batches(trial.candidate).allows(trial.candidate.micro_batch):
         return "-"
-    return format_count(score(trial, scope).tokens_per_second)
+    return format_count(score(trial, context).tokens_per_second)
 
 
 def why_cell(trial: Trial, space: Space) -> str:
@@ -104,13 +104,13 @@ def prediction_cell(trial: Trial) -> str:
     return format_bytes(trial.prediction.peak) + (f" {error:+.1%}" if error is not None else "")
 
 
-def communication_cell(trial: Trial, scope: Scope) -> str:
+def communication_cell(trial: Trial, context: SearchContext) -> str:
     """Return the share of a global step in which ranks communicated."""
     outcome, size = trial.outcome, trial.candidate.micro_batch
-    of_rung = scope.of_rung(trial.candidate)
-    if not isinstance(outcome, Ok) or outcome.communication is None or not of_rung.allows(size):
+    batches = context.batches(trial.candidate)
+    if not isinstance(outcome, Ok) or outcome.communication is None or not batches.allows(size):
         return "-"
-    steps = of_rung.accumulation(size).steps
+    steps = batches.accumulation(size).steps
     return f"{outcome.communication.global_step(steps) / outcome.timing.global_step(steps):.0%}"
 
 
@@ -246,9 +246,11 @@ def _peaks(by_rank: tuple[int, ...]) -> str:
     return f"{format_bytes(min(by_rank))} to {format_bytes(max(by_rank))}"
 
 
-def rejected_lines(history: History, scope: Scope, winner: Trial, drift: Drift | None = None) -> list[str]:
+def rejected_lines(
+    history: History, context: SearchContext, winner: Trial, drift: Drift | None = None
+) -> list[str]:
     """Return what was rejected, and why."""
-    return [f"{rung}: {why}" for rung, why in rejected(history, scope, winner, drift)]
+    return [f"{rung}: {why}" for rung, why in rejected(history, context, winner, drift)]
 
 
 def section(title: str, lines: Iterable[RenderableType]) -> RenderableType:
@@ -267,13 +269,13 @@ def _indented(line: RenderableType) -> RenderableType:
     return Padding(line, (0, 0, 0, 2))
 
 
-def _bar(trial: Trial, scope: Scope) -> Text:
+def _bar(trial: Trial, context: SearchContext) -> Text:
     """Draw the peak's share of the budget."""
     if not isinstance(trial.outcome, Ok):
         return Text()
     peak = trial.outcome.memory.peak()
-    full = round(min(1.0, peak / scope.budget) * _BAR)
-    bar = Text("━" * full, style="green" if peak <= scope.usable else "yellow")
+    full = round(min(1.0, peak / context.budget) * _BAR)
+    bar = Text("━" * full, style="green" if peak <= context.usable else "yellow")
     return bar.append("━" * (_BAR - full), style="bright_black")
 
 

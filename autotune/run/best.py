@@ -33,7 +33,7 @@ from autotune.outcome import (
     Stress,
 )
 from autotune.run.events import Unknown
-from autotune.specs import ModelFacts, ModelSpec
+from autotune.specs import ModelFacts, ModelSpec, StrategyName
 from autotune.units import format_bytes
 from autotune.user_files import parse_yaml, read_text, require_kind, user_path
 from autotune.validation import Frozen
@@ -163,6 +163,8 @@ class Best(Frozen):
     """Seconds of each part in which ranks communicated; null on one rank, and where the backend does not tell."""
     proof: Proof | None = None
     """What the cold relaunch of this configuration showed; null before it."""
+    strategy: StrategyName = "graph"
+    """How the space was searched: along its decision graph, through all of it (grid), or at random."""
     unknown: tuple[Unknown, ...] = ()
     """What the search does not know: candidates of which a probe or proof was ended from outside each time.
     One of them may be faster; `autotune resume --retry-lost` tries them again."""

@@ -8,8 +8,9 @@ from autotune.candidate import Candidate
 from autotune.outcome import Lost
 from autotune.probe.protocol import Progress
 from autotune.run.events import RungTraced
+from autotune.search.context import SearchContext
 from autotune.search.selection import Score
-from autotune.search.strategy import Done, Scope, Skip, Try
+from autotune.search.strategy import Done, Skip, Try
 from autotune.specs import ModelFacts
 from autotune.trial import History, ProofFinished, Trial
 
@@ -20,7 +21,7 @@ class RunCallbacks(Protocol):
     def inspecting(self) -> None:
         """Say that a worker looks at the model."""
 
-    def inspected(self, facts: ModelFacts, scope: Scope, history: History) -> None:
+    def inspected(self, facts: ModelFacts, context: SearchContext, history: History) -> None:
         """Say what the model is; `history` holds the trials of an earlier start of this run."""
 
     def tracing(self, candidate: Candidate) -> None:
@@ -59,7 +60,7 @@ class NoCallbacks:
 
     def inspecting(self) -> None: ...
 
-    def inspected(self, facts: ModelFacts, scope: Scope, history: History) -> None: ...
+    def inspected(self, facts: ModelFacts, context: SearchContext, history: History) -> None: ...
 
     def tracing(self, candidate: Candidate) -> None: ...
 

@@ -97,7 +97,7 @@ class Started(Frozen):
     prediction: Prediction | None = None
     """What the memory model expects of it; None where it was not traced."""
     path: tuple[Step, ...] = ()
-    """How the graph was walked to this candidate."""
+    """How the graph was walked to this candidate; empty for a strategy that walks none."""
 
 
 class Finished(Frozen):
@@ -145,7 +145,7 @@ class Searched(Frozen):
     why: str
     reason: SearchEnd
     path: tuple[Step, ...]
-    """How the graph was walked."""
+    """How the graph was walked; empty for a strategy that walks none."""
 
 
 class ProofStarted(Frozen):
@@ -317,6 +317,11 @@ class Record:
             for number, trial in trials.items()
             if number in unproven or isinstance(trial.outcome, Lost)
         )
+
+    @property
+    def searched(self) -> Searched | None:
+        """How the newest search ended; None while none has."""
+        return next((entry for entry in reversed(self.entries) if isinstance(entry, Searched)), None)
 
     @property
     def decided(self) -> Decided | None:

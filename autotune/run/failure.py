@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from autotune.errors import AutotuneError, InputError, ModelError, NothingFits, NothingTrained, ProbeError
 from autotune.outcome import Crash, Lost, Ok, Oom, Outcome, Timeout, Unsupported
 from autotune.run.events import Cause, Unknown
+from autotune.search.context import SearchContext
 from autotune.search.selection import missing
-from autotune.search.strategy import Done, Scope
+from autotune.search.strategy import Done
 from autotune.search.wording import detail, expected, verdict
 from autotune.techniques.families import title as title_of
 from autotune.trial import TRIES, History, ProofFinished, Trial
@@ -133,27 +134,27 @@ def _trained_below(trial: Trial, history: History) -> int | None:
 
 
 def no_winner(
-    history: History, scope: Scope, done: Done, unknown: Sequence[Unknown] = ()
+    history: History, context: SearchContext, done: Done, unknown: Sequence[Unknown] = ()
 ) -> tuple[NothingFits | NothingTrained, tuple[Cause, ...]]:
     """Return the error for a search that found nothing to prove, and how each rung ended.
 
     Nothing fits where only memory was lacking: then it says what came nearest, and how much is missing. Where a rung
     ended in anything else (a loss that is not finite, a deadline), more memory may not help. What is `unknown` is told.
     """
-    causes = last_verdicts(history, scope, done)
+    causes = last_verdicts(history, context, done)
     lines = tuple(
         f"{title_of(cause.candidate)}, micro-batch {cause.candidate.micro_batch}: {cause.why}"
         for cause in causes
     )
     hole = f". But {holes(unknown)}" if unknown else ""
-    nearest = missing(history, scope)
+    nearest = missing(history, context)
     if nearest is None or any(cause.verdict in _NOT_MEMORY for cause in causes):
         return NothingTrained(f"no configuration trained: {_over(done)}{hole}", lines), causes
     trial, lacking = nearest
     amount = f"at least {format_bytes(lacking)} more" if lacking else "more memory"
-    spared = f", with {scope.goal.headroom:.0%} kept free as headroom" if scope.goal.headroom else ""
+    spared = f", with {context.goal.headroom:.0%} kept free as headroom" if context.goal.headroom else ""
     why = (
-        f"nothing fits {format_bytes(scope.budget)}{spared}. The nearest was {title_of(trial.candidate)} at "
+        f"nothing fits {format_bytes(context.budget)}{spared}. The nearest was {title_of(trial.candidate)} at "
         f"micro-batch {trial.candidate.micro_batch}, which needs {amount}. Give the device more memory, "
         "or choose a smaller model, a shorter --seq-len or --optimizer sgd"
     )
@@ -162,7 +163,7 @@ def no_winner(
     return NothingFits(why + hole, lines), causes
 
 
-def last_verdicts(history: History, scope: Scope, done: Done) -> tuple[Cause, ...]:
+def last_verdicts(history: History, context: SearchContext, done: Done) -> tuple[Cause, ...]:
     """Return how each rung ended, in the order in which they were come to: its last trial, or a prediction."""
     causes = {
         skip.candidate.rung(): Cause(
@@ -175,7 +176,7 @@ def last_verdicts(history: History, scope: Scope, done: Done) -> tuple[Cause, ..
     trials = {trial.candidate.rung(): trial for trial in history}
     for rung, trial in trials.items():
         behind = _short(detail(trial.outcome))
-        said = verdict(trial.outcome, scope) + (f": {behind}" if behind else "")
+        said = verdict(trial.outcome, context) + (f": {behind}" if behind else "")
         causes[rung] = Cause(candidate=trial.candidate, verdict=trial.outcome.kind, why=said)
     rungs = dict.fromkeys((*trials, *causes))
     return tuple(causes[rung] for rung in rungs)
@@ -190,7 +191,7 @@ _LONGEST = 300
 def _over(done: Done) -> str:
     """Return in words what ended the search."""
     match done.reason:
-        case "walked":
+        case "exhausted":
             return "every rung of the search space ended without"
         case "max_probes" | "time_budget":
             return f"the search was {done.why}; allow more to try the rungs below"

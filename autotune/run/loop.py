@@ -6,6 +6,8 @@ the journal. So a run that was killed at any moment goes on from its folder as i
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import autotune
 from autotune.candidate import Candidate
 from autotune.errors import InputError
@@ -34,17 +36,16 @@ from autotune.run.predictions import Predictions
 from autotune.run.preflight import Preflight
 from autotune.run.prove import Proving
 from autotune.run.write_best import finalist
-from autotune.search.graph_walk import propose
-from autotune.search.path import SearchEnd
+from autotune.search.context import SearchContext
 from autotune.search.remaining_probes import count_remaining_probes
 from autotune.search.selection import Score
 from autotune.search.space import Space
-from autotune.search.strategy import Done, Scope, Try
+from autotune.search.strategies import STRATEGIES
+from autotune.search.strategy import Done, Try, decide
 from autotune.specs import RunSpec
 from autotune.techniques.data import unpaddable
 from autotune.tracing.client import Tracer
 from autotune.trial import TRIES
-from autotune.units import format_duration
 
 
 def tune(
@@ -89,6 +90,9 @@ class _Run:
         self.evaluations: dict[Candidate, int | None] = {}
         """Micro-batches for evaluation, as predicted."""
         self.space = Space.load(spec.space, f"{paths.spec}: space")
+        self.strategy = STRATEGIES[spec.strategy]
+        self.context: SearchContext | None = None
+        """What bounds the search, once the model is known."""
         self.preflight = Preflight(spec, self.space, executor, paths.probes)
 
     def go(self, retry_lost: bool) -> Best:
@@ -103,12 +107,13 @@ class _Run:
         self.clear_scratch()
         self.journal.append(Opened(version=autotune.__version__, time=now()))
         inspected = self.inspect()
-        scope = Scope.of(self.spec, inspected.facts, inspected.budget)
-        self.callbacks.inspected(inspected.facts, scope, self.journal.record.history)
-        done = self.search(scope)
+        context = SearchContext.of(self.spec, inspected.facts, inspected.budget, self.executor.facts)
+        self.context = context
+        self.callbacks.inspected(inspected.facts, context, self.journal.record.history)
+        done = self.search(context)
         self.callbacks.searched(done)
         proving = Proving(self.spec, self.paths, self.executor, self.callbacks, self.journal, self.finalist)
-        return proving.prove(scope, done)
+        return proving.prove(context, done)
 
     def reopen(self) -> None:
         """Have everything that was lost tried again, if anything was."""
@@ -150,37 +155,36 @@ class _Run:
         self.journal.append(inspected)
         return inspected
 
-    def search(self, scope: Scope) -> Done:
+    def search(self, context: SearchContext) -> Done:
         """Probe what the strategy proposes until it is done or the limits are spent."""
-        scope.check()
-        self.start_predictions(scope)
+        context.check()
+        self.start_predictions(context)
         self.settle_pending()
         while True:
             record = self.journal.record
             stop_at_crash(record.history)
-            decision = propose(record.history, self.space, scope, self.predictor)
-            if isinstance(decision, Try) and (spent := self.spent()):
-                decision = Done(*spent, decision.path, decision.skipped)
-            elif isinstance(decision, Try) and self.learn(decision.candidate):
+            context = replace(context, predictor=self.predictor)
+            decision = decide(self.strategy, record.history, context)
+            if isinstance(decision, Try) and self.learn(decision.candidate):
                 continue  # what was learnt may change the decision
             self.skip(decision)
             if isinstance(decision, Done):
                 self.journal.append(Searched(why=decision.why, reason=decision.reason, path=decision.path))
                 return decision
-            self.attempt(record.next_number, decision, self.ahead(scope))
+            self.attempt(record.next_number, decision, self.ahead(context))
 
     @property
     def predictor(self) -> Predictor | None:
         """The memory model, with what it learnt from traces."""
         return self.predictions.predictor if self.predictions else None
 
-    def start_predictions(self, scope: Scope) -> None:
+    def start_predictions(self, context: SearchContext) -> None:
         """Start the memory model, where the run has one, with what the run knew before."""
         record = self.journal.record
         if self.tracer is None or record.inspection is None or self.executor.facts.simulated:
             return  # a simulated device is itself the memory model
         folder = self.paths.tracing
-        self.predictions = Predictions(self.tracer, self.executor.facts, record.inspection, scope, folder)
+        self.predictions = Predictions(self.tracer, self.executor.facts, record.inspection, context, folder)
         timeout = self.spec.limits.probe_timeout
         with self.journal.doing("trace"):
             self.predictions.recall(
@@ -210,9 +214,9 @@ class _Run:
                 )
                 self.callbacks.skipping(skip)
 
-    def ahead(self, scope: Scope) -> int:
+    def ahead(self, context: SearchContext) -> int:
         """Return how many probes are still to come, the next one included, about."""
-        return count_remaining_probes(self.journal.record.history, self.space, scope, self.predictor)
+        return count_remaining_probes(self.strategy, self.journal.record.history, context)
 
     def attempt(self, number: int, decision: Try, ahead: int) -> None:
         """Probe a candidate to its verdict.
@@ -266,11 +270,8 @@ class _Run:
 
     def request(self, candidate: Candidate, kind: str) -> ProbeRequest:
         """Return the request for a candidate at this run's goal."""
-        spec, inspected = self.spec, self.journal.record.inspection
-        steps = 1
-        if inspected is not None:
-            scope = Scope.of(spec, inspected.facts, inspected.budget).of_rung(candidate)
-            steps = scope.accumulation(candidate.micro_batch).steps
+        spec, context = self.spec, self.context
+        steps = context.batches(candidate).accumulation(candidate.micro_batch).steps if context else 1
         return ProbeRequest.model_validate(
             {
                 "kind": kind, "model": spec.model, "candidate": candidate, "seq_len": spec.goal.seq_len,
@@ -290,15 +291,6 @@ class _Run:
             decision = Try(started.candidate, started.node, started.why, started.path)
             self.attempt(started.number, decision, ahead=1)
 
-    def spent(self) -> tuple[str, SearchEnd] | None:
-        """Return which limit ended the search, in words and typed, or None."""
-        limits, record = self.spec.limits, self.journal.record
-        if len(record.history) >= limits.max_probes:
-            return f"stopped after {limits.max_probes} probes (--max-probes)", "max_probes"
-        if limits.time_budget is not None and record.seconds >= limits.time_budget:
-            return f"stopped after {format_duration(record.seconds)} of probes (--time-budget)", "time_budget"
-        return None
-
     def finalist(self, score: Score, drift: Drift) -> Best:
         """Return what `best.yaml` says of a trial, before its proof."""
         inspected = self.journal.record.inspection
@@ -316,12 +308,9 @@ class _Run:
         """Return the largest micro-batch of an evaluation that is predicted to fit; None without a memory model."""
         if self.tracer is None:
             return None
+        assert self.context is not None
         predictions = self.predictions or Predictions(
-            self.tracer,
-            self.executor.facts,
-            inspected,
-            Scope.of(self.spec, inspected.facts, inspected.budget),
-            self.paths.tracing,
+            self.tracer, self.executor.facts, inspected, self.context, self.paths.tracing
         )
         request, history = self.request(candidate, "trace"), self.journal.record.history
         with self.journal.doing("trace"):

@@ -12,7 +12,7 @@ from autotune.outcome import Ok, StepTiming
 from autotune.prediction import Prediction
 from autotune.probe.protocol import ProbeRequest, Progress
 from autotune.run.events import Inspected, RungTraced
-from autotune.search.strategy import Scope
+from autotune.search.context import SearchContext
 from autotune.specs import DeviceFacts
 from autotune.timing.calibration import SpeedCalibration, SpeedSample
 from autotune.timing.roofline import Machine, step_time
@@ -24,20 +24,20 @@ class Predictions:
     """Traces rungs as the search comes to them. What it knows follows from the journal and the cache alone."""
 
     def __init__(
-        self, tracer: Tracer, facts: DeviceFacts, inspected: Inspected, scope: Scope, folder: Path
+        self, tracer: Tracer, facts: DeviceFacts, inspected: Inspected, context: SearchContext, folder: Path
     ) -> None:
         """`folder` is where workers that trace may write."""
         row = lookup(facts.hardware) if facts.hardware else None
         self._machine = Machine.of(row) if row else None
         blas = row.cublas_bytes() if row else 0
-        ground = DeviceOverhead.measured(facts.kind, inspected.baseline, blas, scope.goal.gpus)
+        ground = DeviceOverhead.measured(facts.kind, inspected.baseline, blas, context.goal.gpus)
         self._accumulating: Callable[[Candidate], bool] = lambda candidate: (
-            scope.of_rung(candidate).accumulation(candidate.micro_batch).steps > 1
+            context.batches(candidate).accumulation(candidate.micro_batch).steps > 1
         )
         self.predictor = Predictor({}, ground, self._accumulating)
         self._tracer = tracer
         self._budget = inspected.budget
-        self._usable = scope.usable
+        self._usable = context.usable
         self._folder = folder
         self._untraceable: set[Candidate] = set()
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from autotune.outcome import Crash, Drift, Lost, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
 from autotune.probe.protocol import ProbeRequest
 from autotune.run.best import Best, Check, Proof
+from autotune.search.context import SearchContext
 from autotune.search.drift import drift_of
 from autotune.search.selection import Score, rank, throughput
-from autotune.search.strategy import Scope
 from autotune.specs import Limits
 from autotune.trial import History, ProofFinished
 from autotune.units import MIB, format_bytes, format_count, format_counted, format_duration
@@ -114,10 +114,12 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
     )  # fmt: skip
 
 
-def standing(history: History, proofs: Sequence[ProofFinished], scope: Scope) -> tuple[list[Score], Drift]:
+def standing(
+    history: History, proofs: Sequence[ProofFinished], context: SearchContext
+) -> tuple[list[Score], Drift]:
     """Return what is still in the running, best first, and the drift between measurements."""
-    drift = drift_of(history, proofs, scope)
-    return rank(after_proofs(history, proofs), scope, drift), drift
+    drift = drift_of(history, proofs, context)
+    return rank(after_proofs(history, proofs), context, drift), drift
 
 
 def after_proofs(history: History, proofs: Iterable[ProofFinished]) -> History:

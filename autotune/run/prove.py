@@ -19,8 +19,9 @@ from autotune.run.journal import Journal, now
 from autotune.run.paths import RunPaths
 from autotune.run.proof import judge, proof_request, standing
 from autotune.run.write_best import chosen
+from autotune.search.context import SearchContext
 from autotune.search.selection import Choice, Score, choose, rank
-from autotune.search.strategy import Done, Scope
+from autotune.search.strategy import Done
 from autotune.specs import RunSpec
 from autotune.trial import TRIES, ProofFinished
 from autotune.units import format_bytes
@@ -46,21 +47,21 @@ class Proving:
         self.finalist = finalist
         """Returns what `best.yaml` says of a trial, before its proof."""
 
-    def prove(self, scope: Scope, done: Done) -> Best:
+    def prove(self, context: SearchContext, done: Done) -> Best:
         """Relaunch the fastest from its emitted file; where that does not hold, what is then the fastest."""
-        if not rank(self.journal.record.history, scope):
+        if not rank(self.journal.record.history, context):
             record = self.journal.record
-            error, causes = no_winner(record.history, scope, done, record.unknown)
+            error, causes = no_winner(record.history, context, done, record.unknown)
             self.journal.append(Decided(winner=None, why=error.headline, causes=causes, time=now()))
             raise error
         if self.executor.facts.simulated:
-            return self.emit_unproven(scope)
-        while (remaining := self.standing(scope))[0]:
+            return self.emit_unproven(context)
+        while (remaining := self.standing(context))[0]:
             choice = choose(
                 remaining[0], [proof.number for proof in self.journal.record.proofs if proof.passed]
             )
             if choice.by == "proof" or self.held(choice.winner):
-                return self.emit(scope, choice, remaining[1])
+                return self.emit(context, choice, remaining[1])
             self.prove_one(choice.winner, remaining[1])
         failed = "; ".join(f"probe {proof.number}: {proof.why}" for proof in self.journal.record.proofs)
         self.journal.append(Decided(winner=None, why=failed, time=now()))
@@ -72,11 +73,13 @@ class Proving:
             f"work, repeat on a quiet one or allow more with --speed-tolerance{hole and f'. And {hole}'}"
         )
 
-    def standing(self, scope: Scope, before: ProofFinished | None = None) -> tuple[list[Score], Drift]:
+    def standing(
+        self, context: SearchContext, before: ProofFinished | None = None
+    ) -> tuple[list[Score], Drift]:
         """Return what is in the running, best first, and the drift between measurements; as it was `before` a proof."""
         record = self.journal.record
         proofs = record.proofs if before is None else record.proofs[: record.proofs.index(before)]
-        return standing(record.history, proofs, scope)
+        return standing(record.history, proofs, context)
 
     def held(self, score: Score) -> bool:
         """Tell whether a trial's proof held."""
@@ -143,14 +146,14 @@ class Proving:
             seconds=finding.seconds,
         )
 
-    def emit(self, scope: Scope, choice: Choice, drift: Drift) -> Best:
+    def emit(self, context: SearchContext, choice: Choice, drift: Drift) -> Best:
         """Write `best.yaml` as its proof measured it, then journal the decision.
 
         The proof's checks are against what had been recorded before it.
         """
         record, number = self.journal.record, choice.winner.trial.number
         proved = next(proof for proof in reversed(record.proofs) if proof.passed and proof.number == number)
-        scores, drift_before = self.standing(scope, before=proved)
+        scores, drift_before = self.standing(context, before=proved)
         recorded = next(score for score in scores if score.trial.number == number)
         proof = judge(self.finalist(recorded, drift_before), proved.outcome, proved.seconds, self.spec.limits)
         best = chosen(self.finalist(choice.winner, drift), choice).model_copy(
@@ -164,9 +167,9 @@ class Proving:
         self.journal.append(Decided(winner=number, why=proved.why, time=now()))
         return best
 
-    def emit_unproven(self, scope: Scope) -> Best:
+    def emit_unproven(self, context: SearchContext) -> Best:
         """Write `best.yaml` without a proof, where there is no device to prove it on."""
-        scores, drift = self.standing(scope)
+        scores, drift = self.standing(context)
         choice = choose(scores)
         best = chosen(self.finalist(choice.winner, drift), choice)
         best = best.model_copy(update={"unknown": self.journal.record.unknown})

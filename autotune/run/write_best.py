@@ -59,7 +59,7 @@ def finalist(
         run=run, created=now(),
         evidence="predicted" if device.simulated else "measured",
         candidate=candidate, accumulation=score.accumulation, seq_len=goal.seq_len, lengths=goal.lengths,
-        gpus=goal.gpus, nodes=goal.nodes,
+        gpus=goal.gpus, nodes=goal.nodes, strategy=spec.strategy,
         seed=spec.seed, headroom=goal.headroom, tokens_per_second=score.tokens_per_second,
         tokens_per_second_interval=score.interval,
         drift=None if device.simulated else drift, seconds_per_global_step=score.seconds, mfu=share,

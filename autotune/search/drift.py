@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from autotune.outcome import Drift, Ok
-from autotune.search.strategy import Scope
+from autotune.search.context import SearchContext
 from autotune.student import quantile
 from autotune.trial import History, ProofFinished
 
@@ -24,7 +24,7 @@ PRIOR_WEIGHT = 4
 """Comparisons that FLOOR counts as much as: a run that shows more drift is believed after a few probes."""
 
 
-def drift_of(history: History, proofs: Iterable[ProofFinished], scope: Scope) -> Drift:
+def drift_of(history: History, proofs: Iterable[ProofFinished], context: SearchContext) -> Drift:
     """Return the drift between measurements in a run, from all that it measured.
 
     A comparison of two measurements estimates the variance of one: half the square of the logarithm of their ratio.
@@ -39,7 +39,7 @@ def drift_of(history: History, proofs: Iterable[ProofFinished], scope: Scope) ->
         trial = trials.get(proof.number)
         if trial is None or not isinstance(trial.outcome, Ok) or not isinstance(proof.outcome, Ok):
             continue
-        steps = scope.of_rung(trial.candidate).accumulation(trial.candidate.micro_batch).steps
+        steps = context.batches(trial.candidate).accumulation(trial.candidate.micro_batch).steps
         first, again = (ok.timing.global_step(steps) for ok in (trial.outcome, proof.outcome))
         if first > 0 and again > 0:
             repeats.append(math.log(again / first) ** 2 / 2)

@@ -1,7 +1,7 @@
 """The decision graph as data: which configuration to try next, given what the last probe came to.
 
 A node either *sets* axes of the candidate and probes it once, or *grows* the micro-batch of the current rung.
-An edge leads from a result to the next node, or to `done`. The graph is walked by `strategies.climb`.
+An edge leads from a result to the next node, or to `done`. The graph is walked by `graph_walk`.
 """
 
 from __future__ import annotations

@@ -13,34 +13,39 @@ from __future__ import annotations
 from autotune.candidate import Candidate
 from autotune.memory.predictor import Predictor
 from autotune.outcome import Ok, Oom
+from autotune.search.context import SearchContext
 from autotune.search.graph import DONE, LOST, Growth, Node
 from autotune.search.growth import Grower, Grown
 from autotune.search.path import SearchEnd, Step
-from autotune.search.space import Space
-from autotune.search.strategy import Decision, Done, Scope, Skip, Try
+from autotune.search.strategy import Decision, Done, Skip, Try
 from autotune.techniques.families import title as title_of
 from autotune.trial import History, Trial
 from autotune.units import format_bytes
 
 
-def propose(history: History, space: Space, scope: Scope, predictor: Predictor | None = None) -> Decision:
-    """Return the next candidate to probe, or Done with the path taken through the graph.
+class GraphWalk:
+    """The space's decision graph, with the memory model where there is one."""
 
-    `predictor` holds the rungs that were traced; it is calibrated by the history here. Without it, only
-    measurements count.
-    """
-    learned = predictor.learned(history, scope.budget) if predictor else None
-    return _Walk(history, space, scope, learned).decide()
+    name = "graph"
+
+    def propose(self, history: History, context: SearchContext) -> Decision:
+        """Return the next candidate to probe, or Done with the path taken through the graph.
+
+        The context's predictor is calibrated by the history here. Without one, only measurements count.
+        """
+        predictor = context.predictor
+        learned = predictor.learned(history, context.budget) if predictor else None
+        return _Walk(history, context, learned).decide()
 
 
-def edge_of(trial: Trial, scope: Scope) -> str:
+def edge_of(trial: Trial, context: SearchContext) -> str:
     """Return the name of the edge that a trial's outcome takes.
 
     A probe that trained but left less than the headroom free counts as `oom`: it does not fit what was asked.
     """
     match trial.outcome:
         case Ok(memory=memory):
-            return "ok" if scope.fits(memory) else "oom"
+            return "ok" if context.fits(memory) else "oom"
         case Oom(phase=phase):
             return _oom_in(phase)
         case outcome:
@@ -48,11 +53,11 @@ def edge_of(trial: Trial, scope: Scope) -> str:
 
 
 class _Walk:
-    def __init__(self, history: History, space: Space, scope: Scope, predictor: Predictor | None) -> None:
+    def __init__(self, history: History, context: SearchContext, predictor: Predictor | None) -> None:
         self._history = history
         self._known = {trial.candidate: trial for trial in history}
-        self._graph = space.graph
-        self._scope = scope
+        self._graph = context.space.graph
+        self._context = context
         self._predictor = predictor
         self._path: list[Step] = []
         self._skipped: list[Skip] = []
@@ -60,12 +65,12 @@ class _Walk:
         """Smallest micro-batch that did not fit on the last rung grown."""
 
     def decide(self) -> Decision:
-        name, candidate = self._graph.start, self._scope.base
+        name, candidate = self._graph.start, self._context.base
         while name != DONE:
             node = self._graph.nodes[name]
             if node.set is not None:
                 rung = candidate.model_copy(update=node.set)
-                if self._scope.passes_over(rung):
+                if self._context.passes_over(rung):
                     name, candidate = node.target("unsupported"), rung
                     continue
                 step = self._set(name, node, rung)
@@ -78,19 +83,19 @@ class _Walk:
             if step.edge == "crash":
                 return self._done(f"{title_of(step.candidate)} crashed", "crashed")
             name, candidate = node.target(step.edge), step.candidate
-        return self._last_resort() or self._done("the graph is walked to its end", "walked")
+        return self._last_resort() or self._done("the graph is walked to its end", "exhausted")
 
     def _set(self, name: str, node: Node, rung: Candidate) -> Step | Try:
-        scope = self._scope.of_rung(rung)
-        start = min(self._beyond, scope.limit) if node.micro_batch == "beyond" else scope.above(0) or 1
+        batches = self._context.batches(rung)
+        start = min(self._beyond, batches.limit) if node.micro_batch == "beyond" else batches.above(0) or 1
         candidate = rung.at(start)
         if (
             self._is_lost(candidate)
-            and (other := scope.above(start) or scope.up_to(0, start - 1)) is not None
+            and (other := batches.above(start) or batches.up_to(0, start - 1)) is not None
         ):
             candidate = rung.at(other)  # the one says nothing of the rung, which is tried at another
         if (trial := self._known.get(candidate)) is not None:
-            return Step(node=name, edge=edge_of(trial, self._scope), candidate=candidate)
+            return Step(node=name, edge=edge_of(trial, self._context), candidate=candidate)
         match self._foreseen(candidate):
             case "over":
                 return Step(
@@ -102,8 +107,7 @@ class _Walk:
         return self._try(candidate, name, self._reason(node))
 
     def _grow(self, name: str, candidate: Candidate, growth: Growth) -> Step | Try:
-        scope = self._scope.of_rung(candidate)
-        grown = Grower(candidate, growth, self._edges(candidate), scope, self._predictor).go()
+        grown = Grower(candidate, growth, self._edges(candidate), self._context, self._predictor).go()
         if isinstance(grown, Grown):
             foreseen = grown.failing is not None and candidate.at(grown.failing) not in self._known
             if foreseen:
@@ -119,13 +123,13 @@ class _Walk:
 
     def _is_lost(self, candidate: Candidate) -> bool:
         trial = self._known.get(candidate)
-        return trial is not None and edge_of(trial, self._scope) == LOST
+        return trial is not None and edge_of(trial, self._context) == LOST
 
     def _edges(self, candidate: Candidate) -> dict[int, str]:
         """Return what the trials of a rung came to, by micro-batch."""
         rung = candidate.rung()
         return {
-            trial.candidate.micro_batch: edge_of(trial, self._scope)
+            trial.candidate.micro_batch: edge_of(trial, self._context)
             for trial in self._history
             if trial.candidate.rung() == rung
         }
@@ -135,13 +139,13 @@ class _Walk:
 
         Only a probe proves that nothing fits. One is enough: what is predicted to take still more is not tried.
         """
-        if not self._skipped or any(edge_of(trial, self._scope) == "ok" for trial in self._history):
+        if not self._skipped or any(edge_of(trial, self._context) == "ok" for trial in self._history):
             return None
         least = min(self._skipped, key=lambda skip: skip.prediction.peak)
         assert self._predictor is not None
         for trial in self._history:
             bounds = self._predictor.bounds(trial.candidate)
-            failed = edge_of(trial, self._scope).startswith("oom")
+            failed = edge_of(trial, self._context).startswith("oom")
             if failed and bounds is not None and bounds.mean <= least.prediction.peak:
                 return None
         why = f"nothing is predicted to fit; this comes nearest, with {format_bytes(least.prediction.peak)}"
@@ -151,9 +155,9 @@ class _Walk:
         bounds = self._predictor.bounds(candidate) if self._predictor else None
         if bounds is None:
             return None
-        if bounds.low > self._scope.usable:
+        if bounds.low > self._context.usable:
             return "over"
-        return "fits" if bounds.high <= self._scope.usable else "unsure"
+        return "fits" if bounds.high <= self._context.usable else "unsure"
 
     def _skip(self, candidate: Candidate, node: str) -> str:
         """Note that a candidate is passed over; return the edge that its OOM would take."""
@@ -161,7 +165,7 @@ class _Walk:
         prediction = self._predictor.predict(candidate)
         assert prediction is not None
         self._skipped.append(Skip(candidate, node, prediction))
-        return _oom_in(self._predictor.phase_above(candidate, self._scope.usable))
+        return _oom_in(self._predictor.phase_above(candidate, self._context.usable))
 
     def _is_calibrated(self) -> bool:
         return any(isinstance(trial.outcome, Ok) for trial in self._history)

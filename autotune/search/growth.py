@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from autotune.candidate import Candidate
 from autotune.memory.predictor import Predictor
+from autotune.search.context import SearchContext
 from autotune.search.graph import LOST, Growth
-from autotune.search.strategy import Scope
 from autotune.units import format_bytes
 
 
@@ -37,17 +37,18 @@ class Grower:
         candidate: Candidate,
         growth: Growth,
         edges: Mapping[int, str],
-        scope: Scope,
+        context: SearchContext,
         predictor: Predictor | None,
     ) -> None:
         """Start at `candidate`, which fits; `edges` holds the edge of each trial of its rung by micro-batch."""
         self._rung = candidate
         self._growth = growth
         self._edges = edges
-        self._scope = scope.of_rung(candidate)
+        self._batches = context.batches(candidate)
+        self._usable = context.usable
         self._predictor = predictor
         self._low = candidate.micro_batch
-        self._high = min(self._scope.limit, growth.largest or self._scope.limit) + 1
+        self._high = min(self._batches.limit, growth.largest or self._batches.limit) + 1
         self._failing: int | None = None
         self._lost = frozenset(size for size, edge in edges.items() if edge == LOST)
 
@@ -81,12 +82,12 @@ class Grower:
         """Double until it does not fit, then bisect between the largest that fits and the smallest that does not."""
         low, failing = self._low, self._failing
         if failing is None:
-            size = self._scope.between(low, low * self._growth.factor, self._high, self._lost)
+            size = self._batches.between(low, low * self._growth.factor, self._high, self._lost)
             why = f"micro-batch {low} fits: try {size}"
         elif self._is_close(low, failing):
             return Grown(low, failing)
         else:
-            size = self._scope.between(low, (low + failing) // 2, failing, self._lost)
+            size = self._batches.between(low, (low + failing) // 2, failing, self._lost)
             why = f"{low} fits and {failing} does not: bisect"
         return Grown(low, failing) if size is None else Next(size, why)
 
@@ -94,19 +95,19 @@ class Grower:
         """Go to what surely fits; then as long as something larger may fit, there. None without a prediction."""
         if self._predictor is None:
             return None
-        scope, low, most = self._scope, self._low, self._high - 1
+        batches, low, most = self._batches, self._low, self._high - 1
         sizes = [
-            self._predictor.largest(self._rung, scope.usable, most, end) for end in ("high", "mean", "low")
+            self._predictor.largest(self._rung, self._usable, most, end) for end in ("high", "mean", "low")
         ]
         sure, expected, possible = (size or 0 for size in sizes)
         if sizes[2] is None:
             return None
-        over = scope.above(max(possible, low))  # the smallest that is predicted not to fit
+        over = batches.above(max(possible, low))  # the smallest that is predicted not to fit
         failing = self._failing if over is None or over >= self._high else over
-        top = scope.up_to(low, possible, self._lost)
+        top = batches.up_to(low, possible, self._lost)
         if top is None or (failing is not None and low in self._edges and self._is_close(low, failing)):
             return Grown(low, failing)
-        size = scope.up_to(low, sure, self._lost) or scope.up_to(low, expected, self._lost) or top
+        size = batches.up_to(low, sure, self._lost) or batches.up_to(low, expected, self._lost) or top
         bounds = self._predictor.bounds(self._rung.at(size))
         assert bounds is not None, "what is largest was predicted"
         return Next(size, f"the largest predicted to fit, with {format_bytes(round(bounds.mean))}")

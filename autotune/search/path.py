@@ -7,8 +7,8 @@ from typing import Literal
 from autotune.candidate import Candidate
 from autotune.validation import Frozen
 
-SearchEnd = Literal["walked", "crashed", "max_probes", "time_budget"]
-"""Why a search ended: the graph's end was reached, a bug in the way, or the limit of that name was spent."""
+SearchEnd = Literal["exhausted", "crashed", "max_probes", "time_budget"]
+"""Why a search ended: the strategy had nothing left to try, a bug in the way, or the limit of that name was spent."""
 
 
 class Step(Frozen):

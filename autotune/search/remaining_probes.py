@@ -3,40 +3,34 @@
 from __future__ import annotations
 
 from autotune.candidate import Candidate
-from autotune.memory.predictor import Predictor
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Outcome, Sample, StepTiming
-from autotune.search.graph_walk import propose
-from autotune.search.space import Space
-from autotune.search.strategy import Done, Scope
+from autotune.search.context import SearchContext
+from autotune.search.strategy import Done, Strategy, decide
 from autotune.trial import History, Trial
 
 _MOST = 60
 
 
-def count_remaining_probes(
-    history: History, space: Space, scope: Scope, predictor: Predictor | None = None
-) -> int:
-    """Return how many probes the search still needs, about.
+def count_remaining_probes(strategy: Strategy, history: History, context: SearchContext) -> int:
+    """Return how many probes the search still needs, about; no more than its limits leave.
 
     What is predicted comes true; for the rest it is the mean of all fitting and none fitting.
     """
     counts = [
-        _count(history, space, scope, predictor, unknown) for unknown in (_fits(scope, 0), Oom(phase="start"))
+        _count(strategy, history, context, unknown) for unknown in (_fits(context, 0), Oom(phase="start"))
     ]
     return round(sum(counts) / len(counts))
 
 
-def _count(
-    history: History, space: Space, scope: Scope, predictor: Predictor | None, unknown: Outcome
-) -> int:
+def _count(strategy: Strategy, history: History, context: SearchContext, unknown: Outcome) -> int:
     """Return the probes to the end if each of them comes to what is predicted, or else to `unknown`."""
     ahead = 0
     while ahead < _MOST:
-        decision = propose(history, space, scope, predictor)
+        decision = decide(strategy, history, context)
         if isinstance(decision, Done):
             break
         ahead += 1
-        outcome = _expected(decision.candidate, scope, predictor) or unknown
+        outcome = _expected(decision.candidate, context) or unknown
         history += (
             Trial(
                 number=len(history) + 1, candidate=decision.candidate, node=decision.node, why="",
@@ -46,15 +40,15 @@ def _count(
     return ahead
 
 
-def _expected(candidate: Candidate, scope: Scope, predictor: Predictor | None) -> Outcome | None:
-    bounds = predictor.bounds(candidate) if predictor else None
-    return None if bounds is None else _fits(scope, round(bounds.mean))
+def _expected(candidate: Candidate, context: SearchContext) -> Outcome | None:
+    bounds = context.predictor.bounds(candidate) if context.predictor else None
+    return None if bounds is None else _fits(context, round(bounds.mean))
 
 
-def _fits(scope: Scope, peak: int) -> Ok:
+def _fits(context: SearchContext, peak: int) -> Ok:
     nothing = Breakdown(parameters=0, gradients=0, optimizer_state=0, activations=0, other=0)
     memory = Memory(
-        allocated=peak, reserved=peak, device_peak=peak, budget=scope.budget, baseline=0, breakdown=nothing
+        allocated=peak, reserved=peak, device_peak=peak, budget=context.budget, baseline=0, breakdown=nothing
     )
     instant = Sample(mean=1.0, half_width=None, count=1)
     timing = StepTiming(micro_step=instant, last_micro_step=instant, optimizer_step=instant)

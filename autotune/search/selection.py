@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from autotune.accumulation import Accumulation
 from autotune.outcome import ChosenBy, Drift, Ok, Oom, StepTiming
+from autotune.search.context import SearchContext
 from autotune.search.drift import drift_of
-from autotune.search.strategy import Scope
 from autotune.specs import ModelFacts
 from autotune.timing.calibration import SpeedCalibration, SpeedSample
 from autotune.trial import History, Trial
@@ -67,10 +67,10 @@ class Choice:
     by: ChosenBy
 
 
-def score(trial: Trial, scope: Scope, drift: Drift | None = None) -> Score:
+def score(trial: Trial, context: SearchContext, drift: Drift | None = None) -> Score:
     """Compose the speed of a trial that fitted: t = (accum - 1) t_micro + t_last + t_optimizer."""
     assert isinstance(trial.outcome, Ok)
-    accumulation = scope.of_rung(trial.candidate).accumulation(trial.candidate.micro_batch)
+    accumulation = context.batches(trial.candidate).accumulation(trial.candidate.micro_batch)
     timing = trial.outcome.timing
     seconds, speed, interval = throughput(timing, accumulation, drift)
     return Score(trial, accumulation, seconds, interval * seconds / speed, speed, interval)
@@ -90,7 +90,7 @@ def throughput(
     return seconds, speed, speed * math.hypot(share, drift.share if drift and measured else 0.0)
 
 
-def rank(history: History, scope: Scope, drift: Drift | None = None) -> list[Score]:
+def rank(history: History, context: SearchContext, drift: Drift | None = None) -> list[Score]:
     """Return every trial that leaves the headroom free, best first.
 
     The fastest is the one whose global step takes least time, not the one with most tokens a second: tokens
@@ -103,12 +103,12 @@ def rank(history: History, scope: Scope, drift: Drift | None = None) -> list[Sco
         trial
         for trial in history
         if isinstance(trial.outcome, Ok)
-        and scope.fits(trial.outcome.memory)
-        and scope.of_rung(trial.candidate).allows(trial.candidate.micro_batch)
+        and context.fits(trial.outcome.memory)
+        and context.batches(trial.candidate).allows(trial.candidate.micro_batch)
     ]
-    drift = drift or drift_of(history, (), scope)
-    expected = _expected(history, scope)
-    left = [replace(score(trial, scope, drift), expected=expected.get(trial.number)) for trial in fitting]
+    drift = drift or drift_of(history, (), context)
+    expected = _expected(history, context)
+    left = [replace(score(trial, context, drift), expected=expected.get(trial.number)) for trial in fitting]
     ranked: list[Score] = []
     while left:
         front = fastest(left)
@@ -141,7 +141,7 @@ def choose(ranked: Sequence[Score], proven: Collection[int] = ()) -> Choice:
     return Choice(winner, tuple(entry for entry in front if entry is not winner), by)
 
 
-def _expected(history: History, scope: Scope) -> dict[int, float]:
+def _expected(history: History, context: SearchContext) -> dict[int, float]:
     """Return the predicted seconds of a global step by number of trial, corrected by all that the history measured."""
     known = [
         (trial, trial.prediction.roofline)
@@ -159,14 +159,14 @@ def _expected(history: History, scope: Scope) -> dict[int, float]:
     )
     return {
         trial.number: calibration.correct(trial.candidate.rung().key(), raw).global_step(
-            scope.of_rung(trial.candidate).accumulation(trial.candidate.micro_batch).steps
+            context.batches(trial.candidate).accumulation(trial.candidate.micro_batch).steps
         )
         for trial, raw in known
-        if scope.of_rung(trial.candidate).allows(trial.candidate.micro_batch)
+        if context.batches(trial.candidate).allows(trial.candidate.micro_batch)
     }
 
 
-def missing(history: History, scope: Scope) -> tuple[Trial, int | None] | None:
+def missing(history: History, context: SearchContext) -> tuple[Trial, int | None] | None:
     """Return the trial that came nearest to fitting, and how many bytes it lacked at least.
 
     The bytes are a lower bound: more may have been needed after the request that was refused. None for them
@@ -176,11 +176,11 @@ def missing(history: History, scope: Scope) -> tuple[Trial, int | None] | None:
     for trial in history:
         match trial.outcome:
             case Oom(requested=int(requested), free=int(free)):
-                lacking.append((trial, max(0, requested - free) + scope.budget - scope.usable))
+                lacking.append((trial, max(0, requested - free) + context.budget - context.usable))
             case Oom():
                 lacking.append((trial, None))
-            case Ok(memory=memory) if not scope.fits(memory):
-                lacking.append((trial, memory.peak() - scope.usable))
+            case Ok(memory=memory) if not context.fits(memory):
+                lacking.append((trial, memory.peak() - context.usable))
             case _:
                 pass
     # The last rung tried is the one that needs least; bytes of earlier rungs stop at an earlier phase.

@@ -1,27 +1,22 @@
-"""What a strategy answers: the next candidate to try, or that the search is over."""
+"""What a strategy is and what it answers: the next candidate to try, or that the search is over."""
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Protocol
 
-from autotune.accumulation import Accumulation, accumulate, is_balanced, largest_micro_batch
-from autotune.bounds import MOST_SAMPLES
 from autotune.candidate import Candidate
-from autotune.errors import InputError
-from autotune.outcome import Memory
 from autotune.prediction import Prediction
+from autotune.search.context import SearchContext
 from autotune.search.path import SearchEnd, Step
-from autotune.specs import Goal, ModelFacts, RunSpec
-from autotune.techniques.axis import Context
-from autotune.techniques.sharding import lacks_groups, lacks_nodes
-
-NONE: frozenset[int] = frozenset()
+from autotune.specs import Limits
+from autotune.trial import History
+from autotune.units import format_duration
 
 
 @dataclass(frozen=True)
 class Skip:
-    """A candidate that the walk passed over because the memory model says that it does not fit."""
+    """A candidate that a strategy passed over because the memory model says that it does not fit."""
 
     candidate: Candidate
     node: str
@@ -34,9 +29,11 @@ class Try:
 
     candidate: Candidate
     node: str
+    """Where in the search this is: a node of the decision graph, or the strategy's own words (`rung 3`)."""
     why: str
+    """The reason, in a few words that are shown beside the trial."""
     path: tuple[Step, ...] = ()
-    """How the graph was walked so far."""
+    """How the graph was walked so far; empty for a strategy that walks none."""
     skipped: tuple[Skip, ...] = ()
     """What was passed over on the way."""
 
@@ -54,112 +51,40 @@ class Done:
 Decision = Try | Done
 
 
-@dataclass(frozen=True)
-class Scope:
-    """What bounds a search besides its space: the goal in tokens, and the memory granted."""
+class Strategy(Protocol):
+    """Decides what to probe next. `autotune.testing.strategies.StrategyContract` holds what any of them must keep.
 
-    base: Candidate
-    """The candidate before any node has changed it: carries what the user fixed, such as the optimizer."""
-    goal: Goal
-    tokens_per_sample: int
-    """Tokens that one row of a batch counts for."""
-    budget: int
-    """Bytes of the device."""
-    tensor_parallel: int = 1
-    """Ranks that take the same samples."""
+    Nothing of a strategy is stored: it is asked anew after each probe, and a resumed run replays the journal.
+    """
 
-    @classmethod
-    def of(cls, spec: RunSpec, model: ModelFacts, budget: int) -> Scope:
-        """Return what bounds the search of a run, once its model is known."""
-        base = Candidate(
-            optimizer=spec.optimizer,
-            # Several ranks replicate the model unless a node of the graph shards it.
-            sharding="ddp" if spec.goal.gpus > 1 else "none",
-            sequences="full" if spec.goal.lengths is None else "padded",
-        )
-        tokens = model.tokens_per_sample
-        return cls(base=base, goal=spec.goal, tokens_per_sample=tokens, budget=budget).of_rung(base)
+    @property
+    def name(self) -> str:
+        """What `--strategy` calls it."""
+        ...
 
-    def of_rung(self, candidate: Candidate) -> Scope:
-        """Return the scope of a candidate's micro-batches: of its rows, on as many ranks as take samples of their own.
+    def propose(self, history: History, context: SearchContext) -> Decision:
+        """Return the next candidate, or that the search is over: a pure function of its arguments.
 
-        A row counts for the tokens that it really holds. Padding counts for nothing: it teaches nothing, and a global
-        batch would shrink with every token of it. Fewer ranks take samples where some share a model.
+        It reads no clock and no file and keeps nothing between calls; what it draws at random follows from
+        `context.seed` and the history. A candidate of the history is never proposed again. The limits are not its
+        concern: `decide` ends the search where they are spent.
         """
-        lengths, tokens = self.goal.lengths, self.tokens_per_sample
-        if lengths is not None:
-            tokens = lengths.tokens_per_row(candidate.sequences, self.goal.seq_len)
-        return replace(self, tokens_per_sample=tokens, tensor_parallel=candidate.tensor_parallel)
+        ...
 
-    @property
-    def ranks(self) -> int:
-        """Devices that take samples of their own."""
-        return max(1, self.goal.gpus // self.tensor_parallel)
 
-    @property
-    def target(self) -> int:
-        """The global batch, in tokens that are not padding; the same whatever the rows hold."""
-        lengths = self.goal.lengths
-        return self.goal.target.tokens(self.tokens_per_sample if lengths is None else lengths.mean)
+def decide(strategy: Strategy, history: History, context: SearchContext) -> Decision:
+    """Return what a strategy proposes, or the end of the search where the limits leave no more probes."""
+    decision = strategy.propose(history, context)
+    if isinstance(decision, Try) and (end := _spent(history, context.limits)):
+        return Done(*end, decision.path, decision.skipped)
+    return decision
 
-    def passes_over(self, candidate: Candidate) -> bool:
-        """Tell whether the goal leaves a rung nothing to do, or nothing that another does not: no trial is needed."""
-        context = Context(world_size=self.goal.gpus, nodes=self.goal.nodes)
-        return lacks_nodes(candidate, context) is not None or lacks_groups(candidate, context) is not None
 
-    def check(self) -> None:
-        """Raise InputError when no micro-batch at all can make up the global batch."""
-        _ = self.limit
-
-    @property
-    def limit(self) -> int:
-        """The largest micro-batch (samples) that the global batch has use for, or any. Raises InputError if below 1."""
-        useful = largest_micro_batch(self.target, self.tokens_per_sample, self.ranks, self.goal.exact)
-        return min(useful, MOST_SAMPLES)
-
-    @property
-    def usable(self) -> int:
-        """Bytes that a winner may take: the budget less the headroom."""
-        return int(self.budget * (1 - self.goal.headroom))
-
-    def fits(self, memory: Memory) -> bool:
-        """Tell whether a measured peak leaves the headroom free."""
-        return memory.peak() <= self.usable
-
-    def between(self, low: int, wanted: int, high: int, without: Set[int] = NONE) -> int | None:
-        """Return a useful micro-batch strictly between `low` and `high`, near `wanted`; None if there is none.
-
-        It is none of `without`.
-        """
-        downwards = range(min(wanted, high - 1), low, -1)
-        upwards = range(max(wanted, low) + 1, high)
-        sizes = (size for size in (*downwards, *upwards) if size not in without)
-        return next((size for size in sizes if self.is_useful(size)), None)
-
-    def up_to(self, low: int, high: int, without: Set[int] = NONE) -> int | None:
-        """Return the largest useful micro-batch above `low` and at most `high`, none of `without`; None if there is
-        none."""
-        sizes = (size for size in range(min(high, self.limit), low, -1) if size not in without)
-        return next((size for size in sizes if self.is_useful(size)), None)
-
-    def above(self, low: int) -> int | None:
-        """Return the smallest useful micro-batch above `low`; None where the global batch has use for none."""
-        return next((size for size in range(low + 1, self.limit + 1) if self.is_useful(size)), None)
-
-    def is_useful(self, micro_batch: int) -> bool:
-        """Tell whether a micro-batch is worth a probe: it divides the goal exactly, or is balanced."""
-        if self.goal.exact:
-            return self.allows(micro_batch)
-        return is_balanced(self.target, micro_batch, self.tokens_per_sample, self.ranks)
-
-    def accumulation(self, micro_batch: int) -> Accumulation:
-        """Return how a micro-batch adds up to the global batch. Raises InputError where `exact` forbids it."""
-        return accumulate(self.target, micro_batch, self.tokens_per_sample, self.ranks, exact=self.goal.exact)
-
-    def allows(self, micro_batch: int) -> bool:
-        """Tell whether this micro-batch can make up the global batch."""
-        try:
-            self.accumulation(micro_batch)
-        except InputError:
-            return False
-        return True
+def _spent(history: History, limits: Limits) -> tuple[str, SearchEnd] | None:
+    """Return which limit has ended the search, in words and typed, or None."""
+    if len(history) >= limits.max_probes:
+        return f"stopped after {limits.max_probes} probes (--max-probes)", "max_probes"
+    seconds = sum(trial.seconds for trial in history)
+    if limits.time_budget is not None and seconds >= limits.time_budget:
+        return f"stopped after {format_duration(seconds)} of probes (--time-budget)", "time_budget"
+    return None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from autotune.candidate import Candidate
 from autotune.outcome import Crash, Drift, Lost, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
 from autotune.prediction import Prediction
+from autotune.search.context import SearchContext
 from autotune.search.selection import Score, rank
-from autotune.search.strategy import Scope
 from autotune.techniques.families import title as title_of
 from autotune.trial import History, Trial
 from autotune.units import format_bytes, format_duration, format_slowdown
@@ -18,11 +18,11 @@ PHASES = {
 """Phases as people read them."""
 
 
-def verdict(outcome: Outcome, scope: Scope) -> str:
+def verdict(outcome: Outcome, context: SearchContext) -> str:
     """Return a verdict in a few words: `fits`, `OOM in backward`."""
     match outcome:
         case Ok(memory=memory):
-            return "fits" if scope.fits(memory) else "fits without headroom"
+            return "fits" if context.fits(memory) else "fits without headroom"
         case Oom(phase=phase, where=where):
             return f"OOM in {PHASES[phase]}" + (f" ({where})" if where != "device" else "")
         case NonFinite(what=what, step=step):
@@ -37,11 +37,11 @@ def verdict(outcome: Outcome, scope: Scope) -> str:
             return "not supported"
 
 
-def skipped(candidate: Candidate, prediction: Prediction, scope: Scope) -> str:
+def skipped(candidate: Candidate, prediction: Prediction, context: SearchContext) -> str:
     """Return in one line that a candidate was passed over, and by which prediction."""
     return (
         f"{title_of(candidate)}, micro-batch {candidate.micro_batch}: passed over, predicted {expected(prediction)} of "
-        f"{format_bytes(scope.usable)}"
+        f"{format_bytes(context.usable)}"
     )
 
 
@@ -66,13 +66,13 @@ def detail(outcome: Outcome) -> str:
 
 
 def rejected(
-    history: History, scope: Scope, winner: Trial, drift: Drift | None = None
+    history: History, context: SearchContext, winner: Trial, drift: Drift | None = None
 ) -> list[tuple[str, str]]:
     """Return each rung other than the winner's, and each larger micro-batch of its own, with why it lost.
 
     What speed does not tell from the winner is called so: it lost nothing.
     """
-    scores = rank(history, scope, drift)
+    scores = rank(history, context, drift)
     best = next((s for s in scores if s.trial == winner), None)
     reasons: list[tuple[str, str]] = []
     for rung in dict.fromkeys(trial.candidate.rung() for trial in history):
@@ -81,13 +81,13 @@ def rejected(
         fitting = [s for s in scores if s.trial in trials and s.trial != winner]
         said = [_slower(fitting[0], best)] if fitting and best else []
         failing = min(
-            (t for t in trials if not (isinstance(t.outcome, Ok) and scope.fits(t.outcome.memory))),
+            (t for t in trials if not (isinstance(t.outcome, Ok) and context.fits(t.outcome.memory))),
             key=lambda t: t.candidate.micro_batch, default=None,
         )  # fmt: skip
         if failing is not None:
             extra = detail(failing.outcome)
             said.append(
-                f"micro-batch {failing.candidate.micro_batch}: {verdict(failing.outcome, scope)}"
+                f"micro-batch {failing.candidate.micro_batch}: {verdict(failing.outcome, context)}"
                 + (f", {extra}" if extra else "")
             )
         if said:

@@ -9,8 +9,11 @@ import pytest
 
 from autotune import cli
 from autotune.candidate import AXES, choices
-from autotune.options import RunOptions
+from autotune.errors import InputError
+from autotune.options import RunOptions, to_spec
 from autotune.run.best import Best
+from autotune.search.strategies import STRATEGIES
+from autotune.specs import RunSpec, StrategyName
 
 
 def helps() -> list[tuple[str, str, str]]:
@@ -44,3 +47,21 @@ def test_a_field_of_a_spec_names_every_value_that_it_takes(name: str) -> None:
 
 def test_best_offers_only_the_evidence_that_something_makes() -> None:
     assert get_args(Best.model_fields["evidence"].annotation) == ("measured", "predicted")
+
+
+def test_a_strategy_is_named_in_the_spec_and_a_name_that_is_none_gets_the_nearest(tmp_path) -> None:
+    assert tuple(STRATEGIES) == get_args(StrategyName)
+    assert [strategy.name for strategy in STRATEGIES.values()] == list(STRATEGIES)
+    given = {"model": "tiny-gpt2", "target_global_batch": 64, "device": "cpu:1GiB"}
+    file = tmp_path / "spec.yaml"
+    file.write_text("strategy: grid\n")
+
+    def spec(**options: str) -> RunSpec:
+        return to_spec(RunOptions.gather({**given, **options}, file), lambda device: device, tmp_path)
+
+    assert spec().strategy == "grid"
+    assert spec(strategy="random").strategy == "random"
+    with pytest.raises(
+        InputError, match=r"strategy: 'grdi' is not one of 'graph', 'grid' or 'random'; did you mean grid"
+    ):
+        spec(strategy="grdi")

@@ -19,7 +19,7 @@ from autotune.outcome import Communication, Ok
 from autotune.prediction import Prediction
 from autotune.reporting.columns import Column, FittingTable
 from autotune.reporting.tables import trial_line, trial_table
-from autotune.search.strategy import Scope
+from autotune.search.context import SearchContext
 from autotune.specs import Goal
 from autotune.techniques.families import title as title_of
 from autotune.trial import Trial
@@ -40,7 +40,9 @@ def screen(width, *renderables) -> list[str]:
 
 
 def trials(ranks=1):
-    scope = Scope(LONGEST, Goal(target="4M", seq_len=1024, gpus=ranks), 1024, budget=80 * GIB)
+    context = SearchContext(
+        SPACE, LONGEST, Goal(target="4M", seq_len=1024, gpus=ranks), 1024, budget=80 * GIB
+    )
     device = Arithmetic(80 * GIB, GIB, 8 * GIB, GIB, checkpointed=GIB // 20)
     history = []
     for number, size in enumerate((1, 2, 1000, 3907), 1):
@@ -55,14 +57,14 @@ def trials(ranks=1):
                 why=f"micro-batch {size} fits: does a larger one pay?", prediction=expected if ranks > 1 else None,
             )
         )  # fmt: skip
-    return tuple(history), scope
+    return tuple(history), context
 
 
 @WIDTHS
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_no_rung_and_no_number_of_a_trial_is_cut(width, ranks):
-    history, scope = trials(ranks)
-    lines = screen(width, trial_table(history, scope, SPACE))
+    history, context = trials(ranks)
+    lines = screen(width, trial_table(history, context))
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
     words = set(re.findall(r"[\w+]+", title_of(LONGEST)))
@@ -144,10 +146,10 @@ def test_nothing_but_the_ends_of_lines_is_taken_away():
 
 
 def test_a_log_has_a_line_for_each_probe():
-    history, scope = trials()
+    history, context = trials()
     small = history[0]
     assert isinstance(small.outcome, Ok)
-    line = trial_line(small, scope)
+    line = trial_line(small, context)
     assert line.startswith(f"probe 1: {title_of(LONGEST)}, micro-batch 1: fits, peak ")
     assert line.endswith(" tokens/s")
-    assert trial_line(history[-1], scope).endswith("micro-batch 3,907: OOM in backward")
+    assert trial_line(history[-1], context).endswith("micro-batch 3,907: OOM in backward")

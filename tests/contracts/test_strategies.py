@@ -1,17 +1,16 @@
 """What every strategy must hold to, run against each of them."""
 
-from functools import partial
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.candidate import Candidate
 from autotune.outcome import Crash, NonFinite, Ok, Timeout, Unsupported
-from autotune.search import graph_walk
+from autotune.search.context import SearchContext
+from autotune.search.graph_walk import GraphWalk
 from autotune.search.selection import rank
 from autotune.search.space import Space
-from autotune.search.strategy import Done, Scope, Try
+from autotune.search.strategy import Done, Try
 from autotune.specs import Goal
 from autotune.trial import Trial
 from autotune.units import MIB
@@ -21,35 +20,34 @@ from tests.search.test_space import DEFAULT
 SPACE = Space.parse(DEFAULT, "default.yaml")
 
 
-def climb_blindly(_device):
-    return graph_walk.propose
+class Blind(GraphWalk):
+    """The walk without a memory model."""
+
+    def predictor(self, device):
+        return None
 
 
-def climb_foreseeing(device):
-    return partial(graph_walk.propose, predictor=foreseeing(device))
+class Foreseeing(GraphWalk):
+    """The walk with a memory model whose every number of bytes is off by a factor."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def predictor(self, device):
+        return foreseeing(device, self.factor)
 
 
-def climb_deceived(device):
-    """The memory model says half of what is true: everything seems to fit."""
-    return partial(graph_walk.propose, predictor=foreseeing(device, factor=0.5))
+STRATEGIES = (Blind(), Foreseeing(1.0), Foreseeing(0.5), Foreseeing(3.0))
 
 
-def climb_scared(device):
-    """The memory model says three times what is true: little seems to fit."""
-    return partial(graph_walk.propose, predictor=foreseeing(device, factor=3.0))
-
-
-STRATEGIES = (climb_blindly, climb_foreseeing, climb_deceived, climb_scared)
-"""Makers of a strategy for a device."""
-
-
-@pytest.fixture(params=STRATEGIES, ids=lambda make: make.__name__)
-def make(request):
+@pytest.fixture(params=STRATEGIES, ids=["blind", "foreseeing", "deceived", "scared"])
+def strategy(request):
     return request.param
 
 
-def make_scope(budget, exact=False, target=6400):
-    return Scope(Candidate(), Goal(target=str(target), seq_len=100, headroom=0.0, exact=exact), 100, budget)
+def make_context(device, strategy, exact=False, target=6400):
+    goal = Goal(target=str(target), seq_len=100, headroom=0.0, exact=exact)
+    return SearchContext(SPACE, Candidate(), goal, 100, device.budget, predictor=strategy.predictor(device))
 
 
 devices = st.builds(
@@ -61,15 +59,16 @@ devices = st.builds(
 @given(device=devices, exact=st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_a_search_ends_repeats_nothing_and_stays_legal(device, exact):
-    for make in STRATEGIES:
-        propose = make(device)
-        scope = make_scope(device.budget, exact)
-        history, _ = search(device, SPACE, scope, propose)
+    for strategy in STRATEGIES:
+        context = make_context(device, strategy, exact)
+        history, _ = search(device, context, strategy)
         assert len({trial.candidate for trial in history}) == len(history)
         assert all(SPACE.refusal(trial.candidate) is None for trial in history)
-        assert all(1 <= trial.candidate.micro_batch <= scope.limit for trial in history)
+        assert all(
+            1 <= trial.candidate.micro_batch <= context.batches(context.base).limit for trial in history
+        )
         if exact:
-            assert all(scope.allows(trial.candidate.micro_batch) for trial in history)
+            assert all(context.batches(context.base).allows(trial.candidate.micro_batch) for trial in history)
 
 
 @given(device=devices)
@@ -85,32 +84,30 @@ def test_if_any_rung_fits_the_search_finds_one(device):
             ("full", "full"),
         ]
     )
-    for make in STRATEGIES:
-        propose = make(device)
-        scope = make_scope(device.budget)
-        history, _ = search(device, SPACE, scope, propose)
-        assert bool(rank(history, scope)) == feasible
+    for strategy in STRATEGIES:
+        context = make_context(device, strategy)
+        history, _ = search(device, context, strategy)
+        assert bool(rank(history, context)) == feasible
 
 
 @given(device=devices, data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_a_strategy_is_a_pure_function_of_history(device, data):
-    for make in STRATEGIES:
-        propose = make(device)
-        scope = make_scope(device.budget)
-        history, _ = search(device, SPACE, scope, propose)
+    for strategy in STRATEGIES:
+        context = make_context(device, strategy)
+        history, _ = search(device, context, strategy)
         cut = data.draw(st.integers(0, len(history)))
-        decision = propose(history[:cut], SPACE, scope)
-        assert decision == propose(history[:cut], SPACE, scope)
+        decision = strategy.propose(history[:cut], context)
+        assert decision == strategy.propose(history[:cut], context)
         if cut < len(history):
             assert decision.candidate == history[cut].candidate
         else:
             assert isinstance(decision, Done)
 
 
-def test_every_try_says_why_and_where(make):
+def test_every_try_says_why_and_where(strategy):
     device = Arithmetic(budget=700).in_units(16 * MIB)
-    history, done = search(device, SPACE, make_scope(device.budget), make(device))
+    history, done = search(device, make_context(device, strategy), strategy)
     assert all(trial.why and trial.node in SPACE.graph.nodes for trial in history)
     assert done.path
 
@@ -123,15 +120,15 @@ def test_every_try_says_why_and_where(make):
     ],
     ids=lambda outcome: outcome.kind,
 )  # fmt: skip
-def test_only_memory_verdicts_descend_the_ladder(make, outcome):
+def test_only_memory_verdicts_descend_the_ladder(strategy, outcome):
     device = Arithmetic(budget=5000).in_units(16 * MIB)  # fits even at three times what is true
-    propose, scope = make(device), make_scope(device.budget)
-    first = propose((), SPACE, scope)
+    context = make_context(device, strategy)
+    first = strategy.propose((), context)
     assert isinstance(first, Try)
     trial = Trial(
         number=1, candidate=first.candidate, node=first.node, why=first.why, outcome=outcome, seconds=1
     )
-    following = propose((trial,), SPACE, scope)
+    following = strategy.propose((trial,), context)
     if isinstance(following, Try):
         assert following.candidate.checkpointing == "none"
         assert following.candidate.offload == "none"

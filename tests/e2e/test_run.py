@@ -15,8 +15,8 @@ import autotune as autotune_api
 from autotune.candidate import Candidate
 from autotune.run.best import Best
 from autotune.run.proof import SPEED, standing
+from autotune.search.context import SearchContext
 from autotune.search.selection import fastest
-from autotune.search.strategy import Scope
 from autotune.specs import Limits
 from autotune.units import MIB, format_bytes
 from tests.e2e.conftest import AUTOTUNE, QUICK, SHORT, autotune, budget, cpu, probes_alive
@@ -73,8 +73,8 @@ def test_every_oom_is_a_refused_allocation_of_the_worker(winner):
 def test_nothing_that_fits_is_known_to_be_faster_than_the_winner(winner):
     folder, ended = winner
     run = autotune_api.load_run(folder / ended.document["run"])
-    scope = Scope.of(run.spec, run.record.inspection.facts, run.record.inspection.budget)
-    scores, drift = standing(run.record.history, run.record.proofs, scope)
+    context = SearchContext.of(run.spec, run.record.inspection.facts, run.record.inspection.budget)
+    scores, drift = standing(run.record.history, run.record.proofs, context)
     best = run.best
     winner = next(score for score in scores if score.trial.number == ended.document["decided"]["winner"])
     assert winner.seconds == best.seconds_per_global_step

@@ -9,9 +9,11 @@ from itertools import product
 from autotune.candidate import Candidate, Checkpointing, Offload, choices
 from autotune.memory.predictor import DeviceOverhead, Predictor
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Outcome, Sample, StepTiming
-from autotune.search.strategy import Scope
+from autotune.search.context import SearchContext
+from autotune.search.strategy import Done, Strategy
 from autotune.timeline.step_events import Segment, Slots
 from autotune.timeline.timeline import Timeline
+from autotune.trial import Trial
 
 
 @dataclass(frozen=True)
@@ -107,14 +109,11 @@ def ok(peak: int, micro: float = 0.1, step: float = 0.01, budget: int = 1000) ->
     )  # fmt: skip
 
 
-def search(device: Arithmetic, space, scope: Scope, propose, most: int = 60):
+def search(device: Arithmetic, context: SearchContext, strategy: Strategy, most: int = 60):
     """Run a strategy to its end; return the history and the final decision."""
-    from autotune.search.strategy import Done
-    from autotune.trial import Trial
-
     history = ()
     for number in range(1, most):
-        decision = propose(history, space, scope)
+        decision = strategy.propose(history, context)
         if isinstance(decision, Done):
             return history, decision
         history += (

@@ -189,10 +189,10 @@ def test_time_left_counts_no_probes_that_are_none_and_no_proof_that_will_not_be(
             tune(make_spec(), paths, paths_of_trial)
         record = read_record(paths.journal)
         watch = Terminal(Console(file=io.StringIO()), spec, "arithmetic")
-        from autotune.search.strategy import Scope
+        from autotune.search.context import SearchContext
 
         watch.inspected(
-            FACTS, Scope.of(spec, record.inspection.facts, record.inspection.budget), record.history
+            FACTS, SearchContext.of(spec, record.inspection.facts, record.inspection.budget), record.history
         )
         watch.trying(9, Try(Candidate(), "start", "why"), ahead)
         return watch._left()

@@ -14,7 +14,7 @@ from autotune.errors import InputError, ModelError, NoDiskSpace, NothingFits, No
 from autotune.options import load_space
 from autotune.outcome import Ok, Oom, Timeout, Unsupported
 from autotune.probe.protocol import Inspection
-from autotune.reporting.document import document, print_report
+from autotune.reporting.document import document, drawing, print_report
 from autotune.run.best import Best
 from autotune.run.folder import create_run, load_spec
 from autotune.run.journal import Journal, read_record
@@ -370,6 +370,39 @@ def test_a_model_that_the_machine_cannot_hold_while_it_is_built_is_refused_befor
         reason = Preflight(spec, load_space("everything"), executor, tmp_path).refusal(sharded, 1, FACTS)
         assert fits or "building the model takes 40 B of the disk" in reason
         assert not fits or reason is None
+
+
+@pytest.mark.parametrize("strategy", ["grid", "random"])
+def test_a_run_by_another_strategy_ends_in_the_same_files_and_its_report_says_how_it_searched(
+    tmp_path, strategy
+):
+    spec = make_spec(max_probes=30).model_copy(update={"strategy": strategy})
+    paths = create_run(spec, tmp_path)
+    assert load_spec(paths).strategy == strategy
+    best = tune(spec, paths, ArithmeticExecutor(Arithmetic(budget=1000)))
+    assert best.proof.passed
+    assert Best.read(paths.best).strategy == strategy
+    record = read_record(paths.journal)
+    assert record.searched.reason == "max_probes"
+    assert len(record.history) == 30
+    assert (record.path, record.skipped) == ((), ())
+    console = Console(record=True, width=200, file=io.StringIO())
+    print_report(paths, console)
+    text = console.export_text()
+    assert f"Search by strategy {strategy}\n  30 probes of " in text
+    assert "stopped after 30 probes (--max-probes)" in text
+    assert "Path through the graph" not in text
+    shown = document(paths)
+    assert (shown["spec"]["strategy"], shown["best"]["strategy"], shown["path"]) == (strategy, strategy, [])
+    with pytest.raises(InputError, match=f"strategy {strategy}, which walks no graph"):
+        drawing(paths)
+
+
+def test_a_grid_that_is_tried_to_its_end_names_each_rung_where_nothing_fits(tmp_path):
+    spec = make_spec().model_copy(update={"strategy": "grid"})
+    with pytest.raises(NothingFits, match="nothing fits 5 B") as error:
+        tune(spec, create_run(spec, tmp_path), ArithmeticExecutor(Arithmetic(budget=5)))
+    assert len(error.value.causes) == 14
 
 
 def test_limits_end_the_search_and_the_best_so_far_is_proven(tmp_path):

@@ -3,10 +3,11 @@
 import pytest
 
 from autotune.candidate import Candidate
+from autotune.options import load_space
 from autotune.outcome import Ok, Sample
 from autotune.run.events import Inspected
 from autotune.run.predictions import Predictions
-from autotune.search.strategy import Scope
+from autotune.search.context import SearchContext
 from autotune.specs import DeviceFacts, DeviceSpec, Goal, ModelSpec, RunSpec
 from autotune.trial import Trial
 from autotune.units import GIB
@@ -20,7 +21,7 @@ CANDIDATE = Candidate(micro_batch=2)
 def predictions(tmp_path, hardware="a100-sxm-80gb"):
     spec = RunSpec(
         model=ModelSpec(name="made", source="config", config={}), device=DeviceSpec(kind="cuda"),
-        goal=Goal(target="200", seq_len=100), space={},
+        goal=Goal(target="200", seq_len=100), space=load_space("minimal").model_dump(mode="json"),
     )  # fmt: skip
     inspected = Inspected(facts=FACTS, baseline=0, budget=79 * GIB)
     facts = DeviceFacts(
@@ -28,7 +29,11 @@ def predictions(tmp_path, hardware="a100-sxm-80gb"):
         dtypes=("bf16",),
     )  # fmt: skip
     made = Predictions(
-        Traces(timeline()), facts, inspected, Scope.of(spec, inspected.facts, inspected.budget), tmp_path
+        Traces(timeline()),
+        facts,
+        inspected,
+        SearchContext.of(spec, inspected.facts, inspected.budget),
+        tmp_path,
     )
     made.learn(request(family("gpt2"), tmp_path, micro_batch=2), 60)
     return made

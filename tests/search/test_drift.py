@@ -25,29 +25,29 @@ def stepping(*seconds):
     return ok(500).model_copy(update={"step_seconds": seconds})
 
 
-def test_a_quiet_run_has_the_floor(scope):
+def test_a_quiet_run_has_the_floor(context):
     history = tuple(trial(number, stepping(1.0, 1.001, 0.999, 1.0)) for number in range(1, 9))
-    drift = drift_of(history, (), scope())
+    drift = drift_of(history, (), context())
     assert (drift.share, drift.floor, drift.halves, drift.repeats) == (FLOOR, FLOOR, 8, 0)
 
 
-def test_halves_that_differ_widen_it_and_a_noisy_step_beside_steady_ones_less_so(scope):
-    drifting = drift_of((trial(1, stepping(1.0, 1.0, 1.0, 1.3, 1.3, 1.3)),), (), scope())
-    noisy = drift_of((trial(1, stepping(1.0, 1.3, 1.0, 1.3, 1.0, 1.3)),), (), scope())
+def test_halves_that_differ_widen_it_and_a_noisy_step_beside_steady_ones_less_so(context):
+    drifting = drift_of((trial(1, stepping(1.0, 1.0, 1.0, 1.3, 1.3, 1.3)),), (), context())
+    noisy = drift_of((trial(1, stepping(1.0, 1.3, 1.0, 1.3, 1.0, 1.3)),), (), context())
     assert drifting.share > 2 * noisy.share >= 2 * FLOOR
 
 
-def test_a_proof_that_differs_from_its_probe_widens_it(scope):
+def test_a_proof_that_differs_from_its_probe_widens_it(context):
     history = (trial(1, ok(500, micro=0.1, step=0.0)),)
-    drift = drift_of(history, (proof(1, ok(500, micro=0.2, step=0.0)),), scope())
+    drift = drift_of(history, (proof(1, ok(500, micro=0.2, step=0.0)),), context())
     variance = (PRIOR_WEIGHT * (FLOOR / quantile(PRIOR_WEIGHT)) ** 2 + math.log(2) ** 2 / 2) / (
         PRIOR_WEIGHT + 1
     )
     assert drift.share == pytest.approx(quantile(PRIOR_WEIGHT + 1) * math.sqrt(variance))
     assert drift.repeats == 1
-    same = drift_of(history, (proof(1, ok(500, micro=0.1, step=0.0)),), scope())
+    same = drift_of(history, (proof(1, ok(500, micro=0.1, step=0.0)),), context())
     assert same.share == FLOOR
 
 
-def test_what_was_not_measured_says_nothing(scope):
-    assert drift_of((trial(1, ok(500)),), (), scope()).halves == 0
+def test_what_was_not_measured_says_nothing(context):
+    assert drift_of((trial(1, ok(500)),), (), context()).halves == 0

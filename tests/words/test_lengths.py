@@ -9,9 +9,9 @@ from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.lengths import DISTINCT, DOCUMENTS, Lengths
 from autotune.options import RunOptions, load_space, to_spec
-from autotune.search.graph_walk import propose
+from autotune.search.context import SearchContext
+from autotune.search.graph_walk import GraphWalk
 from autotune.search.selection import rank
-from autotune.search.strategy import Scope
 from autotune.specs import Goal
 from autotune.techniques.axis import Context
 from autotune.techniques.check import refusal
@@ -97,18 +97,18 @@ def test_rows_that_need_no_mask_come_last():
         assert (32,) not in rows[: len(rows) // 2]
 
 
-def scope_of(target, micro_batch_tokens=32, budget=10**6):
+def context_of(target, micro_batch_tokens=32, budget=10**6, space="packing"):
     goal = Goal(target=target, seq_len=micro_batch_tokens, lengths=MIXED, headroom=0.0)
-    return Scope(Candidate(sequences="padded"), goal, MIXED.mean, budget)
+    return SearchContext(load_space(space), Candidate(sequences="padded"), goal, MIXED.mean, budget)
 
 
 def test_a_global_batch_counts_real_tokens_whatever_the_rows_hold():
-    scope = scope_of("9000")
-    padded, packed = (scope.of_rung(Candidate(sequences=rows)) for rows in ("padded", "packed"))
-    assert padded.target == packed.target == 9000
+    context = context_of("9000")
+    padded, packed = (context.batches(Candidate(sequences=rows)) for rows in ("padded", "packed"))
+    assert padded.target == packed.target == context.target == 9000
     assert padded.accumulation(10).steps == 100
     assert packed.accumulation(10).steps == -(-9000 // (10 * MIXED.tokens_per_row("packed", 32)))
-    assert scope_of("512 samples").target == 512 * 9
+    assert context_of("512 samples").target == 512 * 9
 
 
 class AsFastByTheRow(Arithmetic):
@@ -119,11 +119,11 @@ class AsFastByTheRow(Arithmetic):
 
 
 def test_the_search_compares_packed_with_padded_by_real_tokens():
-    scope = scope_of("900")
-    history, _ = search(AsFastByTheRow(budget=10**6), load_space("packing"), scope, propose)
+    context = context_of("900")
+    history, _ = search(AsFastByTheRow(budget=10**6), context, GraphWalk())
     tried = {trial.candidate.sequences for trial in history}
     assert tried == {"padded", "packed"}
-    best = rank(history, scope)
+    best = rank(history, context)
     assert best[0].trial.candidate.sequences == "packed"
     worst = next(score for score in best if score.trial.candidate.sequences == "padded")
     assert best[0].tokens_per_second / worst.tokens_per_second == pytest.approx(31 / 9, rel=0.1)
@@ -132,11 +132,11 @@ def test_the_search_compares_packed_with_padded_by_real_tokens():
 def test_where_packing_is_not_supported_padding_is_what_remains():
     from autotune.outcome import Unsupported
 
-    scope, space, history = scope_of("900"), load_space("packing"), ()
-    first = propose(history, space, scope)
+    context, history = context_of("900"), ()
+    first = GraphWalk().propose(history, context)
     history += (Trial(number=1, candidate=first.candidate, node=first.node, why="",
                       outcome=Unsupported(reason="no"), seconds=0.0),)  # fmt: skip
-    assert propose(history, space, scope).candidate.sequences == "padded"
+    assert GraphWalk().propose(history, context).candidate.sequences == "padded"
 
 
 def test_rows_and_histogram_belong_together():

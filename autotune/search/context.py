@@ -1,0 +1,106 @@
+"""What a strategy may know, beside the history: one frozen record of the space, the goal, the limits and the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Self
+
+from autotune.candidate import Candidate
+from autotune.memory.predictor import Predictor
+from autotune.outcome import Memory
+from autotune.search.micro_batches import MicroBatches
+from autotune.search.space import Space
+from autotune.specs import DeviceFacts, Goal, Limits, ModelFacts, ModelSpec, RunSpec
+from autotune.techniques.axis import Context
+from autotune.techniques.check import refusal
+from autotune.techniques.sharding import lacks_groups, lacks_nodes
+
+
+@dataclass(frozen=True)
+class SearchContext:
+    """Everything that a search is bound by. It does not change while a run lasts, but for what the predictor learns."""
+
+    space: Space
+    """The values that each axis may have, the rules between them, and the decision graph."""
+    base: Candidate
+    """The candidate before a strategy has changed it: carries what the user fixed, such as the optimizer."""
+    goal: Goal
+    tokens_per_sample: int
+    """Tokens that a sample of the model counts for."""
+    budget: int
+    """Bytes of the device."""
+    limits: Limits = field(default_factory=Limits)
+    """What the run may spend; who asks a strategy holds it to them (`strategy.decide`)."""
+    seed: int = 0
+    """For what a strategy draws."""
+    device: DeviceFacts | None = None
+    """The device that probes run on; None is not judged."""
+    model: ModelFacts | None = None
+    """What the model turned out to be; None is not judged."""
+    source: ModelSpec | None = None
+    """Where the model comes from; None is not judged."""
+    predictor: Predictor | None = None
+    """The memory model with the rungs that were traced so far, not yet corrected by the history; None without one."""
+
+    @classmethod
+    def of(cls, spec: RunSpec, model: ModelFacts, budget: int, device: DeviceFacts | None = None) -> Self:
+        """Return what bounds the search of a run, once its model is known."""
+        base = Candidate(
+            optimizer=spec.optimizer,
+            # Several ranks replicate the model unless a strategy shards it.
+            sharding="ddp" if spec.goal.gpus > 1 else "none",
+            sequences="full" if spec.goal.lengths is None else "padded",
+        )
+        return cls(
+            space=Space.load(spec.space, "space"), base=base, goal=spec.goal, tokens_per_sample=model.tokens_per_sample,
+            budget=budget, limits=spec.limits, seed=spec.seed, device=device, model=model, source=spec.model,
+        )  # fmt: skip
+
+    def batches(self, candidate: Candidate) -> MicroBatches:
+        """Return the micro-batches of a candidate's rung: of its rows, on as many ranks as take samples of their own.
+
+        A row counts for the tokens that it really holds. Padding counts for nothing: it teaches nothing, and a global
+        batch would shrink with every token of it. Fewer ranks take samples where some share a model.
+        """
+        lengths, tokens = self.goal.lengths, self.tokens_per_sample
+        if lengths is not None:
+            tokens = lengths.tokens_per_row(candidate.sequences, self.goal.seq_len)
+        ranks = max(1, self.goal.gpus // candidate.tensor_parallel)
+        return MicroBatches(self.target, tokens, ranks, self.goal.exact)
+
+    @property
+    def target(self) -> int:
+        """The global batch, in tokens that are not padding; the same whatever the rows hold."""
+        lengths = self.goal.lengths
+        return self.goal.target.tokens(self.tokens_per_sample if lengths is None else lengths.mean)
+
+    @property
+    def usable(self) -> int:
+        """Bytes that a winner may take: the budget less the headroom."""
+        return int(self.budget * (1 - self.goal.headroom))
+
+    def fits(self, memory: Memory) -> bool:
+        """Tell whether a measured peak leaves the headroom free."""
+        return memory.peak() <= self.usable
+
+    def check(self) -> None:
+        """Raise InputError when no micro-batch at all can make up the global batch."""
+        _ = self.batches(self.base).limit
+
+    def passes_over(self, candidate: Candidate) -> bool:
+        """Tell whether the goal leaves a rung nothing to do, or nothing that another does not: no trial is needed."""
+        context = Context(world_size=self.goal.gpus, nodes=self.goal.nodes)
+        return lacks_nodes(candidate, context) is not None or lacks_groups(candidate, context) is not None
+
+    def refusal(self, candidate: Candidate) -> str | None:
+        """Return why a candidate is illegal in the space, or cannot run as far as the context is known; or None."""
+        batches = self.batches(candidate)
+        steps = (
+            batches.accumulation(candidate.micro_batch).steps if batches.allows(candidate.micro_batch) else 1
+        )
+        context = Context(
+            accumulation_steps=steps, world_size=self.goal.gpus, nodes=self.goal.nodes, device=self.device,
+            model=self.model, source=self.source, with_lengths=self.goal.lengths is not None,
+            on_this_machine=self.device is not None and not self.device.simulated,
+        )  # fmt: skip
+        return self.space.refusal(candidate) or refusal(candidate, context)
