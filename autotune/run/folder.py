@@ -8,7 +8,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 
@@ -32,9 +32,12 @@ SLUG = 60
 
 
 def create_run(spec: RunSpec, parent: Path) -> RunPaths:
-    """Make a new run folder and write its spec. Raises InputError when the folder cannot be made."""
+    """Make a new run folder and write its spec. Raises InputError when the folder cannot be made.
+
+    Its name begins with the time in UTC, so that names sort by age whenever clocks change for summer or winter.
+    """
     parent = user_path(parent, "--runs")
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{_slug(spec.model.name)}-{_slug(str(spec.device))}"
+    stem = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{_slug(spec.model.name)}-{_slug(str(spec.device))}"
     try:
         paths = _fresh(parent, stem)
         paths.probes.mkdir()
