@@ -107,10 +107,9 @@ def build():
 LENGTHS = "length,count\n" + "".join(f"{length},{320 - length}\n" for length in range(32, 257, 16))
 
 CASES = (
-    Case("gpt2", None, ("--seq-len", "64", "--target-global-batch", "512", "--device", "cpu:3GiB"), model="gpt2"),
-    Case("gpt2, little memory", None,
-         ("--seq-len", "32", "--target-global-batch", "256", "--device", "cpu:1GiB", "--max-probes", "6"),
-         model="gpt2"),
+    Case("gpt2", None, ("--seq-len", "32", "--target-global-batch", "128", "--device", "cpu:3GiB"), model="gpt2"),
+    Case("middle-sized gpt2, little memory", gpt2(512, 8),
+         ("--seq-len", "64", "--target-global-batch", "1K", "--device", "cpu:640MiB", "--max-probes", "6")),
     Case("small gpt2, no predictions", gpt2(256, 6),
          ("--seq-len", "256", "--target-global-batch", "16K", "--device", "cpu:640MiB", "--no-predict")),
     Case("small llama", llama("llama", "LlamaForCausalLM"),
