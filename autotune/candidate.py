@@ -40,80 +40,94 @@ class Candidate(Frozen):
     """One way to run a training step. Equal candidates have equal keys, and the key names every field."""
 
     precision: Precision = "bf16"
-    """`fp32`; `bf16`: parameters, gradients and optimizer state in fp32, matrix products in bf16; `fp16`: the same with
-    fp16 and a dynamic loss scale; `bf16-pure`: all of it in bf16, so updates below a 256th of a weight are lost;
-    `fp8`: as bf16, with the products of the blocks' linear layers in 8 bits (torchao)."""
+    """The number type. `bf16` keeps parameters, gradients and optimizer state in fp32 and multiplies matrices in bf16;
+    `fp16` does so in fp16 with a dynamic loss scale; `bf16-pure` keeps everything in bf16, so updates below a 256th of a
+    weight are lost; `fp8` is `bf16` with the products of the blocks' linear layers in 8 bits (torchao)."""
     tf32: bool = False
-    """Multiply fp32 matrices in TF32 (19 bits, of which 10 are the fraction) on an NVIDIA GPU; no effect on `cpu`."""
+    """Whether fp32 matrices are multiplied in TF32 (19 bits, of which 10 are the fraction) on an NVIDIA GPU. It has no
+    effect on `cpu`."""
     adapters: Adapters = "none"
-    """What trains: all parameters, or with `lora` matrices of rank 16 beside every block's linear layers (peft);
-    `qlora` keeps those layers in 4 bits beside that (NF4, bitsandbytes)."""
+    """What trains: all parameters, or with `lora` matrices of rank 16 beside every block's linear layers (peft).
+    `qlora` also keeps the frozen weights of those layers in 4 bits (NF4, bitsandbytes)."""
     attention: Attention = "sdpa"
-    """What transformers runs: `sdpa` (torch's kernels; eager where a model has no other), `eager` (all scores in
-    memory), `flash_attention_2` (the flash-attn package) or `flex_attention`, the last two on a GPU."""
+    """The implementation of attention that transformers runs: `sdpa` (torch's kernels; eager where a model has no
+    other), `eager` (all scores in memory), `flash_attention_2` (the flash-attn package) or `flex_attention`. The last
+    two need a GPU."""
     checkpointing: Checkpointing = "none"
-    """`full` keeps only the input of every repeated transformer block and recomputes the rest in backward, `offloaded`
-    keeps that off the device; `every-4`
-    and `every-2` do so in every fourth and second block; `selective` keeps what linear layers and attention gave,
-    `alternate` what every second linear layer and attention did."""
+    """What the repeated transformer blocks keep for backward. `full` keeps only each block's input and recomputes
+    everything else, and `offloaded` also moves that input off the device. `every-4` and `every-2` do as `full` in every
+    fourth and every second block. `selective` keeps the results of linear layers and of attention; `alternate` keeps
+    those of attention and of every second linear layer."""
     sequences: Sequences = "full"
-    """What a row of a batch holds: `full`, one sequence of the whole length. With a dataset's length histogram
-    (--lengths): `padded`, one sequence and padding, or `packed`, as many as fit, none of which attends to another."""
+    """What a row of a batch holds. `full` is one sequence of the whole length. With a dataset's length histogram
+    (--lengths) `padded` is one sequence and padding, and `packed` as many sequences as fit, none of which attends to
+    another."""
     workers: Workers = 0
-    """Processes that make batches of a dataset beside the training's, torch's DataLoader; 0 makes them in between."""
+    """Worker processes of torch's DataLoader, which make batches of a dataset while the model trains. 0 makes batches
+    between the steps."""
     prefetch: Prefetch = 2
-    """Batches that each worker makes in advance."""
+    """Batches that each worker makes in advance (torch's `prefetch_factor`)."""
     pin_memory: bool = False
-    """Batches are put in pinned host memory, from which a GPU copies while it computes; no effect on `cpu`."""
+    """Whether batches are put into pinned host memory, from which a GPU copies while it computes. It has no effect on
+    `cpu`."""
     loss: Loss = "full"
-    """`chunked` makes a causal language model's logits and their gradients a sixteenth of the sequence at a time."""
+    """How the cross-entropy of a causal language model is computed. `full` makes all logits at once; `chunked` makes
+    logits and their gradient for a sixteenth of the sequence at a time."""
     compile: Compile = "none"
-    """`regional` compiles the repeated block once, by torch.compile: faster steps, after a start of a minute or so."""
+    """What torch.compile compiles. `regional` compiles the repeated block once: steps are faster, after a start of a
+    minute or so."""
     memory_budget: MemoryBudget = "none"
-    """Share of its activations that a compiled block may keep; the compiler makes the rest again in backward. It is
-    rough: a smaller budget may take more memory or less time than a larger one, so none tells anything of another."""
+    """Share of its activations that a compiled block may keep (torch's `activation_memory_budget`). The compiler
+    recomputes the others in backward. It is rough: a smaller budget may take more memory or less time than a larger
+    one, so each value has to be tried for itself."""
     kernels: Kernels = "torch"
-    """Who wrote the operators of a block: `torch` (and the model), or `liger`: liger-kernel's fused RMSNorm, rotation,
-    SwiGLU and linear cross-entropy (which makes no logits whole), for the types of models that it has them for."""
+    """Whose operators a block runs: `torch` means those of torch and of the model, `liger` liger-kernel's fused RMSNorm,
+    rotary embedding, SwiGLU and linear cross-entropy (which never makes all logits), for the types of models that it
+    supports."""
     activation_offload: bool = False
-    """Activations rest off the device from forward to backward: in pinned host memory, on `cpu` in files on disk."""
+    """Whether activations are kept off the device from forward to backward: in pinned host memory, on `cpu` in files
+    on disk."""
     offload: Offload = "none"
-    """What leaves the device: nothing; optimizer state; gradients with it (`gradients`); parameters too (`full`)."""
+    """What is kept off the device between its uses: nothing, the optimizer state (`optimizer`), gradients too
+    (`gradients`), or parameters too (`full`)."""
     offload_to: OffloadTo = "auto"
-    """Where it rests, and activations that leave: in the `host`'s memory, on `disk` in memory-mapped files, or by
-    `auto` in the next place down: a GPU's on the host, and a processor's, whose memory the host's is, on disk."""
+    """Where offloaded tensors are kept: in `host` memory, or on `disk` in memory-mapped files. `auto` means host memory
+    for a GPU, and disk for `cpu`, whose memory the host's is."""
     optimizer: Optimizer = "adamw"
-    """`adamw` (two moments a parameter), `adamw-8bit` (the same in 8 bits, bitsandbytes), `adafactor` (sums of rows
-    and columns, transformers), `momentum` (SGD with one moment) or `sgd` (plain, stateless)."""
+    """The optimizer: `adamw` (two moments a parameter), `adamw-8bit` (the same in 8 bits, bitsandbytes), `adafactor`
+    (sums of rows and columns, transformers), `momentum` (SGD with one moment) or `sgd` (plain, without state)."""
     optimizer_kernel: OptimizerKernel = "fused"
-    """How torch's own optimizers update: `fused` all of it in one kernel, in place; `foreach` one operator after the
-    other, each over all parameters, for which AdamW makes temporaries as large as half its state."""
+    """How torch's own optimizers update. `fused` runs one kernel, in place. `foreach` runs one operator after the other,
+    each over all parameters; for AdamW its temporaries are half as large as the state."""
     optimizer_in_backward: bool = False
-    """Update each parameter as soon as its gradient is there, and free that gradient; one micro-step a global step."""
+    """Whether each parameter is updated as soon as its gradient is complete, and the gradient freed. It needs a global
+    step of one micro-step."""
     sharding: Sharding = "none"
-    """How the ranks of a run share the work: `none` on one device. `ddp` keeps everything on every rank and averages
-    gradients; `zero1` shards the optimizer state beside that; `zero2` shards gradients too, and gathers the
-    parameters once for forward and backward; `fsdp2` (torch's ZeRO-3) gathers each block's parameters where they are
-    needed; `hsdp` does so inside each node, and replicates across nodes; `zero3` is DeepSpeed's."""
+    """How the ranks of a run share the work; `none` is for one device. `ddp` keeps everything on every rank and averages
+    gradients. `zero1` shards the optimizer state. `zero2` shards gradients too, and gathers the parameters once for
+    forward and backward. `fsdp2` (torch's ZeRO-3) gathers each block's parameters when they are needed. `hsdp` does so
+    inside each node, and replicates across nodes. `zero3` is DeepSpeed's ZeRO-3."""
     engine: Engine = "torch"
-    """What shards: torch's own DDP, ZeroRedundancyOptimizer and FSDP2, or `deepspeed` under `zero1`, `zero2`, `zero3`,
-    where bf16 keeps parameters and gradients in bf16, and an fp32 copy in the optimizer's shard."""
+    """Which library shards: `torch` with DDP, ZeroRedundancyOptimizer and FSDP2, or `deepspeed` with `zero1`, `zero2` and
+    `zero3`. Under DeepSpeed's bf16 parameters and gradients are bf16, with an fp32 copy in the optimizer's shard."""
     tensor_parallel: TensorParallel = 1
-    """Ranks that share one model's matrices and take the same samples, by the plan that transformers ships with the
-    model. The ranks of a run are those of `sharding`, which take samples of their own, times these."""
+    """Ranks that share one model's matrices and train the same samples, by the plan that transformers ships with the
+    model. The world size is this number times the ranks of `sharding`, which train samples of their own."""
     reduce_dtype: ReduceType = "fp32"
-    """Number type in which ranks add up their gradients: `bf16` sends half the bytes, and rounds what each rank sends
-    and what comes of it. Gradients that micro-steps add up, and the optimizer's, stay in fp32."""
+    """Number type in which ranks sum their gradients. `bf16` sends half the bytes, and rounds each rank's gradients and
+    the sum. Gradients that accumulate over micro-steps, and those that the optimizer reads, stay in fp32."""
     expandable_segments: bool = True
-    """CUDA caching allocator maps memory into growing segments (less fragmentation); no effect on `cpu`."""
+    """Whether the CUDA caching allocator maps memory into segments that grow, which fragment less. It has no effect on
+    `cpu`."""
     split_limit: SplitLimit = "none"
-    """CUDA caching allocator cuts no block from one of this size or more (`max_split_size_mb`); no effect on `cpu`."""
+    """Block size from which on the CUDA caching allocator splits no cached block (`max_split_size_mb`). It has no effect
+    on `cpu`."""
     collect_above: CollectAbove = "none"
-    """Share of the GPU's memory above which the allocator gives back cached blocks that were long unused, before it
-    takes more (`garbage_collection_threshold`); no effect on `cpu`."""
+    """Share of the GPU's memory above which the allocator frees cached blocks that were long unused, before it asks for
+    more (`garbage_collection_threshold`). It has no effect on `cpu`."""
     micro_batch: MicroBatch = 1
-    """Sequences (samples) that one device takes through forward and backward at a time; the ranks of one
-    `tensor_parallel` group take the same."""
+    """Samples (sequences) that one device takes through forward and backward at a time. The ranks of one
+    `tensor_parallel` group take the same samples."""
 
     @field_validator("tensor_parallel", mode="before")
     @classmethod

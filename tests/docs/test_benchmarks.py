@@ -24,7 +24,7 @@ SIDE_BY_SIDE = (
 traces on comes before a real backward pass."""
 UNMEASURED = {"gpu_ladder": "GPU", "memory_accuracy --part 3": "gpu_ladder"}
 """What cannot be measured where there is no GPU, and what its line names."""
-PAGES = {"techniques_page": "techniques.md", "ranks_page": "ranks.md"}
+PAGES = {"techniques_page": "techniques.md", "ranks_page": "ranks.md", "records_page": "runs.md"}
 WORKERS = {"long_training_worker", "fault_worker"}
 TRIED_ELSEWHERE = {"faults": "tests/run/test_faults.py"}
 """Has a test of its own, which runs its smallest cases."""

@@ -2,10 +2,15 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
+from typing import Any, cast
 
+import pytest
+import typer
 from ruamel.yaml import YAML
 
+from autotune.cli import app
 from autotune.devices.hardware import table
 from autotune.devices.simulated import HOST_MEMORY
 from autotune.options import load_space
@@ -17,6 +22,7 @@ from autotune.techniques.families import FAMILIES, axes_of
 from benchmarks import (
     largest_model,
     ranks_page,
+    records_page,
     technique_declarations,
     technique_measurements,
     techniques_page,
@@ -24,7 +30,8 @@ from benchmarks import (
 from benchmarks.markdown import read
 from benchmarks.recording import RESULTS
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 
 
 def test_the_largest_models_are_those_of_the_record_and_the_formulas():
@@ -105,6 +112,49 @@ def test_what_a_page_shows_of_a_search_space_is_valid():
                 assert value in block["axes"][axis], page
         if "name" in block:
             Space.load(block, str(page))
+
+
+@pytest.mark.parametrize("name", records_page.PAGES)
+def test_what_a_page_says_of_records_is_in_them(name: str):
+    written = (DOCS / name).read_text()
+    assert written == records_page.page(name, written), (
+        "make it anew: python -m benchmarks.records_page --write docs/runs.md"
+    )
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in (ROOT / "README.md", *ROOT.glob("[AC]*.md"), *DOCS.rglob("*.md")):
+        for target in re.findall(r"\]\((?!https?://)([^)]+)\)", page.read_text()):
+            file, _, anchor = target.partition("#")
+            there = (page.parent / file).resolve() if file else page
+            assert there.exists(), f"{page.name}: {target}"
+            if anchor:
+                headings = re.findall(r"^#+ (.+)$", there.read_text(), re.MULTILINE)
+                assert anchor in {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in headings}
+
+
+def test_every_command_that_a_page_shows_has_the_options_that_it_names():
+    verbs = cast(Any, typer.main.get_command(app)).commands
+    shown = [
+        (page, line)
+        for page in (ROOT / "README.md", *DOCS.rglob("*.md"))
+        for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
+        for line in block.splitlines()
+        if line.startswith("autotune ")
+    ]
+    assert len(shown) >= 50
+    for page, line in shown:
+        verb, *arguments = shlex.split(line, comments=True)[1:]
+        try:
+            verbs[verb].make_context(verb, arguments)
+        except Exception as error:
+            raise AssertionError(f"{page.name}: {line}") from error
+
+
+def test_every_page_is_linked_from_the_readme_or_the_index_of_techniques():
+    linked = " ".join((ROOT / name).read_text() for name in ("README.md", "docs/techniques.md"))
+    for page in DOCS.rglob("*.md"):
+        assert page.relative_to(DOCS).as_posix() in linked, page
 
 
 def test_what_ranks_hold_is_what_the_record_says():

@@ -57,6 +57,22 @@ def test_the_readmes_run_on_a_simulated_gpu_ends_with_a_winner(readme):
     assert {"ok", "oom"} <= {trial["outcome"]["kind"] for trial in document["trials"]}
 
 
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.timeout(1800)
+def test_what_the_readme_shows_is_what_the_first_run_prints(readme):
+    """Numbers differ from machine to machine; what is told, and in which order, does not."""
+    _, given = readme
+    (shown,) = re.findall(r"```text\n(run runs/.*?)```", README, re.DOTALL)
+    printed = given[0][1].stdout + given[0][1].stderr
+    for line in shown.splitlines():
+        if row := re.match(r"^  (\w[\w -]*?)  +\S", line):
+            if row[1] != "choice":  # only where speed tells nothing
+                assert re.search(rf"^  {row[1]}  +\S", printed, re.MULTILINE), line
+        elif re.match(r"^[A-Z]", line) and "  " not in line:
+            assert f"\n{line}\n" in printed
+
+
 def test_set_up_is_two_commands_that_the_makefile_has():
     block = README.split("## Set up")[1].split("##")[0]
     targets = re.findall(r"^    make (\w+)", block, re.MULTILINE)

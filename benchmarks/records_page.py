@@ -1,0 +1,219 @@
+"""Put what was recorded, and what exports declare, into the pages on runs, estimates, step times and exports.
+
+    python -m benchmarks.records_page --write docs/runs.md
+
+fills that page, and those beside it that it knows. Only what stands between the marks is made; the pages' own sentences
+stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from autotune.candidate import AXES
+from autotune.exports import EXPORTERS
+from autotune.techniques.check import axis_of
+from autotune.units import GIB
+from benchmarks.markdown import block, fill, off, read, source, table
+
+MAKER = "benchmarks/records_page.py"
+PARTS = {
+    "start and import": "start, and import of torch and transformers", "build": "building the model",
+    "verdict and teardown": "verdict and teardown",
+}  # fmt: skip
+"""Parts of a probe that are no training, by their names in the record."""
+
+
+def probe_overhead() -> str:
+    """Return what a probe takes beyond its training steps: the median of each part."""
+    document = read("probe_overhead")
+    rows = [
+        (name, f"{statistics.median(row[part] for row in document['rows']):.1f} s")
+        for part, name in PARTS.items()
+    ]
+    seconds, ratio = document["overhead_seconds"], document["overhead_over_step"]
+    together = (
+        f"Together {seconds:.1f} s, {ratio:.1f} times a bare training step (one sequence of 64 tokens)."
+    )
+    return block([*table(("part", "median"), rows), "", together, source(document)])
+
+
+def fewer_probes() -> str:
+    """Return how many probes runs took with predictions and without."""
+    document = read("fewer_probes")
+    rows = []
+    for row in document["rows"]:
+        ours, blind = row["predicted"], row["blind"]
+        rows.append(
+            [
+                row["model"], row["device"], *(f"{run['probes']} ({run['oom']} OOM)" for run in (ours, blind)),
+                *(f"{run['seconds']:.0f} s" for run in (ours, blind)), ours["winner"],
+                "the same" if blind["winner"] == ours["winner"] else blind["winner"],
+                f"{_over(row):.2f}",
+            ]
+        )  # fmt: skip
+    without = "with `--no-predict`"
+    heads = (
+        "model",
+        "device",
+        "probes",
+        without,
+        "time",
+        without,
+        "winner",
+        without,
+        "its global step over that",
+    )
+    noise = max(
+        abs(_over(row) - 1)
+        for row in document["rows"]
+        if row["predicted"]["winner"] == row["blind"]["winner"]
+    )
+    said = [
+        f"Together {document['probes_predicted']} probes instead of {document['probes_blind']}, of which "
+        f"{document['oom_predicted']} instead of {document['oom_blind']} ran out of memory, in "
+        f"{document['seconds_predicted']:.0f} s instead of {document['seconds_blind']:.0f} s.",
+        f"Where the winners are the same, their measured times differ by up to {noise:.0%} all the same: "
+        "that is how noisy the machine was.",
+    ]  # fmt: skip
+    return block([*table(heads, rows), "", *said, source(document)])
+
+
+def _over(row: dict[str, Any]) -> float:
+    """Return the time of the winner's global step with predictions over that without."""
+    return float(row["predicted"]["global_step"] / row["blind"]["global_step"])
+
+
+def memory_accuracy() -> str:
+    """Return how far predicted peaks were off: of small trainings by architecture, and of published runs."""
+    small, published = read("memory_accuracy-part1"), read("memory_accuracy-part2")
+    models = dict.fromkeys(row["model"] for row in small["rows"])
+    by_model = [
+        [model, str(len(errors)), off(errors)]
+        for model in models
+        if (errors := [row["error"] for row in small["rows"] if row["model"] == model])
+    ]
+    by_run = [
+        [
+            row["model"], str(row["micro_batch"]), row["published"], f"{row['measured'] / GIB:.2f} GiB",
+            f"{row['predicted'] / GIB:.2f} GiB", f"{row['error']:+.1%}",
+        ]
+        for row in published["rows"]
+    ]  # fmt: skip
+    return block(
+        [
+            "Small models, trained for two real steps on a processor, every allocation counted:",
+            "", *table(("model", "trainings", "predicted peak off by"), by_model), "", source(small), "",
+            "Runs that others published, on GPUs:", "",
+            *table(("model", "micro-batch", "they measured", "published", "predicted", "off by"), by_run), "",
+            source(published),
+        ]
+    )  # fmt: skip
+
+
+def coverage() -> str:
+    """Return how many architectures of transformers can be traced, and which cannot."""
+    document = read("coverage")
+    failed = [f"`{row['model_type']}`" for row in document["rows"] if row["reason"]]
+    return block(
+        [
+            f"{document['traced']} of {len(document['rows'])} causal language models of transformers can be traced "
+            f"({document['share']:.0%}). Not: {', '.join(failed)}. A run probes these without predictions.",
+            source(document),
+        ]
+    )
+
+
+def step_time() -> str:
+    """Return predicted over published speed by GPU."""
+    document = read("step_time")
+    rows = document["rows"]
+    lines = [
+        _ratios(gpu, [row for row in rows if row["gpu"] == gpu])
+        for gpu in sorted({row["gpu"] for row in rows})
+    ]
+    lines.append(_ratios("all", rows))
+    worst = [
+        [name, f"{min(ratios):.2f} to {max(ratios):.2f} ({len(ratios)} row{'s' * (len(ratios) > 1)})"]
+        for name, wanted in WORST.items()
+        if (ratios := [row["ratio"] for row in rows if wanted(row)])
+    ]
+    return block(
+        [
+            *table(("GPU", "models", "runs", "median", "80% of runs within"), lines), "",
+            "Where it is furthest off:", "", *table(("runs", "predicted over published"), worst), "", source(document),
+        ]
+    )  # fmt: skip
+
+
+WORST: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "H100, sequences up to 4,096": lambda row: _h100(row) and row["seq_len"] <= 4096,
+    "H100, sequences of 8,192 and 16,384": lambda row: _h100(row) and row["seq_len"] in {8192, 16384},
+    "H100, sequences of 32,768": lambda row: _h100(row) and row["seq_len"] == 32768,
+    "MPT-125m, a model of width 768": lambda row: bool(row["model"] == "MPT-125m"),
+    "MPT-70b on 64 A100 40 GB, 2 sequences of 2,048": lambda row: bool(
+        row["model"] == "MPT-70b"
+        and row["gpu"] == "a100_40gb"
+        and row["gpus"] == 64
+        and row["micro_batch"] == 2
+    ),
+}
+"""Rows of published runs that predictions are furthest off for."""
+
+
+def _h100(row: dict[str, Any]) -> bool:
+    return str(row["gpu"]).startswith("h100")
+
+
+def _ratios(name: str, rows: list[dict[str, Any]]) -> list[str]:
+    ratios = [row["ratio"] for row in rows]
+    low, high = statistics.quantiles(ratios, n=10)[::8]
+    models = ", ".join(sorted({row["model"].partition("-")[0] for row in rows}))
+    return [name, models, str(len(ratios)), f"{statistics.median(ratios):.2f}", f"{low:.2f} to {high:.2f}"]
+
+
+def exports() -> str:
+    """Return where each export puts every axis, or that it refuses what is off the default."""
+    targets = list(EXPORTERS)
+    fields: dict[str, dict[str, Any]] = {
+        name: importlib.import_module(path.partition(":")[0]).FIELDS for name, path in EXPORTERS.items()
+    }
+    rows = []
+    for axis in AXES:
+        cells = [fields[target][axis].where if axis in fields[target] else "-" for target in targets]
+        rows.append([f"`{axis}`", *cells, axis_of(axis).not_exported or "-"])
+    return block(table(("axis", *(f"`{name}`" for name in targets), "why a library may not have it"), rows))
+
+
+PAGES: dict[str, dict[str, Callable[[], str]]] = {
+    "runs.md": {"probe overhead": probe_overhead, "fewer probes": fewer_probes},
+    "estimate.md": {"memory accuracy": memory_accuracy, "coverage": coverage},
+    "step_time.md": {"measured": step_time},
+    "exports.md": {"declared": exports},
+}
+"""What fills which place of which page."""
+
+
+def page(name: str, written: str) -> str:
+    """Return a page with what is made for it today."""
+    for what, make in PAGES[name].items():
+        written = fill(written, MAKER, make(), what)
+    return written
+
+
+def main() -> None:
+    """Write the pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--write", type=Path, required=True, metavar="PAGE.md", help="docs/runs.md")
+    folder = parser.parse_args().write.parent
+    for name in PAGES:
+        (folder / name).write_text(page(name, (folder / name).read_text("utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
