@@ -40,12 +40,13 @@ class Candidate(Frozen):
     """One way to run a training step. Equal candidates have equal keys, and the key names every field."""
 
     precision: Precision = "bf16"
-    """The number type. `bf16` keeps parameters, gradients and optimizer state in fp32 and multiplies matrices in bf16;
-    `fp16` does so in fp16 with a dynamic loss scale; `bf16-pure` keeps everything in bf16, so updates below a 256th of a
-    weight are lost; `fp8` is `bf16` with the products of the blocks' linear layers in 8 bits (torchao)."""
+    """The number type. `bf16` keeps parameters, gradients and optimizer state in fp32 and multiplies matrices
+    in bf16; `fp16` does so in fp16 with a dynamic loss scale; `bf16-pure` keeps everything in bf16, so
+    updates below a 256th of a weight are lost; `fp8` is `bf16` with the products of the blocks' linear layers
+    in 8 bits (torchao)."""
     tf32: bool = False
-    """Whether fp32 matrices are multiplied in TF32 (19 bits, of which 10 are the fraction) on an NVIDIA GPU. It has no
-    effect on `cpu`."""
+    """Whether fp32 matrices are multiplied in TF32 (19 bits, of which 10 are the fraction) on an NVIDIA GPU.
+    It has no effect on `cpu`."""
     adapters: Adapters = "none"
     """What trains: all parameters, or with `lora` matrices of rank 16 beside every block's linear layers (peft).
     `qlora` also keeps the frozen weights of those layers in 4 bits (NF4, bitsandbytes)."""
@@ -54,10 +55,10 @@ class Candidate(Frozen):
     other), `eager` (all scores in memory), `flash_attention_2` (the flash-attn package) or `flex_attention`. The last
     two need a GPU."""
     checkpointing: Checkpointing = "none"
-    """What the repeated transformer blocks keep for backward. `full` keeps only each block's input and recomputes
-    everything else, and `offloaded` also moves that input off the device. `every-4` and `every-2` do as `full` in every
-    fourth and every second block. `selective` keeps the results of linear layers and of attention; `alternate` keeps
-    those of attention and of every second linear layer."""
+    """What the repeated transformer blocks keep for backward. `full` keeps only each block's input and
+    recomputes everything else, and `offloaded` also moves that input off the device. `every-4` and `every-2`
+    do as `full` in every fourth and every second block. `selective` keeps the results of linear layers and of
+    attention; `alternate` keeps those of attention and of every second linear layer."""
     sequences: Sequences = "full"
     """What a row of a batch holds. `full` is one sequence of the whole length. With a dataset's length histogram
     (--lengths) `padded` is one sequence and padding, and `packed` as many sequences as fit, none of which attends to
@@ -81,9 +82,9 @@ class Candidate(Frozen):
     recomputes the others in backward. It is rough: a smaller budget may take more memory or less time than a larger
     one, so each value has to be tried for itself."""
     kernels: Kernels = "torch"
-    """Whose operators a block runs: `torch` means those of torch and of the model, `liger` liger-kernel's fused RMSNorm,
-    rotary embedding, SwiGLU and linear cross-entropy (which never makes all logits), for the types of models that it
-    supports."""
+    """Whose operators a block runs: `torch` means those of torch and of the model, `liger` liger-kernel's
+    fused RMSNorm, rotary embedding, SwiGLU and linear cross-entropy (which never makes all logits), for the
+    types of models that it supports."""
     activation_offload: bool = False
     """Whether activations are kept off the device from forward to backward: in pinned host memory, on `cpu` in files
     on disk."""
@@ -91,40 +92,43 @@ class Candidate(Frozen):
     """What is kept off the device between its uses: nothing, the optimizer state (`optimizer`), gradients too
     (`gradients`), or parameters too (`full`)."""
     offload_to: OffloadTo = "auto"
-    """Where offloaded tensors are kept: in `host` memory, or on `disk` in memory-mapped files. `auto` means host memory
-    for a GPU, and disk for `cpu`, whose memory the host's is."""
+    """Where offloaded tensors are kept: in `host` memory, or on `disk` in memory-mapped files. `auto` means
+    host memory for a GPU, and disk for `cpu`, whose memory the host's is."""
     optimizer: Optimizer = "adamw"
     """The optimizer: `adamw` (two moments a parameter), `adamw-8bit` (the same in 8 bits, bitsandbytes), `adafactor`
     (sums of rows and columns, transformers), `momentum` (SGD with one moment) or `sgd` (plain, without state)."""
     optimizer_kernel: OptimizerKernel = "fused"
-    """How torch's own optimizers update. `fused` runs one kernel, in place. `foreach` runs one operator after the other,
-    each over all parameters; for AdamW its temporaries are half as large as the state."""
+    """How torch's own optimizers update. `fused` runs one kernel, in place. `foreach` runs one operator after
+    the other, each over all parameters; for AdamW its temporaries are half as large as the state."""
     optimizer_in_backward: bool = False
-    """Whether each parameter is updated as soon as its gradient is complete, and the gradient freed. It needs a global
-    step of one micro-step."""
+    """Whether each parameter is updated as soon as its gradient is complete, and the gradient freed. It needs
+    a global step of one micro-step."""
     sharding: Sharding = "none"
-    """How the ranks of a run share the work; `none` is for one device. `ddp` keeps everything on every rank and averages
-    gradients. `zero1` shards the optimizer state. `zero2` shards gradients too, and gathers the parameters once for
-    forward and backward. `fsdp2` (torch's ZeRO-3) gathers each block's parameters when they are needed. `hsdp` does so
-    inside each node, and replicates across nodes. `zero3` is DeepSpeed's ZeRO-3."""
+    """How the ranks of a run share the work; `none` is for one device. `ddp` keeps everything on every rank
+    and averages gradients. `zero1` shards the optimizer state. `zero2` shards gradients too, and gathers the
+    parameters once for forward and backward. `fsdp2` (torch's ZeRO-3) gathers each block's parameters when
+    they are needed. `hsdp` does so inside each node, and replicates across nodes. `zero3` is DeepSpeed's
+    ZeRO-3."""
     engine: Engine = "torch"
-    """Which library shards: `torch` with DDP, ZeroRedundancyOptimizer and FSDP2, or `deepspeed` with `zero1`, `zero2` and
-    `zero3`. Under DeepSpeed's bf16 parameters and gradients are bf16, with an fp32 copy in the optimizer's shard."""
+    """Which library shards: `torch` with DDP, ZeroRedundancyOptimizer and FSDP2, or `deepspeed` with `zero1`,
+    `zero2` and `zero3`. Under DeepSpeed's bf16 parameters and gradients are bf16, with an fp32 copy in the
+    optimizer's shard."""
     tensor_parallel: TensorParallel = 1
     """Ranks that share one model's matrices and train the same samples, by the plan that transformers ships with the
     model. The world size is this number times the ranks of `sharding`, which train samples of their own."""
     reduce_dtype: ReduceType = "fp32"
-    """Number type in which ranks sum their gradients. `bf16` sends half the bytes, and rounds each rank's gradients and
-    the sum. Gradients that accumulate over micro-steps, and those that the optimizer reads, stay in fp32."""
+    """Number type in which ranks sum their gradients. `bf16` sends half the bytes, and rounds each rank's
+    gradients and the sum. Gradients that accumulate over micro-steps, and those that the optimizer reads,
+    stay in fp32."""
     expandable_segments: bool = True
-    """Whether the CUDA caching allocator maps memory into segments that grow, which fragment less. It has no effect on
-    `cpu`."""
+    """Whether the CUDA caching allocator maps memory into segments that grow, which fragment less. It has no
+    effect on `cpu`."""
     split_limit: SplitLimit = "none"
-    """Block size from which on the CUDA caching allocator splits no cached block (`max_split_size_mb`). It has no effect
-    on `cpu`."""
+    """Block size from which on the CUDA caching allocator splits no cached block (`max_split_size_mb`). It
+    has no effect on `cpu`."""
     collect_above: CollectAbove = "none"
-    """Share of the GPU's memory above which the allocator frees cached blocks that were long unused, before it asks for
-    more (`garbage_collection_threshold`). It has no effect on `cpu`."""
+    """Share of the GPU's memory above which the allocator frees cached blocks that were long unused, before
+    it asks for more (`garbage_collection_threshold`). It has no effect on `cpu`."""
     micro_batch: MicroBatch = 1
     """Samples (sequences) that one device takes through forward and backward at a time. The ranks of one
     `tensor_parallel` group take the same samples."""
@@ -187,7 +191,8 @@ class Candidate(Frozen):
         return "disk" if kind == "cpu" and self.engine == "torch" else "host"
 
     def traced(self) -> Candidate:
-        """Return it with the defaults of what changes nothing that a step asks of the device: allocator and loader."""
+        """Return it with the defaults of what changes nothing that a step asks of the device: allocator and
+        loader."""
         names = (*ALLOCATOR, *LOADER)
         return self.model_copy(update={name: Candidate.model_fields[name].default for name in names})
 
