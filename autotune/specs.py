@@ -27,6 +27,8 @@ class ModelSpec(Frozen):
     """The transformers configuration (as in config.json); None for a function."""
     path: str | None = None
     """Folder to put first on sys.path when importing the user's function."""
+    code: str | None = None
+    """SHA-256 of the file that defines the user's function, as it was when the run was asked for."""
     block_class: str | None = None
     """Class name of the repeated transformer block; None finds it."""
     trust_remote_code: bool = False

@@ -6,6 +6,7 @@ Importing would bring torch into the tuner and run whatever the module does; onl
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.machinery
 import importlib.util
 import os
@@ -38,6 +39,19 @@ def locate(name: str, base: Path) -> tuple[str, str | None]:
     if module.endswith(".py") or "/" in module:
         return _locate_file(module, function, base)
     return _locate_module(module, function, base)
+
+
+def code_digest(called: str, folder: str | None) -> str | None:
+    """Return the SHA-256 of the file that defines `module:function`; None where there is no such file (any more).
+
+    What that file imports is not in it: the digest tells that the model's own code was edited, not that nothing was.
+    """
+    spec = _find_spec(called.rpartition(":")[0], folder)
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        return None
+    return hashlib.sha256(
+        read_bytes(Path(spec.origin), f"the model's file {spec.origin}", LARGEST)
+    ).hexdigest()
 
 
 def _locate_file(written: str, function: str, base: Path) -> tuple[str, str]:

@@ -51,7 +51,8 @@ def resolve(
     if ":" in name:
         called, folder = function.locate(name, base)
         return ModelSpec(
-            name=called, source="function", path=folder, block_class=block_class,
+            name=called, source="function", path=folder, code=function.code_digest(called, folder),
+            block_class=block_class,
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
     if name.endswith((".json", "/")) or name.startswith((".", "/", "~")):

@@ -16,12 +16,13 @@ from ruamel.yaml import YAML
 
 from autotune.commands import command
 from autotune.errors import InputError, nearest
+from autotune.models.function import code_digest
 from autotune.printable import quoted
 from autotune.probe.folder import write_atomically
 from autotune.run.events import Asked, Record, Started
 from autotune.run.journal import read_record
 from autotune.run.paths import RunPaths
-from autotune.specs import RunSpec
+from autotune.specs import ModelSpec, RunSpec
 from autotune.user_files import parse_yaml, read_text, require_kind, user_path
 
 CHANGES = 5
@@ -131,6 +132,17 @@ def require_unedited(spec: RunSpec, record: Record, paths: RunPaths) -> None:
         f"{paths.spec} was edited after the run began ({'; '.join(told) or 'its first journal line was'}{more}). What "
         "the run has measured is of what it was asked for then, so it is not continued: put the file back as it was, "
         "or start a new run with `autotune run`"
+    )
+
+
+def require_same_code(model: ModelSpec) -> None:
+    """Raise InputError where the file of the user's function was edited after the run began."""
+    if model.code is None or code_digest(model.name, model.path) == model.code:
+        return
+    raise InputError(
+        f"the file that defines {model.name} was edited (or moved) after the run began. What the run has measured is "
+        "of the model as it was then, so it is not continued: put the file back as it was, or start a new run with "
+        "`autotune run`"
     )
 
 

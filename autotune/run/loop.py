@@ -29,7 +29,7 @@ from autotune.run.events import (  # fmt: skip
     Started,
 )
 from autotune.run.failure import inspection_failed, lost_with_tuner, stop_at_crash
-from autotune.run.folder import require_unedited
+from autotune.run.folder import require_same_code, require_unedited
 from autotune.run.journal import Journal, now
 from autotune.run.paths import RunPaths
 from autotune.run.predictions import Predictions
@@ -104,6 +104,7 @@ class _Run:
             self.reopen()
         if (decided := self.journal.record.decided) and decided.winner is not None:
             return Best.read(self.paths.best)
+        require_same_code(self.spec.model)
         self.clear_scratch()
         self.journal.append(Opened(version=autotune.__version__, time=now()))
         inspected = self.inspect()

@@ -11,6 +11,7 @@ from autotune.errors import AutotuneError, InputError, ProbeError
 from autotune.executors.find import find_executor
 from autotune.executors.scratch import scratch_folder, temporary
 from autotune.exit_codes import ExitCode
+from autotune.models.function import code_digest
 from autotune.outcome import Lost
 from autotune.probe.protocol import Inspection
 from autotune.run.best import Best, Proof
@@ -79,6 +80,10 @@ def verify(
         raise InputError(
             f"{file} asks for Python code that comes with the model ({best.model.name}); read that code, and allow it "
             "with --trust-remote-code"
+        )
+    if best.model.code is not None and code_digest(best.model.name, best.model.path) != best.model.code:
+        say(
+            f"the file that defines {best.model.name} is not the one that was proven: it was edited or moved since"
         )
     chosen = device or recorded_device(best)
     if resolve_device(chosen).kind == "sim":

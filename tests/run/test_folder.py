@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from autotune.run.folder import create_run, find_run
+from autotune.errors import InputError
+from autotune.models.resolve import resolve
+from autotune.run.folder import create_run, find_run, load_spec
+from autotune.run.loop import tune
+from tests.fakes.executor import ArithmeticExecutor
+from tests.fakes.simulation import Arithmetic
 from tests.run.test_loop import make_spec
 
 
@@ -25,3 +30,17 @@ def test_the_newest_run_is_the_last_though_clocks_were_set_to_another_time_zone(
         monkeypatch.undo()
         time.tzset()
     assert find_run("last", tmp_path).root == newest.root
+
+
+def test_a_run_does_not_go_on_with_a_model_whose_file_was_edited(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("def build():\n    return 'a model'\n")
+    spec = make_spec().model_copy(update={"model": resolve("own.py:build", base=tmp_path)})
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    paths = create_run(spec, tmp_path / "runs")
+    file.write_text("def build():\n    return 'a larger model'\n")
+    with pytest.raises(InputError, match="edited"):
+        tune(load_spec(paths), paths, executor)
+    assert not any(paths.probes.iterdir())
+    file.write_text("def build():\n    return 'a model'\n")
+    assert tune(load_spec(paths), paths, executor).model.code == spec.model.code
