@@ -435,7 +435,7 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool, retry_lost: bool = False) 
     try:
         executor = find_executor(spec.device, tracer, spec.goal.gpus, spec.goal.nodes)
         console.print(f"run {paths.root}", style="dim")
-        with Terminal(console, spec, executor.facts.name) as callbacks:
+        with Terminal(console, spec) as callbacks:
             best = tune(spec, paths, executor, callbacks, tracer, retry_lost)
     except (Interruption, KeyboardInterrupt) as asked:
         asked.add_note(f"Go on with: {command('resume', paths.root)}")

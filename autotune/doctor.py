@@ -20,7 +20,7 @@ from autotune.errors import AutotuneError
 from autotune.memory.host_footprint import SHARED_MEMORY
 from autotune.specs import DeviceFacts, DeviceSpec
 from autotune.techniques.axis import Context
-from autotune.techniques.check import unsupported
+from autotune.techniques.check import this_machine, unsupported
 from autotune.units import GIB, format_bytes
 from autotune.validation import Frozen
 
@@ -122,7 +122,7 @@ def _techniques() -> Iterator[Finding]:
         facts = DeviceFacts(
             kind="cpu", name=processor(), torch_name="cpu", budget=1, total=1, dtypes=("bf16",)
         )
-    context = Context(device=facts, on_this_machine=True)
+    context = Context(device=facts, machine=this_machine())
     for axis in AXES:
         reasons = {value: unsupported(axis, value, context) for value in choices(axis)}
         can = ", ".join(_shown(value) for value, reason in reasons.items() if reason is None)

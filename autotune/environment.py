@@ -1,4 +1,4 @@
-"""What a result was obtained on: versions, operating system, processor."""
+"""This machine, looked at by the process that asks: what is installed on it, and what it is."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import os
 import platform
 import re
 import shutil
+from collections.abc import Iterable
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
-PACKAGES = ("autotune", "torch", "transformers", "accelerate", "pydantic")
-"""Packages whose version is written beside every result."""
+from autotune.site import RECORDED, MachineFacts
+
 INSTALLED_AS = {
     "deepspeed": "'autotune[deepspeed]' (with DS_BUILD_OPS=0)",
     "flash-attn": "flash-attn",
@@ -24,16 +26,23 @@ INSTALLED_AS = {
 """What to hand to pip for an optional package, where that is not autotune's extra of the package's name."""
 
 
-def environment() -> dict[str, str]:
-    """Return versions and machine as text. Reads package metadata only; imports nothing heavy."""
-    found = {name: version for name in PACKAGES if (version := installed(name)) is not None}
-    return {
-        **found,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()}",
-        "libc": " ".join(platform.libc_ver()),
-        "processor": processor(),
-    }
+def look_around(packages: Iterable[str] = ()) -> MachineFacts:
+    """Return the facts of this machine, with the versions of `packages` beside those that every record has.
+
+    Reads package metadata only; imports nothing heavy.
+    """
+    versions = {name: installed(name) for name in (*RECORDED, *packages)}
+    models = liger_models()
+    kinds: tuple[Literal["cpu"], Literal["cuda"]] = ("cpu", "cuda")
+    return MachineFacts(
+        packages={name: version for name, version in versions.items() if version is not None},
+        lacks_compiler={kind: reason for kind in kinds if (reason := lacks_compiler(kind)) is not None},
+        liger_models=None if models is None else tuple(sorted(models)),
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()}",
+        libc=" ".join(platform.libc_ver()),
+        processor=processor(),
+    )
 
 
 def installed(package: str) -> str | None:

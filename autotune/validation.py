@@ -19,7 +19,12 @@ class Frozen(BaseModel):
     """An immutable record. Unknown keys are refused, with the nearest valid name."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=False, use_attribute_docstrings=True, allow_inf_nan=False
+        frozen=True,
+        extra="forbid",
+        strict=False,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="strings",  # where a field allows one, null would say that there was no number
     )
 
     @classmethod

@@ -72,7 +72,7 @@ class ArithmeticDevice:
     """The device of an arithmetic executor; nothing of it is real but its name."""
 
     def facts(self) -> DeviceFacts:
-        return ArithmeticExecutor(DEVICE).facts
+        return ArithmeticExecutor(DEVICE).describe().device
 
     def minimum(self) -> int:
         return 0
@@ -129,8 +129,7 @@ class Disturbed:
     def __init__(self, inner: Any, hooks: Hooks) -> None:
         self._inner = inner
         self._hooks = hooks
-        self.facts = inner.facts
-        self.environment = inner.environment
+        self.describe = inner.describe
         self.offload_room = inner.offload_room
 
     def run(

@@ -66,8 +66,8 @@ class Ladder:
         request = ProbeRequest.model_validate(
             {
                 "kind": kind, "model": self.model, "candidate": candidate, "seq_len": self.seq_len,
-                "accumulation_steps": ACCUMULATION, "device": self.executor.facts.torch_name,
-                "budget": self.executor.facts.budget, "seed": 0, "sample_seconds": 3.0, "sample_steps": 10,
+                "accumulation_steps": ACCUMULATION, "device": self.executor.describe().device.torch_name,
+                "budget": self.executor.describe().device.budget, "seed": 0, "sample_seconds": 3.0, "sample_steps": 10,
                 "folder": "",
             }
         )  # fmt: skip
@@ -94,7 +94,7 @@ class Ladder:
             return {**row, "detail": detail(outcome)}
         seconds = outcome.timing.global_step(ACCUMULATION)
         speed = ACCUMULATION * size * self.facts.tokens_per_sample / seconds
-        peak = self.executor.facts.peak_flops.get(rung.math_type)
+        peak = self.executor.describe().device.peak_flops.get(rung.math_type)
         memory = outcome.memory
         return {
             **row, "allocated": memory.allocated, "reserved": memory.reserved, "device_peak": memory.device_peak,
@@ -147,7 +147,7 @@ def main() -> int:
             # Recorded after every rung: a machine that is taken away keeps what was measured.
             path = record(
                 f"gpu_ladder-{options.model}", rows, options.out, smallest=options.smallest,
-                device=executor.facts.model_dump(),
+                device=executor.describe().device.model_dump(),
                 model=ladder.facts.model_dump(), seq_len=options.seq_len, accumulation_steps=ACCUMULATION,
             )  # fmt: skip
     show(rows, console)

@@ -83,8 +83,8 @@ def main() -> int:
         raise unmeasured("probe_overhead", str(error)) from None
     request = ProbeRequest(
         kind="train", model=resolve(options.model, base=Path.cwd()), candidate=Candidate(),
-        seq_len=options.seq_len, accumulation_steps=1, device=executor.facts.torch_name,
-        budget=executor.facts.budget, seed=0, sample_seconds=0.1, sample_steps=2, folder="",
+        seq_len=options.seq_len, accumulation_steps=1, device=executor.describe().device.torch_name,
+        budget=executor.describe().device.budget, seed=0, sample_seconds=0.1, sample_steps=2, folder="",
     )  # fmt: skip
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         rows = [measure(executor, request, Path(folder) / str(number)) for number in range(options.repeat)]
@@ -99,7 +99,7 @@ def main() -> int:
         f"overhead of a cold probe: {overhead:.2f} s, {ratio:.1f} times a bare training step of {options.model}"
     )
     path = record(
-        "probe_overhead", rows, options.out, smallest=options.smallest, device=executor.facts.name,
+        "probe_overhead", rows, options.out, smallest=options.smallest, device=executor.describe().device.name,
         overhead_seconds=overhead, overhead_over_step=ratio,
     )  # fmt: skip
     print(path)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from autotune.environment import environment
+from autotune.environment import look_around
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -24,7 +24,7 @@ def record(
         "benchmark": name,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
-        "environment": environment(),
+        "environment": look_around().environment(),
         **summary,
         "rows": rows,
     }

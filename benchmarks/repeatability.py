@@ -65,8 +65,9 @@ def launch(executor: LocalExecutor, case: str, kind: str, seconds: float, folder
         {
             "kind": kind, "model": resolve(model, base=Path.cwd()),
             "candidate": Candidate(precision="bf16", micro_batch=int(micro_batch)), "seq_len": int(seq_len),
-            "accumulation_steps": ACCUMULATION, "device": executor.facts.torch_name,
-            "budget": executor.facts.budget, "seed": 0, "sample_seconds": seconds, "sample_steps": 20, "folder": "",
+            "accumulation_steps": ACCUMULATION, "device": executor.describe().device.torch_name,
+            "budget": executor.describe().device.budget, "seed": 0, "sample_seconds": seconds, "sample_steps": 20,
+            "folder": "",
         }
     )  # fmt: skip
     answer = executor.run(request, folder, timeout=600.0).answer
@@ -170,7 +171,8 @@ def main() -> int:
         f"load before {load[0]:.1f}"
     )
     path = record(
-        "repeatability", rows, options.out, smallest=options.smallest, device=executor.facts.name, load=load,
+        "repeatability", rows, options.out, smallest=options.smallest, device=executor.describe().device.name,
+        load=load,
         cores=os.cpu_count(), target=options.target, sample_seconds=options.sample_time,
         proof_seconds=options.proof_time, refused_plain=plain, refused=ruled, floor=min(floors.values()),
         half_width_by_case=floors, median_ratio_by_case=off,

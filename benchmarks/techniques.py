@@ -224,7 +224,7 @@ class OnGpu:
 
     def __call__(self, spec: ModelSpec, seq_len: int, candidate: Candidate) -> dict[str, Any]:
         """Return the four memory numbers, prediction and time of one rung, or why there are none."""
-        facts = self.executor.facts
+        facts = self.executor.describe().device
         with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
             folder = Path(name)
             probe = request(spec, seq_len, candidate, "").model_copy(

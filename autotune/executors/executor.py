@@ -1,45 +1,52 @@
-"""What the loop needs of whatever runs probes: here on this machine, elsewhere, or made up in a test."""
+"""What the loop needs of whatever runs probes: here on this machine, elsewhere, or made up in a test.
+
+Everything that it answers is plain data that survives JSON, so that an executor may ask a process on another machine.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from autotune.candidate import Candidate, OffloadPlace
+from pydantic import Field
+
+from autotune.candidate import OffloadPlace
 from autotune.outcome import Outcome
 from autotune.probe.protocol import Inspection, ProbeRequest, Progress
-from autotune.specs import DeviceFacts
+from autotune.site import Site
+from autotune.validation import Frozen
 
 
-@dataclass(frozen=True)
-class ProbeResult:
-    """What came of one request."""
+class ProbeResult(Frozen):
+    """What came of one request, and under what it ran."""
 
     answer: Outcome | Inspection
-    baseline: int | None
+    baseline: int | None = None
     """Bytes taken before the model was built, where the worker came that far."""
     seconds: float
     """Wall time from launch to the last process gone."""
     leftovers: int = 0
     """Processes that the worker left behind and that had to be killed."""
+    variables: dict[str, str] = Field(default_factory=dict)
+    """Environment variables that the executor set for the probe, and that training should have too."""
+    site: Site | None = None
+    """Where it ran; None where that is what `Executor.describe` said."""
 
 
 class Executor(Protocol):
     """Runs one request at a time to its verdict. When `run` returns or raises, nothing of it is left."""
 
-    @property
-    def facts(self) -> DeviceFacts:
-        """The device that probes run on."""
-        ...
+    def describe(self) -> Site:
+        """Return the device that probes run on, and the machine that it is in. Each start of a tuner asks once.
 
-    def environment(self, candidate: Candidate) -> dict[str, str]:
-        """Return the environment variables that a probe of this candidate runs under."""
+        It need not be this machine: what a candidate is refused for, and what `best.yaml` says of versions and
+        device, follows from this answer alone.
+        """
         ...
 
     def offload_room(self, folder: Path, place: OffloadPlace) -> int:
-        """Return the bytes of host memory, or of the disk that holds `folder`, that offloading may use."""
+        """Return the bytes of host memory, or of the disk that probes of `folder` write to, that are free there now."""
         ...
 
     def run(
@@ -52,6 +59,7 @@ class Executor(Protocol):
     ) -> ProbeResult:
         """Run a request, with `folder` as the probe's own. `request.folder` is filled in here.
 
-        Raises ProbeError when nothing could be launched, and DeviceBusy when the device is not free.
+        Raises ProbeError when nothing could be launched, DeviceBusy when the device is not free, and NoDiskSpace when a
+        full disk stopped the probe, from which nothing follows.
         """
         ...

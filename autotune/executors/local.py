@@ -13,7 +13,8 @@ from autotune.probe.classify import classify
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import Launcher, launch
 from autotune.probe.protocol import Inspection, ProbeRequest, Progress
-from autotune.specs import DeviceFacts
+from autotune.site import MachineFacts, Site
+from autotune.techniques.check import this_machine
 
 KEPT = ("memory_summary.txt", "snapshot.pickle")
 """What a worker leaves in its scratch folder for people to read after an OOM."""
@@ -30,10 +31,18 @@ def clear(place: ProbeFolder) -> None:
 class LocalExecutor:
     """Runs each request in a fresh process tree on one device of this machine."""
 
-    def __init__(self, device: Device, launcher: Launcher = launch) -> None:
+    def __init__(
+        self, device: Device, launcher: Launcher = launch, machine: MachineFacts | None = None
+    ) -> None:
+        """`machine` holds the facts of this machine, where they are known already."""
         self._device = device
         self._launch = launcher
-        self.facts: DeviceFacts = device.facts()
+        self._machine = machine
+
+    def describe(self) -> Site:
+        """Return the device, and this machine as it was when first asked."""
+        self._machine = self._machine or this_machine()
+        return Site(device=self._device.facts(), machine=self._machine)
 
     def environment(self, candidate: Candidate) -> dict[str, str]:
         """Return the environment variables that a probe of this candidate runs under."""
@@ -55,13 +64,13 @@ class LocalExecutor:
         place = ProbeFolder(folder)
         request = request.model_copy(update={"folder": str(place.scratch)})
         self._device.prepare()
-        limit = self._device.data_limit()
+        limit, variables = self._device.data_limit(), self.environment(request.candidate)
         try:
             with self._device.watch() as watch:
                 report = self._launch(
                     request,
                     place,
-                    environment=self.environment(request.candidate),
+                    environment=variables,
                     data_limit=limit,
                     timeout=timeout,
                     on_progress=on_progress,
@@ -69,9 +78,17 @@ class LocalExecutor:
             answer: Outcome | Inspection = (
                 report.answer
                 if isinstance(report.answer, Inspection)
-                else classify(request, report, kind=self.facts.kind, data_limit=limit, device_peak=watch.peak)
+                else classify(
+                    request, report, kind=self._device.facts().kind, data_limit=limit, device_peak=watch.peak
+                )
             )
         finally:
             clear(place)
         leftovers = report.ending.leftovers if report.ending else 0
-        return ProbeResult(answer, report.baseline, report.seconds, leftovers)
+        return ProbeResult(
+            answer=answer,
+            baseline=report.baseline,
+            seconds=report.seconds,
+            leftovers=leftovers,
+            variables=variables,
+        )

@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune.candidate import Candidate, OffloadPlace
 from autotune.devices.device import Device
-from autotune.executors.executor import Executor, ProbeResult
+from autotune.executors.executor import ProbeResult
 from autotune.executors.local import LocalExecutor
 from autotune.interruption import shielded
 from autotune.outcome import Ok, Outcome, Timeout
@@ -22,7 +22,7 @@ from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import Launcher, launch
 from autotune.probe.protocol import Inspection, ProbeRequest, Progress
 from autotune.probe.ranks import RankOutcome, join
-from autotune.specs import DeviceFacts
+from autotune.site import Site
 
 GRACE = 3.0
 """Seconds that the other ranks get to say what happened to them, once one has failed."""
@@ -51,12 +51,15 @@ class RanksExecutor:
         self._launch = launcher
         self._nodes = nodes
         self._alone = LocalExecutor(self._devices[0], launcher)
-        self.facts: DeviceFacts = self._alone.facts
+
+    def describe(self) -> Site:
+        """Return the first device, and this machine."""
+        return self._alone.describe()
 
     def environment(self, candidate: Candidate) -> dict[str, str]:
         """Return the environment variables that every rank runs under."""
         shared = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
-        if self.facts.kind == "cpu":  # the ranks share the cores
+        if self._devices[0].facts().kind == "cpu":  # the ranks share the cores
             threads = max(1, len(os.sched_getaffinity(0)) // len(self._devices))
             shared["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(threads))
         return {**self._alone.environment(candidate), **shared}
@@ -81,7 +84,9 @@ class RanksExecutor:
         place.root.mkdir(parents=True, exist_ok=True)
         place.rendezvous.unlink(missing_ok=True)
         try:
-            return _Group(self, request, place, timeout, self._devices, self._launch).run(on_progress)
+            return _Group(
+                self.environment(request.candidate), request, place, timeout, self._devices, self._launch
+            ).run(on_progress)
         finally:
             place.rendezvous.unlink(missing_ok=True)
 
@@ -91,7 +96,7 @@ class _Group:
 
     def __init__(
         self,
-        executor: Executor,
+        variables: dict[str, str],
         request: ProbeRequest,
         place: ProbeFolder,
         timeout: float,
@@ -99,6 +104,7 @@ class _Group:
         launcher: Launcher,
     ) -> None:
         self._request = request
+        self._variables = variables
         self._events: queue.Queue[_Event] = queue.Queue()
         self._timeout = timeout
         self._deadline: float | None = None
@@ -110,7 +116,7 @@ class _Group:
         each = len(devices) // request.nodes
         for rank, device in enumerate(devices):
             added = {
-                **executor.environment(request.candidate),
+                **variables,
                 **device.environment(request.candidate),
                 "RANK": str(rank), "WORLD_SIZE": str(len(devices)),
                 "LOCAL_RANK": str(rank % each), "LOCAL_WORLD_SIZE": str(each), "GROUP_RANK": str(rank // each),
@@ -167,10 +173,11 @@ class _Group:
             assert not isinstance(finding.answer, Inspection), "an inspection has one process"
             ended.append(self._ended(rank, finding.answer))
         return ProbeResult(
-            join(ended, self._request.accumulation_steps),
-            max((f.baseline for f in findings.values() if f.baseline is not None), default=None),
-            max(finding.seconds for finding in findings.values()),
-            sum(finding.leftovers for finding in findings.values()),
+            answer=join(ended, self._request.accumulation_steps),
+            baseline=max((f.baseline for f in findings.values() if f.baseline is not None), default=None),
+            seconds=max(finding.seconds for finding in findings.values()),
+            leftovers=sum(finding.leftovers for finding in findings.values()),
+            variables=self._variables,
         )
 
     def _ended(self, rank: int, outcome: Outcome) -> RankOutcome:

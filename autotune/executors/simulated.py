@@ -22,7 +22,8 @@ from autotune.probe.classify import classify
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import Launcher, launch
 from autotune.probe.protocol import Inspection, ProbeRequest, Progress
-from autotune.specs import DeviceFacts
+from autotune.site import Site
+from autotune.techniques.check import this_machine
 from autotune.timeline.timeline import Timeline
 from autotune.timing.calibration import SpeedCalibration
 from autotune.timing.roofline import Machine, StepTime, step_time
@@ -38,7 +39,10 @@ class SimulatedExecutor:
         self._launch = launcher
         self._machine = Machine.of(device.hardware)
         self._timelines: dict[Candidate, Timeline | str] = {}
-        self.facts: DeviceFacts = device.facts()
+
+    def describe(self) -> Site:
+        """Return the GPU that is not there, and this machine, which traces."""
+        return Site(device=self._device.facts(), machine=this_machine())
 
     def environment(self, candidate: Candidate) -> dict[str, str]:
         """Return the environment variables that a probe of this candidate would run under."""
@@ -61,10 +65,9 @@ class SimulatedExecutor:
         if request.kind == "inspect":
             return self._inspect(request, ProbeFolder(folder), timeout, on_progress)
         if request.kind == "prove":
-            reason = (
-                f"{self.facts.name} proves nothing; run `autotune verify` on a machine that has such a GPU"
-            )
-            return ProbeResult(Unsupported(reason=reason), None, 0.0)
+            name = self._device.facts().name
+            reason = f"{name} proves nothing; run `autotune verify` on a machine that has such a GPU"
+            return ProbeResult(answer=Unsupported(reason=reason), seconds=0.0)
         timeline = self._timeline(request, folder, timeout, on_progress)
         outcome: Outcome
         match timeline:
@@ -74,7 +77,10 @@ class SimulatedExecutor:
                 outcome = Unsupported(reason=timeline)
             case _:
                 outcome = self._price(request, timeline)
-        return ProbeResult(outcome, CUDA_CONTEXT, time.monotonic() - began)
+        return ProbeResult(
+            answer=outcome, baseline=CUDA_CONTEXT, seconds=time.monotonic() - began,
+            variables=self.environment(request.candidate),
+        )  # fmt: skip
 
     def _inspect(
         self,
@@ -93,8 +99,8 @@ class SimulatedExecutor:
             place.clear_scratch()
         answer = report.answer
         if not isinstance(answer, Inspection):
-            return ProbeResult(classify(request, report, kind="cpu"), None, report.seconds)
-        return ProbeResult(answer, 0, report.seconds)  # nothing was taken of the GPU
+            return ProbeResult(answer=classify(request, report, kind="cpu"), seconds=report.seconds)
+        return ProbeResult(answer=answer, baseline=0, seconds=report.seconds)  # nothing was taken of the GPU
 
     def _timeline(
         self,

@@ -28,10 +28,9 @@ from autotune.units import format_bytes, format_count, format_counted, format_du
 class Terminal:
     """Callbacks that show a live table on a terminal, and plain lines anywhere else (a log, CI)."""
 
-    def __init__(self, console: Console, spec: RunSpec, device: str) -> None:
+    def __init__(self, console: Console, spec: RunSpec) -> None:
         self._console = console
         self._spec = spec
-        self._device = device
         self._context: SearchContext | None = None
         self._trials: History = ()
         self._ahead = 0
@@ -71,7 +70,7 @@ class Terminal:
             Text.assemble(
                 (self._spec.model.name, "bold"),
                 f"  {format_count(facts.parameters)} parameters, {facts.model_class}, {blocks}\n",
-                (self._device, "bold"),
+                (context.site.device.name if context.site else str(self._spec.device), "bold"),
                 f"  {format_bytes(context.budget)}{each}, of which {context.goal.headroom:.0%} stay free\n",
                 (f"{format_count(context.target)} tokens a step", "bold"),
                 f"  on {where}, {batches.tokens_per_sample} tokens a sample, "

@@ -15,6 +15,7 @@ from autotune.candidate import Candidate
 from autotune.outcome import Lost, Outcome
 from autotune.prediction import Prediction
 from autotune.search.path import SearchEnd, Step
+from autotune.site import Site
 from autotune.specs import ModelFacts, RunSpec
 from autotune.techniques.families import title as title_of
 from autotune.trial import TRIES, History, ProofFinished, Trial
@@ -46,6 +47,8 @@ class Opened(Frozen):
     type: Literal["opened"] = "opened"
     version: str
     """Of autotune."""
+    site: Site
+    """Where the executor said that probes run: device, versions, machine."""
     time: str
 
 
@@ -110,6 +113,10 @@ class Finished(Frozen):
     number: int
     outcome: Outcome
     seconds: float
+    variables: dict[str, str] = Field(default_factory=dict)
+    """Environment variables that the executor set for the probe; empty where nothing was launched."""
+    site: Site | None = None
+    """Where it ran, if elsewhere than its tuner's `opened` says."""
 
 
 class Interrupted(Frozen):
@@ -276,6 +283,20 @@ class Record:
     def trial(self, number: int) -> Trial | None:
         """Return a trial by its number; None while it has no verdict."""
         return next((trial for trial in self.history if trial.number == number), None)
+
+    def finished(self, number: int) -> Finished | None:
+        """Return the line with a probe's verdict; None while it has none."""
+        return self._probes[0].get(number, (None, None))[1]
+
+    def site(self, number: int) -> Site | None:
+        """Return where a probe with a verdict ran; None while it has none."""
+        verdict, opened = self.finished(number), None
+        for entry in self.entries:
+            if isinstance(entry, Opened):
+                opened = entry.site
+            elif entry is verdict:
+                return entry.site or opened
+        return None
 
     @property
     def pending(self) -> tuple[Started, ...]:

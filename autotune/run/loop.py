@@ -7,6 +7,7 @@ the journal. So a run that was killed at any moment goes on from its folder as i
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import autotune
 from autotune.candidate import Candidate
@@ -42,6 +43,7 @@ from autotune.search.selection import Score
 from autotune.search.space import Space
 from autotune.search.strategies import STRATEGIES
 from autotune.search.strategy import Done, Try, decide
+from autotune.site import Site
 from autotune.specs import RunSpec
 from autotune.techniques.data import unpaddable
 from autotune.tracing.client import Tracer
@@ -64,13 +66,15 @@ def tune(
     the run.
     """
     with Journal(paths.journal, paths.lock) as journal:
-        knowing = spec.predict or executor.facts.simulated
-        return _Run(
-            spec, paths, executor, callbacks or NoCallbacks(), journal, tracer if knowing else None
-        ).go(retry_lost)
+        return _Run(spec, paths, executor, callbacks or NoCallbacks(), journal, tracer).go(retry_lost)
 
 
 class _Run:
+    context: SearchContext
+    """What bounds the search, once the model is known."""
+    preflight: Preflight
+    """Refuses candidates, from then on."""
+
     def __init__(
         self,
         spec: RunSpec,
@@ -85,15 +89,12 @@ class _Run:
         self.executor = executor
         self.callbacks = callbacks
         self.journal = journal
-        self.tracer = tracer
+        self._tracer = tracer
         self.predictions: Predictions | None = None
         self.evaluations: dict[Candidate, int | None] = {}
         """Micro-batches for evaluation, as predicted."""
-        self.space = Space.load(spec.space, f"{paths.spec}: space")
         self.strategy = STRATEGIES[spec.strategy]
-        self.context: SearchContext | None = None
-        """What bounds the search, once the model is known."""
-        self.preflight = Preflight(spec, self.space, executor, paths.probes)
+        Space.load(spec.space, f"{paths.spec}: space")  # a mistake in it is told before anything is launched
 
     def go(self, retry_lost: bool) -> Best:
         """Inspect, search, prove; or return at once what was decided before."""
@@ -106,15 +107,27 @@ class _Run:
             return Best.read(self.paths.best)
         require_same_code(self.spec.model)
         self.clear_scratch()
-        self.journal.append(Opened(version=autotune.__version__, time=now()))
+        self.journal.append(Opened(version=autotune.__version__, site=self.site, time=now()))
         inspected = self.inspect()
-        context = SearchContext.of(self.spec, inspected.facts, inspected.budget, self.executor.facts)
-        self.context = context
+        context = SearchContext.of(self.spec, inspected.facts, inspected.budget, self.site)
+        self.context, self.preflight = context, Preflight(context, self.executor, self.paths.probes)
         self.callbacks.inspected(inspected.facts, context, self.journal.record.history)
         done = self.search(context)
         self.callbacks.searched(done)
-        proving = Proving(self.spec, self.paths, self.executor, self.callbacks, self.journal, self.finalist)
+        proving = Proving(
+            self.spec, self.paths, self.executor, self.site, self.callbacks, self.journal, self.finalist
+        )
         return proving.prove(context, done)
+
+    @cached_property
+    def site(self) -> Site:
+        """Where probes run, as the executor said when it was asked first."""
+        return self.executor.describe()
+
+    @property
+    def tracer(self) -> Tracer | None:
+        """What traces, unless predictions are not wanted; a simulated device has nothing else."""
+        return self._tracer if self.spec.predict or self.site.device.simulated else None
 
     def reopen(self) -> None:
         """Have everything that was lost tried again, if anything was."""
@@ -147,11 +160,11 @@ class _Run:
             if not isinstance(finding.answer, Lost):
                 break
         if not isinstance(finding.answer, Inspection):
-            raise inspection_failed(finding.answer, self.executor.facts.budget)
+            raise inspection_failed(finding.answer, self.site.device.budget)
         if self.spec.goal.lengths is not None and (reason := unpaddable(finding.answer.facts.task)):
             raise InputError(f"--lengths: {reason}")
         inspected = Inspected(
-            facts=finding.answer.facts, baseline=finding.baseline or 0, budget=self.executor.facts.budget
+            facts=finding.answer.facts, baseline=finding.baseline or 0, budget=self.site.device.budget
         )
         self.journal.append(inspected)
         return inspected
@@ -182,10 +195,10 @@ class _Run:
     def start_predictions(self, context: SearchContext) -> None:
         """Start the memory model, where the run has one, with what the run knew before."""
         record = self.journal.record
-        if self.tracer is None or record.inspection is None or self.executor.facts.simulated:
+        if self.tracer is None or record.inspection is None or self.site.device.simulated:
             return  # a simulated device is itself the memory model
         folder = self.paths.tracing
-        self.predictions = Predictions(self.tracer, self.executor.facts, record.inspection, context, folder)
+        self.predictions = Predictions(self.tracer, self.site.device, record.inspection, context, folder)
         timeout = self.spec.limits.probe_timeout
         with self.journal.doing("trace"):
             self.predictions.recall(
@@ -194,7 +207,7 @@ class _Run:
 
     def learn(self, candidate: Candidate) -> bool:
         """Trace a candidate's rung, unless that is done or useless; tell whether something was learnt."""
-        if self.predictions is None or self.predictions.knows(candidate) or self.refusal(candidate):
+        if self.predictions is None or self.predictions.knows(candidate) or self.preflight.refusal(candidate):
             return False
         self.callbacks.tracing(candidate)
         with self.journal.doing("trace"):
@@ -249,38 +262,38 @@ class _Run:
             )  # fmt: skip
             finding = self.probe(number, candidate)
             assert not isinstance(finding.answer, Inspection)
-            self.journal.append(Finished(number=number, outcome=finding.answer, seconds=finding.seconds))
+            site = None if finding.site == self.site else finding.site
+            self.journal.append(
+                Finished(
+                    number=number, outcome=finding.answer, seconds=finding.seconds, variables=finding.variables,
+                    site=site,
+                )
+            )  # fmt: skip
         if isinstance(finding.answer, Lost):
             self.callbacks.lost("probe", number, finding.answer)
 
     def probe(self, number: int, candidate: Candidate) -> ProbeResult:
         """Run one candidate, unless it can be refused without running it."""
-        if reason := self.refusal(candidate):
-            return ProbeResult(Unsupported(reason=reason), None, 0.0)
+        if reason := self.preflight.refusal(candidate):
+            return ProbeResult(answer=Unsupported(reason=reason), seconds=0.0)
         return self.executor.run(
             self.request(candidate, "train"), self.paths.probe(number),
             timeout=self.spec.limits.probe_timeout, on_progress=self.callbacks.progressing,
         )  # fmt: skip
 
-    def refusal(self, candidate: Candidate) -> str | None:
-        """Return why a candidate is refused without running it, or None."""
-        inspected = self.journal.record.inspection
-        assert inspected is not None
-        steps = self.request(candidate, "train").accumulation_steps
-        return self.preflight.refusal(candidate, steps, inspected.facts)
-
     def request(self, candidate: Candidate, kind: str) -> ProbeRequest:
         """Return the request for a candidate at this run's goal."""
-        spec, context = self.spec, self.context
-        steps = context.batches(candidate).accumulation(candidate.micro_batch).steps if context else 1
+        spec, steps = self.spec, 1
+        if self.journal.record.inspection is not None:
+            steps = self.context.batches(candidate).accumulation(candidate.micro_batch).steps
         return ProbeRequest.model_validate(
             {
                 "kind": kind, "model": spec.model, "candidate": candidate, "seq_len": spec.goal.seq_len,
                 "lengths": spec.goal.lengths,
-                "accumulation_steps": steps, "device": self.executor.facts.torch_name,
+                "accumulation_steps": steps, "device": self.site.device.torch_name,
                 "world_size": spec.goal.gpus if candidate.distributed else 1,
                 "nodes": spec.goal.nodes if candidate.distributed else 1,
-                "budget": self.executor.facts.budget, "seed": spec.seed,
+                "budget": self.site.device.budget, "seed": spec.seed,
                 "sample_seconds": spec.limits.sample_seconds, "sample_steps": spec.limits.sample_steps,
                 "folder": "",
             }
@@ -294,14 +307,16 @@ class _Run:
 
     def finalist(self, score: Score, drift: Drift) -> Best:
         """Return what `best.yaml` says of a trial, before its proof."""
-        inspected = self.journal.record.inspection
+        record, number = self.journal.record, score.trial.number
+        inspected, finished, site = record.inspection, record.finished(number), record.site(number)
         assert inspected is not None
+        assert finished is not None
+        assert site is not None
         candidate = score.trial.candidate
-        variables = self.executor.environment(candidate)
         if candidate not in self.evaluations:
             self.evaluations[candidate] = self.predict_evaluation(candidate, inspected)
         return finalist(
-            self.spec, self.paths.id, score, inspected.facts, self.executor.facts, variables,
+            self.spec, self.paths.id, score, inspected.facts, site, finished.variables,
             self.evaluations[candidate], drift,
         )  # fmt: skip
 
@@ -309,9 +324,8 @@ class _Run:
         """Return the largest micro-batch of an evaluation that is predicted to fit; None without a memory model."""
         if self.tracer is None:
             return None
-        assert self.context is not None
         predictions = self.predictions or Predictions(
-            self.tracer, self.executor.facts, inspected, self.context, self.paths.tracing
+            self.tracer, self.site.device, inspected, self.context, self.paths.tracing
         )
         request, history = self.request(candidate, "trace"), self.journal.record.history
         with self.journal.doing("trace"):

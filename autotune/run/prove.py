@@ -22,6 +22,7 @@ from autotune.run.write_best import chosen
 from autotune.search.context import SearchContext
 from autotune.search.selection import Choice, Score, choose, rank
 from autotune.search.strategy import Done
+from autotune.site import Site
 from autotune.specs import RunSpec
 from autotune.trial import TRIES, ProofFinished
 from autotune.units import format_bytes
@@ -35,6 +36,7 @@ class Proving:
         spec: RunSpec,
         paths: RunPaths,
         executor: Executor,
+        site: Site,
         callbacks: RunCallbacks,
         journal: Journal,
         finalist: Callable[[Score, Drift], Best],
@@ -42,6 +44,7 @@ class Proving:
         self.spec = spec
         self.paths = paths
         self.executor = executor
+        self.site = site
         self.callbacks = callbacks
         self.journal = journal
         self.finalist = finalist
@@ -54,7 +57,7 @@ class Proving:
             error, causes = no_winner(record.history, context, done, record.unknown)
             self.journal.append(Decided(winner=None, why=error.headline, causes=causes, time=now()))
             raise error
-        if self.executor.facts.simulated:
+        if self.site.device.simulated:
             return self.emit_unproven(context)
         while (remaining := self.standing(context))[0]:
             choice = choose(
@@ -97,7 +100,7 @@ class Proving:
                 self.relaunch(score, drift)
             else:
                 self.journal.append(
-                    self.judged(score, drift, ProbeResult(lost_with_tuner("proof"), None, 0.0))
+                    self.judged(score, drift, ProbeResult(answer=lost_with_tuner("proof"), seconds=0.0))
                 )
         proof = self.journal.record.proofs[-1]
         self.callbacks.proved(proof)
@@ -121,7 +124,7 @@ class Proving:
 
     def look_for_room(self, number: int) -> None:
         """Raise NoDiskSpace where the disk has no room for what the proof writes."""
-        folder, facts = self.paths.proof(number), self.executor.facts
+        folder, facts = self.paths.proof(number), self.site.device
         emitted = Best.read(self.paths.finalist)
         needed = written_bytes(emitted, facts.kind)
         free = self.executor.offload_room(folder, "disk") * (

@@ -91,7 +91,7 @@ def verify(
             "a proof needs a real device, and there is none of this kind here; a simulated one proves nothing"
         )
     executor = find_executor(chosen, LocalTracer(), best.gpus, best.nodes)
-    facts = executor.facts
+    facts = executor.describe().device
     say(f"proving {file} on {facts.name} with {format_bytes(facts.budget)}")
     request = proof_request(best, limits.proof_seconds, facts.torch_name, facts.budget)
     own = (

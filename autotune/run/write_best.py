@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.candidate import Candidate
-from autotune.environment import environment
 from autotune.errors import InputError
 from autotune.outcome import Drift, Ok
 from autotune.probe.folder import write_atomically
 from autotune.run.best import Alternative, Best, BestDevice
 from autotune.run.journal import now
 from autotune.search.selection import Choice, Score, mfu
-from autotune.specs import DeviceFacts, Goal, ModelFacts, RunSpec
+from autotune.site import Site
+from autotune.specs import Goal, ModelFacts, RunSpec
 
 PREDICTED = (
     "predicted, not measured: nothing was trained. Memory is from a trace and a simulated allocator, speed from a "
@@ -27,19 +27,19 @@ def finalist(
     run: str,
     score: Score,
     facts: ModelFacts,
-    device: DeviceFacts,
+    site: Site,
     variables: dict[str, str],
     evaluation_micro_batch: int | None = None,
     drift: Drift | None = None,
 ) -> Best:
     """Return the configuration of a trial with its record, before its proof.
 
-    `variables` are the environment variables that probes run under, `evaluation_micro_batch` a prediction.
-    `drift` is in the score's interval.
+    `site` is where the trial ran, `variables` are the environment variables that it ran under;
+    `evaluation_micro_batch` is a prediction. `drift` is in the score's interval.
     """
     outcome = score.trial.outcome
     assert isinstance(outcome, Ok)
-    candidate, goal = score.trial.candidate, spec.goal
+    candidate, goal, device = score.trial.candidate, spec.goal, site.device
     peak = device.peak_flops.get(candidate.math_type)
     share = mfu(score.tokens_per_second, facts, goal.seq_len, peak, goal.gpus) if peak else None
     notes = [PREDICTED] if device.simulated else []
@@ -71,7 +71,7 @@ def finalist(
         ),
         variables=variables,
         environment={
-            **environment(), "torch": facts.torch_version, "transformers": facts.transformers_version,
+            **site.machine.environment(), "torch": facts.torch_version, "transformers": facts.transformers_version,
         },
         facts=facts, model=spec.model,
     )  # fmt: skip

@@ -10,7 +10,8 @@ from autotune.memory.predictor import Predictor
 from autotune.outcome import Memory
 from autotune.search.micro_batches import MicroBatches
 from autotune.search.space import Space
-from autotune.specs import DeviceFacts, Goal, Limits, ModelFacts, ModelSpec, RunSpec
+from autotune.site import Site
+from autotune.specs import Goal, Limits, ModelFacts, ModelSpec, RunSpec
 from autotune.techniques.axis import Context
 from autotune.techniques.check import refusal
 from autotune.techniques.sharding import lacks_groups, lacks_nodes
@@ -33,8 +34,8 @@ class SearchContext:
     """What the run may spend; who asks a strategy holds it to them (`strategy.decide`)."""
     seed: int = 0
     """For what a strategy draws."""
-    device: DeviceFacts | None = None
-    """The device that probes run on; None is not judged."""
+    site: Site | None = None
+    """The device that probes run on and its machine, which need not be this one; None is not judged."""
     model: ModelFacts | None = None
     """What the model turned out to be; None is not judged."""
     source: ModelSpec | None = None
@@ -43,7 +44,7 @@ class SearchContext:
     """The memory model with the rungs that were traced so far, not yet corrected by the history; None without one."""
 
     @classmethod
-    def of(cls, spec: RunSpec, model: ModelFacts, budget: int, device: DeviceFacts | None = None) -> Self:
+    def of(cls, spec: RunSpec, model: ModelFacts, budget: int, site: Site | None = None) -> Self:
         """Return what bounds the search of a run, once its model is known."""
         base = Candidate(
             optimizer=spec.optimizer,
@@ -53,7 +54,7 @@ class SearchContext:
         )
         return cls(
             space=Space.load(spec.space, "space"), base=base, goal=spec.goal, tokens_per_sample=model.tokens_per_sample,
-            budget=budget, limits=spec.limits, seed=spec.seed, device=device, model=model, source=spec.model,
+            budget=budget, limits=spec.limits, seed=spec.seed, site=site, model=model, source=spec.model,
         )  # fmt: skip
 
     def batches(self, candidate: Candidate) -> MicroBatches:
@@ -98,9 +99,11 @@ class SearchContext:
         steps = (
             batches.accumulation(candidate.micro_batch).steps if batches.allows(candidate.micro_batch) else 1
         )
+        device = self.site.device if self.site else None
+        # A simulated device trains nowhere: nothing has to be installed.
+        machine = self.site.machine if self.site and not self.site.device.simulated else None
         context = Context(
-            accumulation_steps=steps, world_size=self.goal.gpus, nodes=self.goal.nodes, device=self.device,
+            accumulation_steps=steps, world_size=self.goal.gpus, nodes=self.goal.nodes, device=device, machine=machine,
             model=self.model, source=self.source, with_lengths=self.goal.lengths is not None,
-            on_this_machine=self.device is not None and not self.device.simulated,
         )  # fmt: skip
         return self.space.refusal(candidate) or refusal(candidate, context)

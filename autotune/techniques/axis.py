@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from autotune.candidate import Candidate
+from autotune.site import MachineFacts
 from autotune.specs import DeviceFacts, ModelFacts, ModelSpec
 
 Kind = Literal["cpu", "cuda"]
@@ -35,8 +36,8 @@ class Context:
     """Where the model comes from."""
     with_lengths: bool | None = None
     """Whether the lengths of the dataset's sequences are known (--lengths)."""
-    on_this_machine: bool = False
-    """Whether it is to train here, so that packages and a compiler have to be installed."""
+    machine: MachineFacts | None = None
+    """The machine that it is to train on, where packages and a compiler have to be installed."""
 
 
 Check = Callable[[Candidate, Context], str | None]

@@ -6,7 +6,8 @@ from dataclasses import replace
 from itertools import combinations
 
 from autotune.candidate import AXES, Candidate, choices
-from autotune.environment import how_to_install, installed, lacks_compiler
+from autotune.environment import how_to_install, installed, look_around
+from autotune.site import MachineFacts
 from autotune.techniques.axis import Axis, Context, Kind, Value
 from autotune.techniques.constraint import Constraint
 from autotune.techniques.families import DECLARED
@@ -64,19 +65,25 @@ def _lacking(value: Value, context: Context, kind: Kind | None) -> list[str]:
             for dtype in value.dtypes
             if not context.device.supports(dtype)
         ]
-    if context.on_this_machine:
+    if (machine := context.machine) is not None:
         reasons += [
             f"{name} is not installed: {how_to_install(name)}"
             for name in value.packages
-            if installed(name) is None
+            if name not in machine.packages
         ]
-        if value.needs_compiler and kind is not None and (reason := lacks_compiler(kind)):
+        if value.needs_compiler and kind is not None and (reason := machine.lacks_compiler.get(kind)):
             reasons.append(reason)
     return reasons
 
 
+def this_machine() -> MachineFacts:
+    """Return the facts of the machine that this process runs on, with every package that a technique names."""
+    values = [value for axis in DECLARED for value in axis.values.values()]
+    return look_around(dict.fromkeys(name for value in values for name in value.packages))
+
+
 def packages(candidate: Candidate) -> dict[str, str | None]:
-    """Return the packages, beyond autotune's own, that a candidate needs, each with its version, if it is installed."""
+    """Return the packages, beyond autotune's own, that a candidate needs, each with its version on this machine."""
     needed = dict.fromkeys(
         name for axis in DECLARED for name in axis.values[getattr(candidate, axis.name)].packages
     )

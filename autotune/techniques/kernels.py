@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from autotune.candidate import Candidate
-from autotune.environment import installed, liger_models
 from autotune.errors import nearest
 from autotune.techniques.axis import Axis, Context, Rule, Value
 
 
 def _unpatched(candidate: Candidate, context: Context) -> str | None:
     """Return why liger-kernel has no kernels for this model, or None where it has, or where it cannot be told."""
-    source = context.source
-    if candidate.kernels != "liger" or source is None or not context.on_this_machine:
+    source, machine = context.source, context.machine
+    if candidate.kernels != "liger" or source is None or machine is None:
         return None
     if source.source == "function":
         return "liger-kernel patches models of transformers, and this one is a function of your own"
-    kind, known = (source.config or {}).get("model_type"), liger_models()
+    kind, known = (source.config or {}).get("model_type"), machine.liger_models
     if known is None or kind in known:
         return None
-    return (
-        f"liger-kernel {installed('liger-kernel')} has no kernels for a {kind}; {nearest(str(kind), known)}"
-    )
+    version = machine.packages.get("liger-kernel")
+    return f"liger-kernel {version} has no kernels for a {kind}; {nearest(str(kind), known)}"
 
 
 KERNELS = Axis(

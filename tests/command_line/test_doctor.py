@@ -4,8 +4,8 @@ from autotune import doctor
 from autotune.candidate import AXES, Candidate, choices
 from autotune.doctor import diagnose
 from autotune.options import load_space
+from autotune.site import MachineFacts
 from autotune.specs import DeviceFacts
-from autotune.techniques import check
 from autotune.techniques.axis import Context
 from autotune.techniques.check import refusal, simplest, unsupported
 from autotune.techniques.families import DECLARED
@@ -22,23 +22,21 @@ PACKAGES = {
 }
 
 
-def on(device):
-    return Context(device=device, on_this_machine=True)
+def having(*packages):
+    """Return a machine with no packages but those named, and a compiler with triton."""
+    return MachineFacts(packages=dict.fromkeys(packages, "9.9"))
+
+
+ALL = having(*(name for names in PACKAGES.values() for name in names))
 
 
 @pytest.fixture
-def have(monkeypatch):
-    """Let this machine have no packages but those named, and a compiler with triton."""
-
-    def only(*packages):
-        monkeypatch.setattr(check, "installed", lambda name: "9.9" if name in packages else None)
-
-    monkeypatch.setattr(check, "lacks_compiler", lambda kind: None)
-    return only
+def bare(monkeypatch):
+    """Let this machine have no packages."""
+    monkeypatch.setattr(doctor, "this_machine", having)
 
 
-def test_doctor_speaks_of_every_value_of_every_axis(have):
-    have()
+def test_doctor_speaks_of_every_value_of_every_axis(bare):
     found = {finding.subject: finding for finding in diagnose()}
     for axis in AXES:
         can, *cannot = found[axis].text.split(". not ")
@@ -49,32 +47,30 @@ def test_doctor_speaks_of_every_value_of_every_axis(have):
 
 
 @pytest.mark.parametrize(("axis", "value"), VALUES)
-def test_a_gpu_with_every_package_runs_every_value(axis, value, have):
+def test_a_gpu_with_every_package_runs_every_value(axis, value):
     assert refusal(simplest(axis, value)) is None
-    have(*(name for names in PACKAGES.values() for name in names))
-    assert unsupported(axis, value, on(GPU)) is None
+    assert unsupported(axis, value, Context(device=GPU, machine=ALL)) is None
 
 
 @pytest.mark.parametrize("pair", PACKAGES, ids=str)
-def test_each_missing_package_is_told_with_what_installs_it(pair, have):
+def test_each_missing_package_is_told_with_what_installs_it(pair):
     for name in PACKAGES[pair]:
-        have(*(other for other in PACKAGES[pair] if other != name))
-        assert f"{name} is not installed: pip install" in unsupported(*pair, on(GPU))
+        lacking = Context(device=GPU, machine=having(*(other for other in PACKAGES[pair] if other != name)))
+        assert f"{name} is not installed: pip install" in unsupported(*pair, lacking)
 
 
-def test_what_a_processor_and_an_old_gpu_lack_is_told(have):
-    have(*(name for names in PACKAGES.values() for name in names))
-    lacks = {pair: reason for pair in VALUES if (reason := unsupported(*pair, on(CPU)))}
+def test_what_a_processor_and_an_old_gpu_lack_is_told():
+    cpu, old = (Context(device=device, machine=ALL) for device in (CPU, OLD))
+    lacks = {pair: reason for pair in VALUES if (reason := unsupported(*pair, cpu))}
     assert {("attention", "flash_attention_2"), ("attention", "flex_attention"), ("kernels", "liger"),
             ("precision", "fp8")} <= set(lacks)  # fmt: skip
     assert "Triton" in lacks["kernels", "liger"]
-    assert unsupported("precision", "bf16", on(OLD)).startswith("An old GPU does not compute in bf16")
-    assert "does not compute in fp8" in unsupported("precision", "fp8", on(OLD))
-    assert unsupported("precision", "fp32", on(OLD)) is None
+    assert unsupported("precision", "bf16", old).startswith("An old GPU does not compute in bf16")
+    assert "does not compute in fp8" in unsupported("precision", "fp8", old)
+    assert unsupported("precision", "fp32", old) is None
 
 
-def test_doctor_says_which_bitsandbytes_would_help(have):
-    have()
+def test_doctor_says_which_bitsandbytes_would_help(bare):
     found = {finding.subject: finding for finding in diagnose()}
     assert (
         "not adamw-8bit: bitsandbytes is not installed: pip install 'autotune[bitsandbytes]'"

@@ -78,7 +78,12 @@ def executor(tracer, gpu="a100-80gb", launcher=inspecting):
 
 def answer(gpu="a100-80gb", tracer=None, steps=1, kind="train", world=1, **candidate):
     chosen = executor(tracer or Traces(timeline()), gpu)
-    changes = {"kind": kind, "accumulation_steps": steps, "world_size": world, "budget": chosen.facts.budget}
+    changes = {
+        "kind": kind,
+        "accumulation_steps": steps,
+        "world_size": world,
+        "budget": chosen.describe().device.budget,
+    }
     probe = request(family("gpt2"), "/nowhere", **candidate).model_copy(update=changes)
     return chosen.run(probe, None, timeout=60).answer
 
@@ -140,7 +145,7 @@ def test_a_rung_is_traced_once():
     chosen = executor(tracer)
     for micro_batch in (1, 2, 3):
         probe = request(family("gpt2"), "/nowhere", micro_batch=micro_batch)
-        chosen.run(probe.model_copy(update={"budget": chosen.facts.budget}), None, timeout=60)
+        chosen.run(probe.model_copy(update={"budget": chosen.describe().device.budget}), None, timeout=60)
     assert len(tracer.asked) == 1
 
 

@@ -8,7 +8,9 @@ from autotune.candidate import Candidate
 from autotune.executors.executor import ProbeResult
 from autotune.outcome import Crash, Ok, Outcome
 from autotune.probe.protocol import Inspection
+from autotune.site import Site
 from autotune.specs import DeviceFacts, ModelFacts
+from autotune.techniques.check import this_machine
 from tests.fakes.simulation import Arithmetic
 
 FACTS = ModelFacts(
@@ -23,17 +25,22 @@ class ArithmeticExecutor:
     def __init__(self, device: Arithmetic, room: int = 10**9) -> None:
         self.device = device
         self.room = room
-        self.facts = DeviceFacts(
+        facts = DeviceFacts(
             kind="cpu", name="arithmetic", torch_name="cpu", budget=device.budget, total=device.budget,
             dtypes=("bf16",),
         )  # fmt: skip
+        self.site = Site(device=facts, machine=this_machine())
         self.launched: list[tuple[str, Candidate]] = []
         self.trains: dict[Candidate, Outcome] = {}
         self.proofs: dict[Candidate, Outcome] = {}
         self.inspection: Outcome | Inspection = Inspection(facts=FACTS)
 
-    def environment(self, candidate: Candidate) -> dict[str, str]:
-        return {}
+    def describe(self) -> Site:
+        return self.site
+
+    def alter_device(self, **facts: object) -> None:
+        """Have the device be another."""
+        self.site = self.site.model_copy(update={"device": self.site.device.model_copy(update=facts)})
 
     def offload_room(self, folder: Path, place: str) -> int:
         return self.room
@@ -41,10 +48,10 @@ class ArithmeticExecutor:
     def run(self, request, folder, *, timeout, on_progress=None) -> ProbeResult:
         self.launched.append((request.kind, request.candidate))
         if request.kind == "inspect":
-            return ProbeResult(self.inspection, 0, 0.1)
+            return ProbeResult(answer=self.inspection, baseline=0, seconds=0.1)
         chosen = self.trains if request.kind == "train" else self.proofs
         outcome = chosen.get(request.candidate) or self.device.outcome(request.candidate)
-        return ProbeResult(outcome, 0, 1.0)
+        return ProbeResult(answer=outcome, baseline=0, seconds=1.0)
 
 
 def crash(message: str = "ValueError: no", reason: str = "exception") -> Crash:

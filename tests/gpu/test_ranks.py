@@ -23,8 +23,8 @@ def test_two_ranks_say_how_long_they_communicated(tmp_path, sharding, reduce_dty
     request = ProbeRequest(
         kind="train", model=ModelSpec(name="small", source="config", config=CONFIG),
         candidate=Candidate(sharding=sharding, reduce_dtype=reduce_dtype), seq_len=1024, accumulation_steps=2,
-        device="cuda:0", world_size=2, budget=executor.facts.budget, seed=0, sample_seconds=5, sample_steps=10,
-        folder="",
+        device="cuda:0", world_size=2, budget=executor.describe().device.budget, seed=0, sample_seconds=5,
+        sample_steps=10, folder="",
     )  # fmt: skip
     answer = executor.run(request, tmp_path, timeout=300).answer
     assert isinstance(answer, Ok), answer

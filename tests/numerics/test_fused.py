@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from transformers.models.llama import modeling_llama
 
+from autotune import environment
 from autotune.environment import liger_models
-from autotune.techniques import check
 from autotune.techniques.axis import Context
-from autotune.techniques.check import refusal
+from autotune.techniques.check import refusal, this_machine
 from autotune.worker.build import composition
 from autotune.worker.build.composition import assemble
 from autotune.worker.errors import CannotRun
@@ -53,10 +53,14 @@ def test_what_liger_lacks_is_told(liger, tmp_path, monkeypatch):
         assemble(request(MODELS["llama"], tmp_path, kernels="liger", checkpointing="selective"))
     candidate = request(MODELS["llama"], tmp_path, kernels="liger").candidate
     assert liger_models() == {"llama"}  # told without importing it
-    monkeypatch.setattr(check, "installed", lambda name: "0.8" if name == "liger-kernel" else None)
-    assert refusal(candidate, Context(source=MODELS["llama"], on_this_machine=True)) is None
-    assert "no kernels for a gpt2" in refusal(candidate, Context(source=MODELS["gpt2"], on_this_machine=True))
-    assert "a function of your own" in refusal(candidate, Context(source=MODELS["own"], on_this_machine=True))
+    monkeypatch.setattr(environment, "installed", lambda name: "0.8" if name == "liger-kernel" else None)
+    assert refusal(candidate, Context(source=MODELS["llama"], machine=this_machine())) is None
+    assert "no kernels for a gpt2" in refusal(
+        candidate, Context(source=MODELS["gpt2"], machine=this_machine())
+    )
+    assert "a function of your own" in refusal(
+        candidate, Context(source=MODELS["own"], machine=this_machine())
+    )
     monkeypatch.undo()
     with pytest.raises(CannotRun, match="for GPUs alone"):
         assemble(request(MODELS["llama"], tmp_path, kernels="liger"))

@@ -30,7 +30,7 @@ from tests.fakes.executor import FACTS, ArithmeticExecutor, crash
 from tests.fakes.simulation import Arithmetic
 from tests.run.test_loop import make_spec
 
-START = Opened(version="0", time=now())
+START = Opened(version="0", site=ArithmeticExecutor(Arithmetic(budget=1000)).describe(), time=now())
 PROBE = Started(number=1, candidate=Candidate(), node="start", why="start of the graph", time=now())
 
 
@@ -188,7 +188,7 @@ def test_time_left_counts_no_probes_that_are_none_and_no_proof_that_will_not_be(
         with new_run(make_spec(), tmp_path / "runs") as paths:
             tune(make_spec(), paths, paths_of_trial)
         record = read_record(paths.journal)
-        watch = Terminal(Console(file=io.StringIO()), spec, "arithmetic")
+        watch = Terminal(Console(file=io.StringIO()), spec)
         from autotune.search.context import SearchContext
 
         watch.inspected(

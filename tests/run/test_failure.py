@@ -35,7 +35,7 @@ class Answering(ArithmeticExecutor):
         finding = super().run(request, folder, timeout=timeout)
         if request.kind == "inspect":
             return finding
-        return type(finding)(self.outcomes[request.candidate.precision], 0, 1.0)
+        return finding.model_copy(update={"answer": self.outcomes[request.candidate.precision]})
 
 
 def end(tmp_path, space=LADDER, limits=None, **outcomes):

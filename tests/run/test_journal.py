@@ -9,8 +9,8 @@ from autotune.candidate import Candidate
 from autotune.errors import InputError, JournalError
 from autotune.run.events import Asked, Finished, Inspected, Opened, ProofStarted, Started
 from autotune.run.journal import Journal, read_record
-from tests.fakes.executor import FACTS
-from tests.fakes.simulation import ok
+from tests.fakes.executor import FACTS, ArithmeticExecutor
+from tests.fakes.simulation import Arithmetic, ok
 
 
 def started(number):
@@ -27,7 +27,7 @@ def begin(journal):
     """Write what comes before the first probe."""
     for entry in (
         Asked(spec={}, digest=""),
-        Opened(version="0", time="now"),
+        Opened(version="0", site=ArithmeticExecutor(Arithmetic(budget=1000)).describe(), time="now"),
         Inspected(facts=FACTS, baseline=0, budget=1000),
     ):
         journal.append(entry)

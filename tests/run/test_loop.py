@@ -22,6 +22,7 @@ from autotune.run.loop import tune
 from autotune.run.paths import RunPaths
 from autotune.run.preflight import Preflight
 from autotune.run.proof import proof_request
+from autotune.search.context import SearchContext
 from autotune.search.drift import FLOOR
 from autotune.specs import DeviceSpec, Goal, Limits, ModelSpec, RunSpec
 from autotune.techniques.families import title as title_of
@@ -198,7 +199,7 @@ def test_when_no_proof_holds_the_run_says_so(tmp_path):
     def failing(request, folder, **rest):
         finding = original(request, folder, **rest)
         if request.kind == "prove":
-            return type(finding)(Oom(phase="save"), 0, 1.0)
+            return finding.model_copy(update={"answer": Oom(phase="save")})
         return finding
 
     executor.run = failing
@@ -335,7 +336,7 @@ def test_a_bug_that_every_proof_shows_is_the_model_s(tmp_path):
 
     def failing(request, folder, **rest):
         finding = original(request, folder, **rest)
-        return type(finding)(crash(), 0, 1.0) if request.kind == "prove" else finding
+        return finding.model_copy(update={"answer": crash()}) if request.kind == "prove" else finding
 
     executor.run = failing
     with pytest.raises(ModelError, match="failed when it was relaunched, first probe 6 in forward") as caught:
@@ -363,11 +364,13 @@ def test_offload_that_disk_or_host_cannot_hold_is_refused_before_launching(tmp_p
 
 def test_a_model_that_the_machine_cannot_hold_while_it_is_built_is_refused_before_launching(tmp_path):
     spec = make_spec()
-    spec = spec.model_copy(update={"goal": spec.goal.model_copy(update={"gpus": 2})})
+    space = load_space("everything").model_dump(mode="json")
+    spec = spec.model_copy(update={"goal": spec.goal.model_copy(update={"gpus": 2}), "space": space})
     sharded = Candidate(sharding="fsdp2")
     for room, fits in ((20, True), (19, False)):  # of each rank, for 40 bytes of parameters
         executor = ArithmeticExecutor(Arithmetic(budget=300), room=room)
-        reason = Preflight(spec, load_space("everything"), executor, tmp_path).refusal(sharded, 1, FACTS)
+        context = SearchContext.of(spec, FACTS, 300, executor.describe())
+        reason = Preflight(context, executor, tmp_path).refusal(sharded)
         assert fits or "building the model takes 40 B of the disk" in reason
         assert not fits or reason is None
 
@@ -452,7 +455,7 @@ def test_a_run_under_way_is_refused_to_a_second_tuner(tmp_path):
 
 def test_a_device_without_bf16_is_tuned_in_fp16(tmp_path):
     executor = ArithmeticExecutor(Arithmetic(budget=1000))
-    executor.facts = executor.facts.model_copy(update={"dtypes": ()})
+    executor.alter_device(dtypes=())
     best, _ = start(tmp_path, executor)
     assert best.candidate.precision == "fp16"
     assert {candidate.precision for kind, candidate in executor.launched if kind == "train"} == {"fp16"}
@@ -460,7 +463,7 @@ def test_a_device_without_bf16_is_tuned_in_fp16(tmp_path):
 
 def test_fp8_is_refused_where_nothing_multiplies_it_and_nothing_is_launched(tmp_path):
     executor = ArithmeticExecutor(Arithmetic(budget=1000))
-    executor.facts = executor.facts.model_copy(update={"kind": "cuda"})
+    executor.alter_device(kind="cuda")
     space = (
         "name: mine\ndescription: fp8, else bf16\naxes: {precision: [fp8, bf16]}\ngraph:\n  start: small\n  nodes:\n"
         "    small: {title: FP8, set: {precision: fp8}, next: {unsupported: bare}}\n"

@@ -44,7 +44,9 @@ class Losing(ArithmeticExecutor):
     def run(self, request, folder, **rest) -> ProbeResult:
         finding = super().run(request, folder, **rest)
         if len(self.launched) in self._lost and request.kind != "inspect":
-            return ProbeResult(Lost(cause="worker", phase="forward", message="ended by SIGKILL"), 0, 1.0)
+            return ProbeResult(
+                answer=Lost(cause="worker", phase="forward", message="ended by SIGKILL"), seconds=1.0
+            )
         return finding
 
 

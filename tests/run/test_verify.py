@@ -149,7 +149,7 @@ def test_code_that_comes_with_a_model_runs_only_where_it_is_allowed(proven, exec
 
 
 def test_a_proof_that_something_outside_ended_is_tried_again(proven, executor, monkeypatch):
-    lost = ProbeResult(Lost(cause="worker", phase="forward", message="killed by SIGKILL"), None, 1.0)
+    lost = ProbeResult(answer=Lost(cause="worker", phase="forward", message="killed by SIGKILL"), seconds=1.0)
     run, left = executor.run, [lost, lost]
     monkeypatch.setattr(executor, "run", lambda *a, **k: left.pop() if left else run(*a, **k))
     assert verify(proven.best, None, Limits()).passed

@@ -14,11 +14,12 @@ from autotune.search.random_search import RandomSearch
 from autotune.search.remaining_probes import count_remaining_probes
 from autotune.search.selection import rank
 from autotune.search.strategy import Done, decide
+from autotune.site import MachineFacts, Site
 from autotune.specs import DeviceFacts, Limits
 from autotune.trial import Trial
 from tests.fakes.simulation import Arithmetic, search
 
-OLD = DeviceFacts(kind="cuda", name="V100", torch_name="cuda:0", budget=1000, total=1000)
+V100 = DeviceFacts(kind="cuda", name="V100", torch_name="cuda:0", budget=1000, total=1000)
 """A GPU without bf16."""
 
 
@@ -31,7 +32,10 @@ def test_the_grid_is_every_legal_rung_in_the_order_of_its_axes(context):
     assert len(rungs) == 3 * (2 * 3 - 1) - 1  # full offload asks for checkpointing, and fp16 for none of it
     assert rungs[:2] == [Candidate(precision="bf16"), Candidate(precision="bf16", offload="optimizer")]
     assert len(set(rungs)) == len(rungs)
-    assert {rung.precision for rung in legal_rungs(replace(context(), device=OLD))} == {"fp16", "fp32"}
+    assert {
+        rung.precision
+        for rung in legal_rungs(replace(context(), site=Site(device=V100, machine=MachineFacts())))
+    } == {"fp16", "fp32"}
 
 
 def test_rungs_that_the_ranks_leave_nothing_to_do_are_not_in_the_grid(context):

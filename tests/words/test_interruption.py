@@ -152,7 +152,7 @@ class Losing(ArithmeticExecutor):
         finding = super().run(request, folder, **rest)
         if (request.kind, request.candidate) == self._lost and self._times > 0:
             self._times -= 1
-            return ProbeResult(LOST, 0, 1.0)
+            return ProbeResult(answer=LOST, baseline=0, seconds=1.0)
         return finding
 
 
@@ -188,7 +188,11 @@ def test_a_rung_that_remains_unknown_does_not_end_the_walk(tmp_path):
         def run(self, request, folder, **rest):
             finding = super().run(request, folder, **rest)
             lost = request.kind == "train" and request.candidate.checkpointing == "none"
-            return ProbeResult(LOST, 0, 1.0) if lost and request.candidate.micro_batch < 3 else finding
+            return (
+                ProbeResult(answer=LOST, baseline=0, seconds=1.0)
+                if lost and request.candidate.micro_batch < 3
+                else finding
+            )
 
     best = tune(SPEC, paths, LosingAll(Arithmetic(budget=1000)))
     record = read_record(paths.journal)
@@ -225,7 +229,7 @@ def test_nothing_is_said_not_to_fit_that_was_lost(tmp_path):
     class LosingEverything(ArithmeticExecutor):
         def run(self, request, folder, **rest):
             finding = super().run(request, folder, **rest)
-            return finding if request.kind == "inspect" else ProbeResult(LOST, 0, 1.0)
+            return finding if request.kind == "inspect" else ProbeResult(answer=LOST, baseline=0, seconds=1.0)
 
     paths = create_run(SPEC, tmp_path)
     with pytest.raises(NothingTrained, match="--retry-lost"):

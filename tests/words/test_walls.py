@@ -26,6 +26,7 @@ WORDS = (
     "outcome",
     "prediction",
     "printable",
+    "site",
     "specs",
     "student",
     "trial",
