@@ -6,7 +6,7 @@ APART := $(abspath $(VENV))/apart
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-long test-fast test-stability test-gpu fuzz lint format clean
+.PHONY: run test test-long check-record test-fast test-stability test-gpu fuzz lint format clean
 
 run: $(VENV)/ready  ## the main job on this machine's CPU, with a real model
 	$(BIN)/autotune run --model gpt2 --seq-len 128 --target-global-batch 8K --device cpu:3GiB \
@@ -16,10 +16,16 @@ test: lint $(VENV)/ready  ## what needs no GPU, in ten minutes; what compares sp
 	$(SIDE_BY_SIDE) -m "not gpu and not alone and not long"
 	$(BIN)/python -m pytest -m "alone and not long" tests/e2e
 
-test-long: $(APART)/ready  ## the rest that needs no GPU: minutes a file, and what needs DeepSpeed or torchao
-	$(SIDE_BY_SIDE) -m "long and not gpu and not alone"
-	PYTHONPATH=$(APART) DS_ACCELERATOR=cpu $(SIDE_BY_SIDE) --dist=loadfile -m "not gpu" -k "float8 or deepspeed" tests/numerics tests/memory
-	$(BIN)/python -m pytest -m "alone and long" tests/e2e
+test-long: $(APART)/ready  ## the rest that needs no GPU (minutes a file, DeepSpeed, torchao), with a record of it
+	$(BIN)/python -m tests.long_record begin build/long
+	$(SIDE_BY_SIDE) -m "long and not gpu and not alone" --junit-xml=build/long/long.xml
+	PYTHONPATH=$(APART) DS_ACCELERATOR=cpu $(SIDE_BY_SIDE) --dist=loadfile -m "not gpu" -k "float8 or deepspeed" \
+		--junit-xml=build/long/apart.xml tests/numerics tests/memory
+	$(BIN)/python -m pytest -m "alone and long" --junit-xml=build/long/alone.xml tests/e2e
+	$(BIN)/python -m tests.long_record end build/long
+
+check-record: $(VENV)/ready  ## whether test-long's record, tests/long_record.json, is of the code as it stands
+	$(BIN)/python -m tests.long_record check
 
 test-fast: $(VENV)/ready  ## without the tests that train for more than a few seconds
 	$(SIDE_BY_SIDE) -m "not gpu and not slow and not alone"
