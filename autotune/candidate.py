@@ -191,8 +191,7 @@ class Candidate(Frozen):
         return "disk" if kind == "cpu" and self.engine == "torch" else "host"
 
     def traced(self) -> Candidate:
-        """Return it with the defaults of what changes nothing that a step asks of the device: allocator and
-        loader."""
+        """Return this candidate with the default allocator and loader, which change nothing that a trace records."""
         names = (*ALLOCATOR, *LOADER)
         return self.model_copy(update={name: Candidate.model_fields[name].default for name in names})
 

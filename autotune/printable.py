@@ -1,7 +1,7 @@
-"""Text that somebody else wrote, made fit to be shown: file names, keys, exception texts, what a worker said.
+r"""Text that somebody else wrote, made fit to be shown: file names, keys, exception texts, what a worker said.
 
 Such text is data. On a terminal a control character moves the cursor or paints the screen, and bidirectional marks
-reorder a line, so all of them are written out (`\\x1b`); what is too long is cut, with its length.
+reorder a line, so all of them are written out (`\x1b`); what is too long is cut, with its length.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def check_plain(data: object, source: str) -> None:
 
 
 def _require_characters(text: str, source: str) -> None:
-    """Raise InputError for text that an escape (`\\ud800`) makes of half a character: no file can hold it."""
+    r"""Raise InputError for text that an escape (`\ud800`) makes of half a character: no file can hold it."""
     if _HALF.search(text):
         raise InputError(
             f"{source}: {quoted(text)} holds half a character (a lone surrogate), and so is no text"

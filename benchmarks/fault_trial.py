@@ -220,7 +220,7 @@ def _leave_mounts() -> None:
 
 
 def mount(source: str, target: Path | str, kind: str | None, flags: int = 0, options: str = "") -> None:
-    """Mount as mount(2) does. Raises NotAllowed."""
+    """Attach a file system, as the system call of that name does. Raises NotAllowed."""
     encoded = [None if text is None else str(text).encode() for text in (source, target, kind)]
     _call(_libc.mount, *encoded, ctypes.c_ulong(flags), options.encode())
 

@@ -1,0 +1,1 @@
+"""Where probes run: here, on several ranks, or nowhere, answered by prediction."""

@@ -92,6 +92,7 @@ class States(NamedTuple):
 
     @property
     def total(self) -> float:
+        """The sum of all parts, in bytes a parameter or bytes, as the parts are."""
         return sum(self)
 
 

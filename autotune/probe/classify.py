@@ -112,7 +112,7 @@ def _killed_for_memory(report: Report, ending: Exit, kind: Kind) -> Oom | None:
 
 
 def _died_of_refusal(report: Report, ending: Exit, kind: Kind, data_limit: int | None) -> Oom | None:
-    """A native library died where the kernel was about to refuse it memory.
+    """Return the OOM where a native library died just when the kernel was about to refuse it memory, else None.
 
     The supervisor's samples are the only evidence: private memory within 5% of the limit during the last quarter
     of a second. The two ways to be wrong do not cost the same. A library's own bug taken for a refusal

@@ -58,7 +58,9 @@ class Launcher(Protocol):
         timeout: float,
         on_progress: Callable[[Progress], None] | None = None,
         cancel: int | None = None,
-    ) -> Report: ...
+    ) -> Report:
+        """Run a probe until it ends, `timeout` seconds pass or `cancel` is readable; return what became of it."""
+        ...
 
 
 def launch(

@@ -35,7 +35,7 @@ class Messages:
         self._extend(rest)
 
     def close(self) -> None:
-        """The stream has ended: a last line without its newline was cut off, and is no message."""
+        """End the stream: a last line without its newline was cut off, and is no message."""
         if self._line:
             self._violation(f"the last line was cut off after {len(self._line)} bytes")
             self._line.clear()

@@ -1,0 +1,1 @@
+"""Show a run to people: live on the terminal while it runs, and as tables or JSON afterwards."""

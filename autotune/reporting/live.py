@@ -55,9 +55,11 @@ class Terminal:
                 self._console.print(self._table())
 
     def inspecting(self) -> None:
+        """Print that the model is being looked at."""
         self._say(f"looking at {self._spec.model.name}")
 
     def inspected(self, facts: ModelFacts, context: SearchContext, history: History) -> None:
+        """Print model, device and global batch, and the trials that a resumed run has already."""
         self._context = context
         self._trials = history
         goal, batches = self._spec.goal, context.batches(context.base)
@@ -83,19 +85,23 @@ class Terminal:
                 self._plain(trial)
 
     def tracing(self, candidate: Candidate) -> None:
+        """Print which rung is being traced."""
         self._say(f"tracing {title_of(candidate)}")
 
     def traced(self, entry: RungTraced) -> None:
+        """Print why a rung is not predicted, where it is not."""
         self._now = ""
         if entry.reason:
             title = title_of(entry.candidate)
             self._console.print(Text(f"{title} is not predicted: {entry.reason}", style="yellow"))
 
     def skipping(self, skip: Skip) -> None:
+        """Print what is skipped, and the prediction that says so."""
         assert self._context is not None
         self._console.print(Text(skipped(skip.candidate, skip.prediction, self._context), style="dim"))
 
     def trying(self, number: int, attempt: Try, ahead: int) -> None:
+        """Print which probe begins, and why."""
         candidate = attempt.candidate
         self._ahead = ahead
         self._say(
@@ -103,9 +109,11 @@ class Terminal:
         )
 
     def progressing(self, progress: Progress) -> None:
+        """Show the phase that the worker is in."""
         self._phase = PHASES[progress.phase] + (f", step {progress.step}" if progress.step else "")
 
     def tried(self, trial: Trial) -> None:
+        """Print a finished probe."""
         assert self._context is not None
         self._trials += (trial,)
         self._ahead = max(0, self._ahead - 1)
@@ -113,19 +121,23 @@ class Terminal:
         self._plain(trial)
 
     def lost(self, work: Literal["probe", "proof"], number: int, outcome: Lost) -> None:
+        """Print that something outside ended a probe or a proof."""
         self._console.print(
             Text(f"{work} {number} was ended from outside: {outcome.message}", style="yellow")
         )
 
     def searched(self, done: Done) -> None:
+        """Print why the search is over."""
         self._say(f"search over: {done.why}")
 
     def proving(self, score: Score) -> None:
+        """Print which configuration is relaunched."""
         candidate = score.trial.candidate
         what = f"{title_of(candidate)}, micro-batch {candidate.micro_batch}"
         self._say(f"proving probe {score.trial.number} from its file: {what}")
 
     def proved(self, proof: ProofFinished) -> None:
+        """Print what the relaunch showed."""
         self._now = ""
         style = "green" if proof.passed else "yellow"
         self._console.print(Text(f"proof of probe {proof.number}: {proof.why}", style=style))

@@ -186,7 +186,7 @@ class Best(Frozen):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
-        """A hand-edited file must not describe a batch that was not measured."""
+        """Refuse a hand-edited file that describes a batch that was not measured."""
         shared = " x candidate.tensor_parallel" if self.candidate.tensor_parallel > 1 else ""
         pairs = (
             ("candidate.micro_batch", self.candidate.micro_batch, "accumulation.micro_batch",
@@ -249,8 +249,10 @@ class Best(Frozen):
 
 
 class _Representer(RoundTripRepresenter):
-    """Writes null, and 1e-05 as 1.0e-05: readers of YAML 1.1, which many tools still are, take the latter
-    for text."""
+    """Writes None as `null`, and 1e-05 as 1.0e-05.
+
+    Readers of YAML 1.1, which many tools still are, would take 1e-05 for text.
+    """
 
     def represent_plain_float(self, value: float) -> ScalarNode:
         digits, e, exponent = repr(value).partition("e")

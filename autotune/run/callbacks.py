@@ -58,26 +58,38 @@ class RunCallbacks(Protocol):
 class NoCallbacks:
     """Callbacks that say nothing."""
 
-    def inspecting(self) -> None: ...
+    def inspecting(self) -> None:
+        """Do nothing."""
 
-    def inspected(self, facts: ModelFacts, context: SearchContext, history: History) -> None: ...
+    def inspected(self, facts: ModelFacts, context: SearchContext, history: History) -> None:
+        """Do nothing."""
 
-    def tracing(self, candidate: Candidate) -> None: ...
+    def tracing(self, candidate: Candidate) -> None:
+        """Do nothing."""
 
-    def traced(self, entry: RungTraced) -> None: ...
+    def traced(self, entry: RungTraced) -> None:
+        """Do nothing."""
 
-    def skipping(self, skip: Skip) -> None: ...
+    def skipping(self, skip: Skip) -> None:
+        """Do nothing."""
 
-    def trying(self, number: int, attempt: Try, ahead: int) -> None: ...
+    def trying(self, number: int, attempt: Try, ahead: int) -> None:
+        """Do nothing."""
 
-    def progressing(self, progress: Progress) -> None: ...
+    def progressing(self, progress: Progress) -> None:
+        """Do nothing."""
 
-    def tried(self, trial: Trial) -> None: ...
+    def tried(self, trial: Trial) -> None:
+        """Do nothing."""
 
-    def lost(self, work: Literal["probe", "proof"], number: int, outcome: Lost) -> None: ...
+    def lost(self, work: Literal["probe", "proof"], number: int, outcome: Lost) -> None:
+        """Do nothing."""
 
-    def searched(self, done: Done) -> None: ...
+    def searched(self, done: Done) -> None:
+        """Do nothing."""
 
-    def proving(self, score: Score) -> None: ...
+    def proving(self, score: Score) -> None:
+        """Do nothing."""
 
-    def proved(self, proof: ProofFinished) -> None: ...
+    def proved(self, proof: ProofFinished) -> None:
+        """Do nothing."""

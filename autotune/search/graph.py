@@ -133,7 +133,6 @@ class Graph(Frozen):
 
     def _loop(self) -> list[str]:
         """Return the nodes of some loop, or an empty list."""
-
         sound: set[str] = set()
 
         def visit(name: str, path: list[str]) -> list[str]:

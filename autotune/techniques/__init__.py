@@ -1,0 +1,1 @@
+"""What each technique is: its values, titles, rules with reasons, needs, savings and costs. Imports no torch."""

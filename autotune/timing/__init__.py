@@ -1,0 +1,1 @@
+"""Predict seconds: a roofline, collectives, and the correction by what probes measured."""

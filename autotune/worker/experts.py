@@ -48,6 +48,7 @@ class ChosenRows(nn.Module):  # type: ignore[misc]  # mypy does not follow torch
         )
 
     def forward(self, whole: Tensor) -> Tensor:
+        """Return the whole tensor, whose gradient reaches the chosen rows alone."""
         result: Tensor = _Rows.apply(*self.rows.values(), whole, self._experts)
         return result
 

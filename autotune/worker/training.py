@@ -20,9 +20,13 @@ Batch = Mapping[str, Tensor]
 class StepOptimizer(Protocol):
     """What a step needs of an optimizer; torch's own have it, and so have the offloaded ones."""
 
-    def step(self) -> None: ...
+    def step(self) -> None:
+        """Update every parameter from its gradient."""
+        ...
 
-    def zero_grad(self) -> None: ...
+    def zero_grad(self) -> None:
+        """Drop the gradients, or set them to zero."""
+        ...
 
     def state_tensors(self) -> Iterator[Tensor]:
         """Every tensor of optimizer state, wherever it lives."""

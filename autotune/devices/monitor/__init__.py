@@ -1,0 +1,1 @@
+"""What asks a vendor's library about a GPU."""

@@ -70,8 +70,11 @@ class Nvml(Protocol):
 
 
 class NvmlLibrary:
-    """The real one, through `pynvml`. Opened once and kept open: that keeps the driver loaded, and so the
-    starting level of memory steady, and it is no CUDA context."""
+    """NVML itself, through `pynvml`.
+
+    It is opened once and kept open: that keeps the driver loaded, and so the starting level of memory steady. It is no
+    CUDA context.
+    """
 
     def __init__(self) -> None:
         """Raise NoGpu where there is no library or no driver, NvmlError where they do not work."""

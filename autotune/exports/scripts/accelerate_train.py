@@ -20,6 +20,7 @@ KERNEL = {TRAINING["optimizer_kernel"]: True}  # fused or foreach, of torch's ow
 
 
 def adamw_8bit(parameters):
+    """Return bitsandbytes' AdamW with its state in 8 bits, at the learning rate that was measured with."""
     from bitsandbytes.optim import AdamW  # pip install bitsandbytes
 
     return AdamW(parameters, lr=2e-4, weight_decay=0.01, optim_bits=8)
@@ -37,6 +38,7 @@ OPTIMIZERS = {
 
 
 def main() -> None:
+    """Train from training.json with accelerate."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10, help="optimizer steps")
     train(parser.parse_args().steps)

@@ -25,6 +25,7 @@ COLLATE = default_collate
 
 
 def main() -> None:
+    """Train from best.yaml with the parts of autotune that were measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10, help="optimizer steps")
     parser.add_argument(

@@ -17,6 +17,7 @@ ARGUMENTS = json.loads(Path(__file__).with_name("training_arguments.json").read_
 
 
 def main() -> None:
+    """Train from training_arguments.json with the Trainer of transformers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10, help="optimizer steps")
     train(parser.parse_args().steps)

@@ -1,0 +1,1 @@
+"""Build a training: the model, the optimizer, and every technique in its order."""

@@ -64,6 +64,7 @@ class Observer:
         """Gradient bytes alive at the end of the last backward: all of them."""
 
     def look(self, phase: Phase) -> None:
+        """Count the gradients' bytes at the end of a phase."""
         if phase == "forward":
             self.in_forward = gradient_bytes(self._training)
         elif phase == "backward":

@@ -86,8 +86,9 @@ def meter_for(device: torch.device) -> Meter:
 
 
 class CpuMeter:
-    """Anonymous memory as the kernel counts it. `reserved` is what RLIMIT_DATA counts: private writable
-    memory.
+    """Anonymous memory as the kernel counts it.
+
+    `reserved` is what RLIMIT_DATA counts: private writable memory.
     """
 
     asynchronous = False
@@ -104,6 +105,7 @@ class CpuMeter:
         """Do nothing: CPU operations are done when they return."""
 
     def lap(self) -> Lap:
+        """Return memory now and at its peak since the last lap, in bytes beyond the baseline, and begin anew."""
         now, peak = self._memory.now(), self._memory.peak()
         self._anonymous_peak = max(self._anonymous_peak, peak.anonymous)
         self._data_peak = max(self._data_peak, peak.data)
@@ -112,13 +114,16 @@ class CpuMeter:
         return Lap(end=self._beyond(now.anonymous), peak=self._beyond(peak.anonymous))
 
     def now(self) -> int:
+        """Return the bytes held now beyond the baseline."""
         return self._beyond(self._memory.now().anonymous)
 
     def disown(self, tensors: int) -> None:
+        """Leave what is held now beyond `tensors` bytes out of laps from now on."""
         self._disowned = 0
         self._disowned = max(0, self.now() - tensors)
 
     def peaks(self) -> Peaks:
+        """Return the peaks of the process's whole life so far, in bytes."""
         peak = self._memory.peak()
         return Peaks(
             reserved=max(self._data_peak, peak.data),
@@ -127,6 +132,7 @@ class CpuMeter:
         )
 
     def section(self) -> int:
+        """Return the most that counted against the limit since the last call, in bytes, and begin anew."""
         self.lap()
         most, self._section = self._section, 0
         return most
@@ -139,6 +145,7 @@ class CpuMeter:
         return max(0, room - max(0, self._memory.peak().data - self._memory.now().data))
 
     def close(self) -> None:
+        """Stop the sampling process."""
         self._memory.close()
 
     def _beyond(self, anonymous: int) -> int:
@@ -169,9 +176,11 @@ class CudaMeter:
         self.lap()
 
     def synchronize(self) -> None:
+        """Wait until the device has done all that was asked of it."""
         torch.cuda.synchronize(self._device)
 
     def lap(self) -> Lap:
+        """Return the allocated bytes now and at their peak since the last lap, and begin anew."""
         stats = torch.cuda.memory_stats(self._device)
         used, reserved = self._device_used(), stats["reserved_bytes.all.peak"]
         self._reserved_peak = max(self._reserved_peak, reserved)
@@ -181,12 +190,14 @@ class CudaMeter:
         return Lap(end=stats["allocated_bytes.all.current"], peak=stats["allocated_bytes.all.peak"])
 
     def now(self) -> int:
+        """Return the allocated bytes."""
         return int(torch.cuda.memory_allocated(self._device))
 
     def disown(self, tensors: int) -> None:
         """Do nothing: the allocator's counters know tensors alone."""
 
     def peaks(self) -> Peaks:
+        """Return the peaks of the process's whole life so far, in bytes, with the allocator's retries."""
         stats = torch.cuda.memory_stats(self._device)
         reserved = max(self._reserved_peak, stats["reserved_bytes.all.peak"])
         return Peaks(
@@ -197,11 +208,13 @@ class CudaMeter:
         )
 
     def section(self) -> int:
+        """Return the most that the device held for this process since the last call, in bytes, and begin anew."""
         self.lap()
         most, self._section = self._section, 0
         return most
 
     def free(self) -> int | None:
+        """Return the bytes that are free on the device."""
         return int(torch.cuda.mem_get_info(self._device)[0])
 
     def close(self) -> None:

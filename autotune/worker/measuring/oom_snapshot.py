@@ -53,9 +53,7 @@ class CudaWitness:
         )
 
     def _refused(self, device: int, requested: int, granted: int, free: int) -> None:  # noqa: ARG002
-        """Called by the allocator, before anything is unwound: (device, bytes, device's total, device's
-        free).
-        """
+        """Keep what was requested and what was free, in bytes. The allocator calls this before anything is unwound."""
         self.requested, self.free = requested, free
         try:
             (self._folder / SUMMARY).write_text(torch.cuda.memory_summary(self._device), encoding="utf-8")

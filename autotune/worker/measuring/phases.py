@@ -51,6 +51,7 @@ class Phases:
 
     @property
     def meter(self) -> Meter:
+        """The meter that measures phases; it has to be set before."""
         assert self._meter is not None, "the meter is set before anything is built"
         return self._meter
 
@@ -69,9 +70,7 @@ class Phases:
                 self._reports.pop(phase, None)
 
     def pause(self) -> None:
-        """End the current phase; what follows belongs to none, but a failure there is still reported as in
-        it.
-        """
+        """End the current phase. What follows belongs to none, but a failure there is still reported as in it."""
         self._end(boundary=True)
         self._opened = None
 

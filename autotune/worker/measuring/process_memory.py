@@ -17,8 +17,9 @@ _RESET_PEAK = b"5"  # proc_pid_clear_refs(5)
 
 
 class MemoryUse(NamedTuple):
-    """What a process holds. See proc_pid_statm(5); memory that it shares with a mapped file is in `mapped`
-    alone.
+    """What a process holds, in bytes, as proc_pid_statm(5) has it.
+
+    Memory that it shares with a mapped file is in `mapped` alone.
     """
 
     anonymous: int

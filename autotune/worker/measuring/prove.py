@@ -1,5 +1,6 @@
-"""A `prove` probe: training for as long as it is asked for, with what loads memory most, then an evaluation and a
-checkpoint, as production training has them.
+"""A `prove` probe: it trains for as long as asked, then under stress, then evaluates and saves a checkpoint.
+
+These are the loads of production training that a plain probe does not have.
 """
 
 from __future__ import annotations
@@ -108,9 +109,7 @@ def thinned(losses: Sequence[float]) -> tuple[float, ...]:
 
 
 def steps_that_fit(accumulation_steps: int, seconds: float, parts: StepTimes) -> int:
-    """Return how many micro-steps a global step may have so that three fit in `seconds`; at least two, or
-    all.
-    """
+    """Return how many micro-steps a global step may have so that three fit in `seconds`; at least two, or all."""
     each = seconds / WHOLE_STEPS - parts.optimizer_step
     fitting = int(each / max(parts.last_micro_step, 1e-9))
     return min(accumulation_steps, max(MICRO_STEPS, fitting))

@@ -146,8 +146,9 @@ class Stepper:
 
 
 def gradient_norm(training: Training) -> Tensor:
-    """Return the 2-norm of this process's gradients as one number on their device; it takes no memory of
-    their size. Scaled gradients are unscaled first, as whoever clips them has to.
+    """Return the 2-norm of this process's gradients as one number on their device.
+
+    It takes no memory of their size. Scaled gradients are unscaled first, as whoever clips them has to.
     """
     if training.scaling is not None:
         training.scaling.unscale()

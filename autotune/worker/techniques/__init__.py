@@ -1,0 +1,1 @@
+"""Apply techniques to a model or an optimizer, in files named as their declarations."""

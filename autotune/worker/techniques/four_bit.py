@@ -68,6 +68,7 @@ class FourBitLinear(nn.Linear):  # type: ignore[misc]  # mypy does not follow to
         return weight.to(self.dtype)
 
     def forward(self, input: Tensor) -> Tensor:
+        """Multiply by the dequantized weight, which is not kept for backward."""
         product: Tensor = _Product.apply(input.to(self.dtype), self)
         return product if self.bias is None else product + self.bias.to(self.dtype)
 

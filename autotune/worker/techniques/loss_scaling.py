@@ -54,6 +54,7 @@ class ScaledOptimizer:
         self._unscaled = True
 
     def step(self) -> None:
+        """Divide the gradients by the scale, update unless one is infinite or NaN, and adapt the scale."""
         if not self._unscaled:
             self.unscale()
         taken = self._whole.steps
@@ -65,9 +66,11 @@ class ScaledOptimizer:
             self.collapsed = self._scaler.get_scale() < LEAST
 
     def zero_grad(self) -> None:
+        """Drop the gradients, so that their memory is free until the next backward pass."""
         self._optimizer.zero_grad()
 
     def state_tensors(self) -> Iterator[Tensor]:
+        """Return every tensor of the optimizer's state."""
         return self._optimizer.state_tensors()
 
 

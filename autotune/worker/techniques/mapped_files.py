@@ -157,6 +157,7 @@ class MappedOptimizer:
         self._files = files
 
     def step(self) -> None:
+        """Update every parameter from its gradient."""
         for optimizer in self._optimizers:
             if optimizer.state:
                 optimizer.step()
@@ -173,10 +174,12 @@ class MappedOptimizer:
                     state[name] = self._files.copy_of(value)
 
     def zero_grad(self) -> None:
+        """Drop the gradients, so that their memory is free until the next backward pass."""
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state_tensors(self) -> Iterator[Tensor]:
+        """Return every tensor of the optimizer's state."""
         return state_tensors(self._optimizers)
 
 

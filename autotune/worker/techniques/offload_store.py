@@ -53,16 +53,20 @@ class HostRest:
         self._module: Any = torch.get_device_module(device)
 
     def room_like(self, tensor: Tensor) -> Tensor:
+        """Return room for a tensor, with any values. Raises OutOfSpace where there is none."""
         with _pinning(tensor.numel() * tensor.element_size()):
             return torch.empty_like(tensor, device="cpu", pin_memory=self._pin, requires_grad=False)
 
     def store(self, tensor: Tensor, room: Tensor) -> None:
+        """Start copying a tensor of the device to its room."""
         room.copy_(tensor, non_blocking=True)
 
     def fetch(self, room: Tensor, tensor: Tensor) -> None:
+        """Start copying to a tensor of the device what was stored last in the room, or in a part of it."""
         tensor.copy_(room, non_blocking=True)
 
     def settle(self) -> None:
+        """Wait until all that was stored is in its room."""
         self._module.synchronize()
 
 
@@ -93,9 +97,11 @@ class DiskRest:
         self._next = 0
 
     def room_like(self, tensor: Tensor) -> Tensor:
+        """Return room for a tensor, with any values. Raises OutOfSpace where there is none."""
         return self._room(tensor)
 
     def store(self, tensor: Tensor, room: Tensor) -> None:
+        """Start copying a tensor of the device to its room."""
         if not _alike(tensor, room):
             self.settle()
             room.copy_(tensor)
@@ -106,6 +112,7 @@ class DiskRest:
             buffer.copied, buffer.onward = self._module.current_stream().record_event(), onward
 
     def fetch(self, room: Tensor, tensor: Tensor) -> None:
+        """Start copying to a tensor of the device what was stored last in the room, or in a part of it."""
         storage = room.untyped_storage()._cdata
         if any(b.onward is not None and b.onward.untyped_storage()._cdata == storage for b in self._buffers):
             self.settle()
@@ -120,6 +127,7 @@ class DiskRest:
             buffer.copied = self._module.current_stream().record_event()
 
     def settle(self) -> None:
+        """Wait until all that was stored is in its room."""
         # In the order in which they were filled: a room may have been stored to twice.
         for place in range(len(self._buffers)):
             _empty(self._buffers[(self._next + place) % len(self._buffers)])

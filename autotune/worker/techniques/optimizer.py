@@ -79,6 +79,7 @@ class PlainOptimizer:
         self._optimizer = make(parameters)
 
     def step(self) -> None:
+        """Update every parameter from its gradient."""
         self._optimizer.step()
 
     def zero_grad(self) -> None:
@@ -86,6 +87,7 @@ class PlainOptimizer:
         self._optimizer.zero_grad(set_to_none=True)
 
     def state_tensors(self) -> Iterator[Tensor]:
+        """Return every tensor of the optimizer's state."""
         return state_tensors([self._optimizer])
 
 

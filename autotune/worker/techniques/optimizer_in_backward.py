@@ -34,4 +34,5 @@ class BackwardOptimizer:
         """Do nothing: no gradient is left."""
 
     def state_tensors(self) -> Iterator[Tensor]:
+        """Return every tensor of the optimizer's state."""
         return state_tensors(self._optimizers.values())

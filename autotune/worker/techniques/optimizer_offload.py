@@ -42,6 +42,7 @@ class StreamedOptimizer:
         self._up, self._down = self._module.Stream(), self._module.Stream()
 
     def step(self) -> None:
+        """Update parameter by parameter, while the next one's state comes and the last one's leaves."""
         compute = self._module.current_stream()
         slots = [slot for slot in self._slots if self._has_gradient(slot.parameter)]
         leaving: deque[_Departure] = deque()
@@ -99,6 +100,7 @@ class StreamedOptimizer:
         return _Departure(list(copies.values()), self._down.record_event())
 
     def zero_grad(self) -> None:
+        """Drop the gradients, wherever they are kept."""
         for slot in self._slots:
             slot.optimizer.zero_grad(set_to_none=True)
         if self._gradients is not None:

@@ -1,0 +1,1 @@
+"""Run a training on tensors without data, and record every allocation and operator."""

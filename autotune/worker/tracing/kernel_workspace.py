@@ -26,7 +26,7 @@ def _rounded(number: int, multiple: int) -> int:
 
 
 def _flash_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
-    """dq in float32, the softmax's row sums, and dk, dv per query head where keys and values are shared.
+    """Yield dq in float32, the softmax's row sums, and dk, dv per query head where keys and values are shared.
 
     `mha_bwd` in aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
     """
@@ -41,7 +41,7 @@ def _flash_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterabl
 
 
 def _efficient_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
-    """The row sums, and dq in float32 where the type is narrower (`attention_backward.cu`)."""
+    """Yield the row sums, and dq in float32 where the type is narrower (`attention_backward.cu`)."""
     query = args[1]
     batch, heads, length, head = query.shape
     yield batch * heads * _rounded(length, 32) * 4
@@ -50,7 +50,7 @@ def _efficient_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ite
 
 
 def _embedding_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
-    """Sorted indices with their origins, twice while sorting, and partial sums of ten rows each (`Embedding.cu`).
+    """Yield sorted indices with their origins, twice while sorting, and partial sums of ten rows each (`Embedding.cu`).
 
     Up to 3072 indices the kernel sorts nothing; these bytes are counted there too, so that sizes stay affine in the
     micro-batch: some 5 MB too many for a width of 4096.
@@ -137,7 +137,7 @@ def _output_bytes(images: Any, weight: Any, stride: Any, padding: Any, dilation:
 def _patch_embedding_backward(
     gradient: Any, images: Any, weight: Any, stride: Any, padding: Any, groups: int
 ) -> Iterable[int]:
-    """A thread's unfolded image and four copies of the weight's gradient, and the gradient made contiguous.
+    """Yield a thread's unfolded image and four copies of the weight's gradient, and the gradient made contiguous.
 
     Measured: oneDNN's matrix-product convolution takes threads x (4 x weight + image) + 256 B, for kernels of
     3x16x16 and 3x32x32, 256 and 768 channels, 1 to 6 images and 1 and 2 threads, to the byte (torch 2.13, AVX-512).
@@ -153,7 +153,7 @@ def _patch_embedding_backward(
 
 
 def _update_8bit(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
-    """Five copies of the parameter in float32: both moments, the gradient, and a root with its quotient.
+    """Yield five copies of the parameter in float32: both moments, the gradient, and a root with its quotient.
 
     `_optimizer_update_8bit_blockwise_cpu` in bitsandbytes/backends/cpu/ops.py; its CUDA kernel has none.
     """
@@ -161,12 +161,12 @@ def _update_8bit(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[i
 
 
 def _gloo_all_gather(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
-    """All ranks' parts in one buffer, before they are copied to the output (`AsyncAllgatherWork`)."""
+    """Yield all ranks' parts in one buffer, before they are copied to the output (`AsyncAllgatherWork`)."""
     yield args[0].numel() * args[0].element_size()
 
 
 def _gloo_reduce_scatter(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
-    """A copy of the whole input, which is reduced on every rank (`reduce_scatter_tensor_coalesced`)."""
+    """Yield a copy of the whole input, which is reduced on every rank (`reduce_scatter_tensor_coalesced`)."""
     yield args[1].numel() * args[1].element_size()
 
 

@@ -275,7 +275,7 @@ def _timeline(
     micro_steps: int,
     seen: AttentionKernels | None,
 ) -> Timeline:
-    """Number the slots that the segments use from 0 on, and put all together."""
+    """Return the timeline of all segments, with the slots that they use numbered from 0 on."""
     building, micro, first, update, single, evaluation = segments
     used: dict[int, int] = {}
     for segment in filter(None, segments):

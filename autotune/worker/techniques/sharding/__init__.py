@@ -1,0 +1,1 @@
+"""Apply what lets several ranks share a training: DDP, ZeRO, FSDP2, DeepSpeed, tensor parallelism."""

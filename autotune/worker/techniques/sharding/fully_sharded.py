@@ -151,16 +151,19 @@ class ShardOptimizer:
         self._all = [parameter for parameter, _ in pairs]
 
     def step(self) -> None:
+        """Update this rank's shards from their gradients."""
         for parameter, part in self._pairs:
             part.grad = None if parameter.grad is None else _local(as_kept(parameter.grad, parameter))
         self._optimizer.step()
 
     def zero_grad(self) -> None:
+        """Drop the gradients of shards and of distributed tensors."""
         self._optimizer.zero_grad()
         for parameter in self._all:
             parameter.grad = None
 
     def state_tensors(self) -> Iterator[Tensor]:
+        """Return every tensor of optimizer state of this rank's shards."""
         return self._optimizer.state_tensors()
 
 

@@ -18,9 +18,11 @@ class Group(Ranks):
     """Ranks with a process group to talk through."""
 
     def largest(self, value: float) -> float:
+        """Return the largest of all ranks' values, on every rank."""
         return self._reduced(value, dist.ReduceOp.MAX)
 
     def mean(self, value: float) -> float:
+        """Return the mean of all ranks' values, on every rank."""
         return self._reduced(value, dist.ReduceOp.SUM) / self.size
 
     def _reduced(self, value: float, operation: dist.ReduceOp.RedOpType) -> float:

@@ -52,14 +52,17 @@ class InPlace:
         self._model = model
 
     def step(self) -> None:
+        """Update every parameter from its gradient."""
         self._optimizer.step()
 
     def zero_grad(self) -> None:
+        """Set the gradients to zero where they are."""
         gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
         if gradients:
             torch._foreach_zero_(gradients)
 
     def state_tensors(self) -> Iterator[Tensor]:
+        """Return every tensor of the optimizer's state."""
         return self._optimizer.state_tensors()
 
 
@@ -78,10 +81,13 @@ class Zero1Optimizer:
         )
 
     def step(self) -> None:
+        """Update this rank's parameters, and exchange the updated ones with the other ranks."""
         self._optimizer.step()
 
     def zero_grad(self) -> None:
+        """Drop the gradients, or zero them where they are views."""
         self._optimizer.zero_grad(set_to_none=True)
 
     def state_tensors(self) -> Iterator[Tensor]:
+        """Return every tensor of this rank's part of the optimizer's state."""
         return state_tensors([self._optimizer.optim])

@@ -77,6 +77,7 @@ class Casts:
         return known[1]
 
     def clear(self) -> None:
+        """Forget all cached casts."""
         self._copies.clear()
 
 

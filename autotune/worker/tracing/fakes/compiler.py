@@ -41,6 +41,7 @@ class Kernel:
         self._recorder = recorder
 
     def __call__(self, *args: Any) -> None:
+        """Record the bytes of the arguments as moved by one fused kernel."""
         self._recorder.log.fused([value for value in args if isinstance(value, Tensor)])
 
 
