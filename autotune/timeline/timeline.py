@@ -163,8 +163,8 @@ class Timeline:
     def sizes_in(self, place: Place, micro_batch: int, rounding: int | None = None) -> list[int]:
         """Return the size of every slot in bytes at a micro-batch, and 0 for slots in another place.
 
-        Sizes are rounded up to multiples of `rounding` bytes; by default to the CUDA allocator's blocks on a GPU, and not
-        at all elsewhere.
+        Sizes are rounded up to multiples of `rounding` bytes: by default to the CUDA allocator's blocks on a GPU, and
+        not at all elsewhere.
         """
         if rounding is None:
             rounding = CUDA_BLOCK if self.device == "cuda" and place == "device" else 1
