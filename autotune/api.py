@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
-from autotune.candidate import Optimizer
 from autotune.errors import InputError
+from autotune.estimation.request import EstimateReport, EstimateRequest
+from autotune.keywords import EstimateKeywords, RunKeywords, shows
 from autotune.models.callable import importable
+from autotune.options import RunOptions
 from autotune.run.best import Best
 from autotune.run.callbacks import RunCallbacks
 from autotune.run.events import Record
 from autotune.run.folder import find_run, load_spec, new_run
 from autotune.run.journal import read_record
 from autotune.run.paths import RunPaths
-from autotune.specs import RunSpec, StrategyName
-
-if TYPE_CHECKING:
-    from autotune.estimation.request import EstimateReport
-
-Model = str | Path | Callable[[], Any]
-"""A preset, a path to a config.json or its folder, a hub name, `module:function` or `file.py:function`; or the function
-itself, which returns `(module, make_batch)`, `(module, dataset)` or `(module, dataset, collate)`."""
+from autotune.specs import RunSpec
 
 
 @dataclass(frozen=True)
@@ -46,34 +41,9 @@ class Run:
         return Best.read(self.paths.best)
 
 
+@shows(RunKeywords, RunOptions)
 def tune(
-    *,
-    model: Model,
-    target_global_batch: str | int,
-    device: str | None = None,
-    seq_len: int | None = None,
-    lengths: str | Path | None = None,
-    optimizer: Optimizer | None = None,
-    gpus: int | None = None,
-    nodes: int | None = None,
-    headroom: float | None = None,
-    exact: bool | None = None,
-    max_probes: int | None = None,
-    time_budget: str | float | None = None,
-    probe_timeout: str | float | None = None,
-    sample_time: str | float | None = None,
-    proof_time: str | float | None = None,
-    memory_tolerance: float | None = None,
-    speed_tolerance: float | None = None,
-    space: str | Path | None = None,
-    strategy: StrategyName | None = None,
-    seed: int | None = None,
-    predict: bool | None = None,
-    block_class: str | None = None,
-    train: Sequence[str] | None = None,
-    trust_remote_code: bool | None = None,
-    runs: str | Path = "runs",
-    callbacks: RunCallbacks | None = None,
+    *, runs: str | Path = "runs", callbacks: RunCallbacks | None = None, **options: Unpack[RunKeywords]
 ) -> Best:
     """Find, prove and emit the fastest configuration that fits; return what `best.yaml` says.
 
@@ -86,13 +56,13 @@ def tune(
     Raises InputError with every mistake, NothingFits, NothingTrained, NothingProven, ModelError with the model's own
     traceback, or another AutotuneError where this machine fails. What was recorded stays: `load_run("last")`.
     """
-    given = _given(locals(), "runs", "callbacks")
     from autotune.devices.find import check_device
     from autotune.executors.find import find_executor
-    from autotune.options import RunOptions, to_spec
     from autotune.run.loop import tune as loop
+    from autotune.run.spec import to_spec
     from autotune.tracing.client import LocalTracer
 
+    given = _given(options)
     base = _name_model(given)
     spec = to_spec(RunOptions.load(given, "options"), check_device, base)
     tracer = LocalTracer()
@@ -101,23 +71,8 @@ def tune(
         return loop(spec, paths, executor, callbacks, tracer)
 
 
-def estimate(
-    *,
-    model: Model,
-    gpu: str | None = None,
-    gpus: int | None = None,
-    nodes: int | None = None,
-    seq_len: int | None = None,
-    lengths: str | Path | None = None,
-    micro_batch: int | None = None,
-    accumulation_steps: int | None = None,
-    headroom: float | None = None,
-    space: str | Path | None = None,
-    candidate: Mapping[str, Any] | None = None,
-    block_class: str | None = None,
-    train: Sequence[str] | None = None,
-    trust_remote_code: bool | None = None,
-) -> EstimateReport:
+@shows(EstimateKeywords, EstimateRequest)
+def estimate(**options: Unpack[EstimateKeywords]) -> EstimateReport:
     """Predict memory and speed on a GPU that need not be there; nothing is trained.
 
     `candidate` holds the axes of one configuration (`{"checkpointing": "full"}`); without it every rung of the search
@@ -125,13 +80,12 @@ def estimate(
     Of what is returned, `priced` holds an `estimate` for each rung (bytes, tokens per second, the largest micro-batch),
     and `unpriced` what cannot be traced, with the reason. Raises InputError with every mistake, or ProbeError.
     """
-    given = _given(locals(), "candidate")
-    from autotune.estimation.request import EstimateRequest
     from autotune.estimation.request import estimate as answer_to
     from autotune.tracing.client import LocalTracer
 
+    given = _given(options)
     base = _name_model(given)
-    return answer_to(EstimateRequest.gather({**given, **(candidate or {})}, base), LocalTracer(), base)
+    return answer_to(EstimateRequest.gather(given, base), LocalTracer(), base)
 
 
 def load_run(name: str | Path = "last", runs: str | Path = "runs") -> Run:
@@ -144,9 +98,9 @@ def load_run(name: str | Path = "last", runs: str | Path = "runs") -> Run:
     return Run(paths, load_spec(paths), read_record(paths.journal))
 
 
-def _given(values: dict[str, Any], *others: str) -> dict[str, Any]:
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords that were given, as the files of options know them: paths are text there."""
-    given = {name: value for name, value in values.items() if value is not None and name not in others}
+    given = {name: value for name, value in options.items() if value is not None}
     return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
 
 
@@ -162,9 +116,10 @@ def _name_model(given: dict[str, Any]) -> Path:
             "the file of the model calls autotune while a worker imports it; put the call under "
             '`if __name__ == "__main__":`'
         )
-    if not callable(given["model"]):
+    model = given.get("model")
+    if not callable(model):
         return Path.cwd()
-    given["model"], base = importable(given["model"])
+    given["model"], base = importable(model)
     if "lengths" in given:
         given["lengths"] = str(Path(given["lengths"]).expanduser().absolute())
     return base

@@ -7,6 +7,7 @@ in all of the memory, or in a loop without an end.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
@@ -23,6 +24,13 @@ def at_most(most: float, why: str) -> Callable[[Any], Any]:
         return value
 
     return check
+
+
+@dataclass(frozen=True)
+class Written:
+    """Part of a type: what help calls its values."""
+
+    name: str
 
 
 MOST_RANKS = 16_384
@@ -58,14 +66,22 @@ Seed = Annotated[
 ]
 Probes = Annotated[int, Field(ge=1), AfterValidator(at_most(100_000, "and no search space has so many"))]
 """Probes of a run."""
-Seconds = Annotated[float, Field(gt=0), AfterValidator(at_most(366 * 86400, "the seconds of a year"))]
+Seconds = Annotated[
+    float,
+    Field(gt=0),
+    AfterValidator(at_most(366 * 86400, "the seconds of a year")),
+    Written("TIME"),
+]
 """How long something may take."""
 Tolerance = Annotated[
     float,
     Field(gt=0),
     AfterValidator(at_most(1, "which accepts anything: a tolerance is a share, 0.05 is 5%")),
+    Written("SHARE"),
 ]
 """A share by which a proof may differ from what was recorded."""
+Headroom = Annotated[float, Field(ge=0, lt=0.9), Written("SHARE")]
+"""Share of a device's memory that stays free."""
 Count = Annotated[int, Field(ge=1), AfterValidator(at_most(10**24, "and there are not so many of anything"))]
 Amount = Annotated[int, Field(ge=0), AfterValidator(at_most(10**24, "and nothing has so many bytes"))]
 """Bytes, or a count of parameters."""

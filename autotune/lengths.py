@@ -16,7 +16,7 @@ from autotune.candidate import Sequences
 from autotune.errors import InputError
 from autotune.printable import quoted
 from autotune.units import MIB
-from autotune.user_files import decoded, parse_json_value, read_bytes
+from autotune.user_files import decoded, parse_json_value, read_bytes, user_path
 from autotune.validation import Frozen
 
 LONGEST = 2**24
@@ -225,3 +225,8 @@ def _mix(counts: tuple[tuple[int, int], ...]) -> list[int]:
             index += 1
         mix.append(counts[index][0])
     return mix[::-1]
+
+
+def read_lengths(file: str | None, base: Path) -> Lengths | None:
+    """Return a dataset's length histogram, where one is given. Raises InputError with every mistake in it."""
+    return None if file is None else Lengths.read(base / user_path(file, "--lengths"))

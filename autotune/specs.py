@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from autotune.bounds import BatchAmount, Probes, Ranks, Seconds, Seed, SeqLen, Tolerance
+from autotune.bounds import BatchAmount, Headroom, Ranks, Seed, SeqLen
 from autotune.candidate import Optimizer
 from autotune.lengths import Lengths
+from autotune.options import HEADROOM, Limits, StrategyName
 from autotune.printable import quoted
-from autotune.units import format_count, format_size, parse_bytes, parse_count, parse_duration
+from autotune.units import format_count, format_size, parse_bytes, parse_count
 from autotune.validation import Frozen
 
 Task = Literal["causal-lm", "masked-lm", "seq2seq-lm", "image-classification", "custom"]
@@ -186,42 +187,13 @@ class Goal(Frozen):
     """Machines that the devices are in, as many in each."""
     exact: bool = False
     """Refuse a micro-batch whose accumulation does not meet the target exactly."""
-    headroom: Annotated[float, Field(ge=0, lt=0.9)] = 0.05
+    headroom: Headroom = HEADROOM
     """Share of the budget that the winner must leave free."""
 
     @field_validator("target", mode="before")
     @classmethod
     def _parse_target(cls, value: object) -> object:
         return GlobalBatch.parse(str(value)) if isinstance(value, str | int) else value
-
-
-class Limits(Frozen):
-    """How much a run may spend, and how exact it must be."""
-
-    max_probes: Probes = 40
-    time_budget: Seconds | None = None
-    """Seconds for all probes together; the search ends when they are spent, the proof still runs."""
-    probe_timeout: Seconds = 600.0
-    """Seconds after which a probe is killed."""
-    sample_seconds: Seconds = 12.0
-    """Seconds of measured steps after warm-up, at most (always enough steps for an interval)."""
-    sample_steps: Annotated[int, Field(ge=2)] = 20
-    """Measured global steps in a probe, at most."""
-    proof_seconds: Seconds = 60.0
-    """Seconds of the training steps in the proof, all of them; longer global steps are cut to fewer micro-steps."""
-    memory_tolerance: Tolerance = 0.05
-    """Relative difference between proven and recorded peak."""
-    speed_tolerance: Tolerance = 0.10
-    """Share of the recorded speed that the proof may fall short by."""
-
-    @field_validator("time_budget", "probe_timeout", "sample_seconds", "proof_seconds", mode="before")
-    @classmethod
-    def _parse_seconds(cls, value: object) -> object:
-        return parse_duration(value) if isinstance(value, str) else value
-
-
-StrategyName = Literal["graph", "grid", "random"]
-"""What decides which candidate is tried next; `search/strategies.py` holds what each is."""
 
 
 class RunSpec(Frozen):

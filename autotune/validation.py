@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any, Self, get_args
+from collections.abc import Callable, Container
+from typing import Any, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from autotune.errors import InputError, nearest
 from autotune.printable import QUOTED, quoted, shortened
+
+_Record = TypeVar("_Record", bound="Frozen")
 
 TOLD = 10
 """Problems of one document that are told one by one."""
@@ -25,24 +27,30 @@ class Frozen(BaseModel):
         use_attribute_docstrings=True,
         allow_inf_nan=False,
         ser_json_inf_nan="strings",  # where a field allows one, null would say that there was no number
+        defer_build=True,  # a validator is built when it is first used: few of them are by any one command
     )
 
     @classmethod
-    def load(cls, data: object, source: str) -> Self:
-        """Validate `data` (from YAML or JSON) and raise InputError with every problem, each naming `source`."""
+    def load(cls, data: object, source: str, flags: Container[str] = ()) -> Self:
+        """Validate `data` (from YAML or JSON) and raise InputError with every problem.
+
+        Each names `source`, but for keys that were given as `flags` of a command: these it calls as they were typed.
+        """
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            raise InputError(f"{source}: {problem}" for problem in explain(error, cls)) from None
+            raise InputError(explain(error, cls, source, flags)) from None
 
     @classmethod
-    def load_with(cls, data: dict[str, Any], source: str, check: Callable[[Self], object]) -> Self:
+    def load_with(
+        cls, data: dict[str, Any], source: str, check: Callable[[Self], object], flags: Container[str] = ()
+    ) -> Self:
         """Validate as `load`; where that finds problems, add those that `check` raises of the rest.
 
         The rest is `data` without the keys that have a problem, if that alone is a record. Raises InputError.
         """
         try:
-            return cls.load(data, source)
+            return cls.load(data, source, flags)
         except InputError as error:
             problems = list(error.problems)
             try:
@@ -52,6 +60,15 @@ class Frozen(BaseModel):
             except InputError as more:
                 problems += more.problems
             raise InputError(problems) from None
+
+    def part(self, kind: type[_Record]) -> _Record:
+        """Return the fields that this record has of another, as one of that kind."""
+        return kind.model_validate({name: getattr(self, name) for name in kind.model_fields})
+
+
+def flag(name: str) -> str:
+    """Return the flag of the command line for an option: `--seq-len` for `seq_len`."""
+    return f"--{name.replace('_', '-')}"
 
 
 def _without_problems(data: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
@@ -63,19 +80,22 @@ def _without_problems(data: dict[str, Any], model: type[BaseModel]) -> dict[str,
     return data
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
+def explain(
+    error: ValidationError, model: type[BaseModel], source: str, flags: Container[str] = ()
+) -> list[str]:
     """Turn pydantic's report into one line a problem: where it is, what is wrong, what would be right.
 
     The first `TOLD` are told one by one, and how many more there are.
     """
-    told = [_explain_one(detail, model) for detail in error.errors(include_url=False)[:TOLD]]
+    told = [_explain_one(detail, model, source, flags) for detail in error.errors(include_url=False)[:TOLD]]
     more = error.error_count() - TOLD
-    return [*told, *([f"{more:,} more problems like these"] if more > 0 else [])]
+    return [*told, *([f"{source}: {more:,} more problems like these"] if more > 0 else [])]
 
 
-def _explain_one(detail: Any, model: type[BaseModel]) -> str:
+def _explain_one(detail: Any, model: type[BaseModel], source: str, flags: Container[str]) -> str:
     location = [str(part) for part in detail["loc"]]
     where = ".".join(shortened(part, QUOTED) for part in location) or "the document"
+    where = flag(location[0]) if location and location[0] in flags else f"{source}: {where}"
     match detail["type"]:
         case "extra_forbidden":
             owner = _model_at(model, location[:-1])

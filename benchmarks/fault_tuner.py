@@ -27,7 +27,7 @@ from autotune.candidate import Candidate
 from autotune.executors.executor import ProbeResult
 from autotune.executors.find import find_executor
 from autotune.executors.local import LocalExecutor
-from autotune.options import load_space
+from autotune.options import Limits
 from autotune.outcome import Lost
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import launch
@@ -35,7 +35,8 @@ from autotune.probe.protocol import Inspection, ProbeRequest, Progress, Result
 from autotune.run.events import Entry
 from autotune.run.folder import create_run
 from autotune.run.journal import Journal
-from autotune.specs import DeviceFacts, DeviceSpec, Goal, Limits, ModelSpec, RunSpec
+from autotune.search.shipped import load_space
+from autotune.specs import DeviceFacts, DeviceSpec, Goal, ModelSpec, RunSpec
 from autotune.tracing.client import Trace
 from autotune.units import MIB
 from tests.fakes.executor import ArithmeticExecutor
@@ -165,9 +166,7 @@ def make_run(kind: Kind, parent: Path, predict: bool = True) -> Path:
 
         model = resolve("tiny-gpt2", base=parent)
         goal = Goal(target="256", seq_len=32, headroom=0.05)
-        limits = Limits(
-            probe_timeout=240, sample_seconds=0.2, proof_seconds=0.5, max_probes=3, speed_tolerance=0.9
-        )
+        limits = Limits(probe_timeout=240, sample_time=0.2, proof_time=0.5, max_probes=3, speed_tolerance=0.9)
     spec = RunSpec(
         model=model, device=DeviceSpec.parse("cpu:1GiB"), goal=goal, limits=limits, predict=predict,
         space=load_space("default").model_dump(mode="json"),

@@ -25,10 +25,10 @@ from autotune.devices.find import find, resolve_device
 from autotune.errors import AutotuneError
 from autotune.executors.local import LocalExecutor
 from autotune.models.resolve import resolve
-from autotune.options import load_space
 from autotune.outcome import Ok, Oom
 from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.search.selection import mfu
+from autotune.search.shipped import load_space
 from autotune.search.wording import detail
 from autotune.specs import DeviceSpec, ModelFacts, ModelSpec
 from autotune.techniques.families import title as title_of

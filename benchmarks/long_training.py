@@ -30,13 +30,13 @@ from autotune.devices.cpu import CpuDevice
 from autotune.executors.executor import Executor
 from autotune.executors.local import LocalExecutor
 from autotune.executors.ranks import RanksExecutor
+from autotune.options import Limits
 from autotune.outcome import Ok
 from autotune.probe.launch import WORKER, launch
 from autotune.run.best import Best
 from autotune.run.proof import CPU_NOISE, proof_request
 from autotune.search.selection import throughput
 from autotune.search.wording import detail
-from autotune.specs import Limits
 from autotune.techniques.families import title as title_of
 from autotune.units import MIB, format_bytes, format_count, format_size
 from benchmarks.recording import RESULTS, record
@@ -157,7 +157,7 @@ def train_on(best: Best, folder: Path, smallest: bool) -> dict[str, Any]:
     """Train a winner on, and compare with what `best.yaml` promises."""
     assert best.proof is not None
     limits = Limits()
-    request = proof_request(best, limits.proof_seconds).model_copy(
+    request = proof_request(best, limits.proof_time).model_copy(
         update={"evaluation_micro_batch": best.proof.evaluation_micro_batch or best.candidate.micro_batch}
     )
     device, launcher = CpuDevice(best.memory.budget), partial(launch, worker=LONG_WORKER)

@@ -33,12 +33,13 @@ from autotune.devices.find import find, resolve_device
 from autotune.errors import AutotuneError
 from autotune.executors.local import LocalExecutor
 from autotune.models.resolve import resolve
-from autotune.options import load_space
+from autotune.options import Limits
 from autotune.outcome import Ok
 from autotune.probe.protocol import ProbeRequest
 from autotune.search.context import SearchContext
 from autotune.search.drift import FLOOR, drift_of
-from autotune.specs import DeviceSpec, GlobalBatch, Goal, Limits
+from autotune.search.shipped import load_space
+from autotune.specs import DeviceSpec, GlobalBatch, Goal
 from autotune.student import quantile
 from autotune.trial import Trial
 from autotune.worker.measuring.statistics import TRIMMED, summarize

@@ -5,9 +5,10 @@ import signal
 import pytest
 
 from autotune.candidate import Candidate
+from autotune.options import Limits
 from autotune.search.context import SearchContext
 from autotune.search.space import Space
-from autotune.specs import Goal, Limits
+from autotune.specs import Goal
 from tests.search.test_space import DEFAULT
 
 # A shell that starts a job in the background has it ignore Ctrl-C, and nohup the end of its terminal; so would every

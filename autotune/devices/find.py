@@ -11,8 +11,9 @@ from autotune.devices.gpu import CudaDevice, visible_gpus
 from autotune.devices.hardware import find_hardware
 from autotune.devices.host import available_memory
 from autotune.devices.monitor.nvml import Gpu, NoGpu, Nvml, NvmlError, NvmlLibrary
-from autotune.devices.simulated import DEFAULT, SimulatedDevice
+from autotune.devices.simulated import SimulatedDevice
 from autotune.errors import InputError
+from autotune.options import SIMULATED_GPU
 from autotune.specs import DeviceSpec
 from autotune.units import GIB
 
@@ -33,7 +34,9 @@ def resolve_device(spec: DeviceSpec, open_nvml: _Open = NvmlLibrary) -> DeviceSp
     try:
         _gpus(open_nvml)
     except NoGpu as error:
-        return DeviceSpec(kind="sim", hardware=DEFAULT, because=f"{error}; --device auto simulates one then")
+        return DeviceSpec(
+            kind="sim", hardware=SIMULATED_GPU, because=f"{error}; --device auto simulates one then"
+        )
     except NvmlError as error:
         raise NvmlError(f"{error}. {_instead()}") from None
     return DeviceSpec(kind="cuda", index=spec.index)
@@ -94,5 +97,5 @@ def _instead() -> str:
     budget = max(1, min(8, int(0.75 * available_memory() / GIB)))
     return (
         f"To tune for this machine's processor, type --device cpu:{budget}GiB; to simulate a GPU, "
-        f"--device sim:{DEFAULT}"
+        f"--device sim:{SIMULATED_GPU}"
     )

@@ -15,8 +15,6 @@ from autotune.memory.predictor import CUDA_CONTEXT
 from autotune.specs import DeviceFacts
 from autotune.units import GIB
 
-DEFAULT = "h100-sxm-80gb"
-"""What `auto` simulates where there is no GPU: the one that published training runs use most."""
 HOST_MEMORY = 128 * GIB
 """Host memory that one GPU's offload may use, in bytes: assumed. Servers have 144 GiB for each GPU (AWS p4d: 1152 GiB
 for 8 A100) and more."""

@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
 from autotune.accumulation import ASSUMED_STEPS
-from autotune.bounds import MicroBatch, Ranks, SeqLen, Steps, too_many_ranks
+from autotune.bounds import too_many_ranks
 from autotune.candidate import AXES, Candidate, alike, choices
 from autotune.devices.hardware import Hardware, find_hardware
-from autotune.devices.simulated import DEFAULT, SimulatedDevice
+from autotune.devices.simulated import SimulatedDevice
 from autotune.errors import InputError
 from autotune.estimation.pricing import Estimate, Unpriced, price
 from autotune.executors.scratch import scratch_folder, temporary
-from autotune.lengths import Lengths
+from autotune.lengths import Lengths, read_lengths
 from autotune.models.resolve import resolve
-from autotune.options import LONGEST_DEFAULT, load_space, read_lengths, sequence_length
+from autotune.models.sequence_length import LONGEST_DEFAULT, sequence_length
+from autotune.options import EstimateOptions
 from autotune.probe.launch import end_all
 from autotune.probe.protocol import ProbeRequest
+from autotune.search.shipped import load_space
 from autotune.search.space import Space
-from autotune.specs import Goal, ModelSpec
+from autotune.specs import ModelSpec
 from autotune.techniques.axis import Context
-from autotune.techniques.check import check
+from autotune.techniques.check import axis_of, check
 from autotune.timeline.timeline import Timeline
 from autotune.timing.roofline import Machine, step_time
 from autotune.tracing.client import Trace, Tracer
-from autotune.validation import Frozen
 
 TIMEOUT = 900.0
 """Seconds for all traces of one worker."""
@@ -39,46 +40,11 @@ RUNGS_PER_WORKER = 3
 """Rungs that make another worker worth its start, where there is a core for it."""
 
 
-SHORT = {
-    ("attention", "flash"): "flash_attention_2",
-    ("attention", "flex"): "flex_attention",
-    ("compile", "off"): "none",
-    ("compile", "on"): "regional",
-}
-"""What a command line may say for a value of an axis."""
+class EstimateRequest(EstimateOptions):
+    """What an estimate is asked: its options, and the axes of a candidate."""
 
-
-class EstimateRequest(Frozen):
-    """The options of `autotune estimate`."""
-
-    model: str
-    """A preset, a path to a config.json, a hub name, or `module:function`."""
-    gpu: str = DEFAULT
-    """A GPU of hardware.yaml, by its id or the vendor's name."""
-    gpus: Ranks = 1
-    """GPUs that train together, on each node."""
-    nodes: Ranks = 1
-    """Machines that train together."""
-    seq_len: SeqLen | None = None
-    """Tokens per sequence; by default 1024, or the model's longest if that is less."""
-    lengths: str | None = None
-    """A file of the dataset's sequence lengths, for rows that are padded or packed."""
-    micro_batch: MicroBatch = 1
-    """Samples on each GPU."""
-    accumulation_steps: Steps | None = None
-    """Micro-steps for each optimizer step; by default as many as `steps_of` says."""
-    headroom: Annotated[float, Field(ge=0, lt=0.9)] = Goal.model_fields["headroom"].default
-    """Share of the GPU's memory that must stay free."""
-    space: str = "default"
-    """The search space whose rungs make up the table."""
     candidate: dict[str, Any] = Field(default_factory=dict)
     """The axes of one candidate; without any, every rung of the space is estimated."""
-    block_class: str | None = None
-    """Class name of the repeated transformer block, where it is not found by itself."""
-    train: tuple[str, ...] = ()
-    """Patterns of the names of modules or parameters that train; none trains all."""
-    trust_remote_code: bool = False
-    """Run Python code that comes with a model from the hub."""
 
     @property
     def world_size(self) -> int:
@@ -98,24 +64,20 @@ class EstimateRequest(Frozen):
         return self.accumulation_steps or (1 if candidate.optimizer_in_backward else ASSUMED_STEPS)
 
     @classmethod
-    def gather(cls, given: dict[str, Any], base: Path) -> EstimateRequest:
-        """Sort options into axes of a candidate and the rest; `axis` holds texts of the form NAME=VALUE.
+    def gather(cls, given: dict[str, Any], base: Path, flags: Container[str] = ()) -> EstimateRequest:
+        """Sort options into axes of a candidate, with the short names that their values have, and the rest.
 
-        Raises InputError with every mistake that can be seen, also in what only `settle` looks at.
+        Raises InputError with every mistake that can be seen, also in what only `settle` looks at; `flags` are the
+        options that a command line gave.
         """
-        pairs = [text.partition("=") for text in given.pop("axis", None) or ()]
-        wrong = [f"--axis {name}: write it as NAME=VALUE" for name, sign, _ in pairs if not sign]
-        chosen = {name: given.pop(name) for name in AXES if name in given}
-        axes = {**chosen, **{name: value for name, sign, value in pairs if sign}}
-        axes = {name: SHORT.get((name, value), value) for name, value in axes.items()}
-        data = {**given, "candidate": axes}
-        if not wrong:
-            return cls.load_with(data, "options", lambda question: settle(question, base))
-        try:
-            settle(cls.load_with(data, "options", lambda question: settle(question, base)), base)
-        except InputError as error:
-            wrong += error.problems
-        raise InputError(wrong)
+        rest = {name: value for name, value in given.items() if name not in AXES}
+        axes = {**rest.pop("candidate", {}), **{name: value for name, value in given.items() if name in AXES}}
+        axes = {name: axis_of(name).named(value) if name in AXES else value for name, value in axes.items()}
+        if "micro_batch" in axes:  # a field of a candidate, and an option of its own
+            rest["micro_batch"] = axes.pop("micro_batch")
+        return cls.load_with(
+            {**rest, "candidate": axes}, "options", lambda question: settle(question, base, flags), flags
+        )
 
 
 @dataclass(frozen=True)
@@ -173,7 +135,7 @@ def estimate(question: EstimateRequest, tracer: Tracer, base: Path) -> EstimateR
     return EstimateReport(question, model, hardware, seq_len, rungs)
 
 
-def settle(question: EstimateRequest, base: Path) -> Settled:
+def settle(question: EstimateRequest, base: Path, flags: Container[str] = ()) -> Settled:
     """Look up what a question names. Raises InputError with every mistake but a combination that is refused."""
     problems: list[str] = []
 
@@ -194,7 +156,7 @@ def settle(question: EstimateRequest, base: Path) -> Settled:
     )  # fmt: skip
     hardware = attempt(lambda: find_hardware(question.gpu))
     space = attempt(lambda: load_space(question.space))
-    chosen = attempt(lambda: Candidate.load(question.candidate, "options"))
+    chosen = attempt(lambda: Candidate.load(question.candidate, "options", flags))
     lengths = attempt(lambda: read_lengths(question.lengths, base))
     longest = lengths.longest if lengths else LONGEST_DEFAULT
     seq_len = attempt(lambda: sequence_length(question.seq_len, model, longest)) if model else None

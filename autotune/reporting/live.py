@@ -183,6 +183,6 @@ class Terminal:
         seconds = self._ahead * sum(launched) / len(launched)
         if (budget := self._spec.limits.time_budget) is not None:
             seconds = min(seconds, max(0.0, budget - sum(launched)))
-        seconds += 0.0 if simulated else self._spec.limits.proof_seconds
+        seconds += 0.0 if simulated else self._spec.limits.proof_time
         what = f"about {format_counted(self._ahead, 'more probe')}" if self._ahead else "the proof"
         return f"({what}, {format_duration(seconds)} left)"

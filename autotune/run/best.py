@@ -22,6 +22,7 @@ from autotune.bounds import MicroBatch, Ranks, Seed, SeqLen
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.lengths import Lengths
+from autotune.options import StrategyName
 from autotune.outcome import (
     AttentionKernel,
     Bytes,
@@ -33,7 +34,7 @@ from autotune.outcome import (
     Stress,
 )
 from autotune.run.events import Unknown
-from autotune.specs import ModelFacts, ModelSpec, StrategyName
+from autotune.specs import ModelFacts, ModelSpec
 from autotune.units import format_bytes
 from autotune.user_files import parse_yaml, read_text, require_kind, user_path
 from autotune.validation import Frozen

@@ -294,7 +294,7 @@ class _Run:
                 "world_size": spec.goal.gpus if candidate.distributed else 1,
                 "nodes": spec.goal.nodes if candidate.distributed else 1,
                 "budget": self.site.device.budget, "seed": spec.seed,
-                "sample_seconds": spec.limits.sample_seconds, "sample_steps": spec.limits.sample_steps,
+                "sample_seconds": spec.limits.sample_time, "sample_steps": spec.limits.sample_steps,
                 "folder": "",
             }
         )  # fmt: skip

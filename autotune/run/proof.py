@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from autotune.options import Limits
 from autotune.outcome import Crash, Drift, Lost, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
 from autotune.probe.protocol import ProbeRequest
 from autotune.run.best import Best, Check, Proof
 from autotune.search.context import SearchContext
 from autotune.search.drift import drift_of
 from autotune.search.selection import Score, rank, throughput
-from autotune.specs import Limits
 from autotune.trial import History, ProofFinished
 from autotune.units import MIB, format_bytes, format_count, format_counted, format_duration
 

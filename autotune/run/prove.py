@@ -114,8 +114,8 @@ class Proving:
             self.journal.append(ProofStarted(number=number, time=now()))
             emitted = Best.read(self.paths.finalist)
             finding = self.executor.run(
-                proof_request(emitted, self.spec.limits.proof_seconds), self.paths.proof(number),
-                timeout=self.spec.limits.probe_timeout + 3 * self.spec.limits.proof_seconds,
+                proof_request(emitted, self.spec.limits.proof_time), self.paths.proof(number),
+                timeout=self.spec.limits.probe_timeout + 3 * self.spec.limits.proof_time,
                 on_progress=self.callbacks.progressing,
             )  # fmt: skip
             self.journal.append(self.judged(score, drift, finding))

@@ -12,12 +12,13 @@ from autotune.executors.find import find_executor
 from autotune.executors.scratch import scratch_folder, temporary
 from autotune.exit_codes import ExitCode
 from autotune.models.function import code_digest
+from autotune.options import Limits
 from autotune.outcome import Lost
 from autotune.probe.protocol import Inspection
 from autotune.run.best import Best, Proof
 from autotune.run.disk_use import written_bytes
 from autotune.run.proof import judge, proof_request
-from autotune.specs import DeviceSpec, Limits
+from autotune.specs import DeviceSpec
 from autotune.tracing.client import LocalTracer
 from autotune.trial import TRIES
 from autotune.units import format_bytes
@@ -93,13 +94,13 @@ def verify(
     executor = find_executor(chosen, LocalTracer(), best.gpus, best.nodes)
     facts = executor.describe().device
     say(f"proving {file} on {facts.name} with {format_bytes(facts.budget)}")
-    request = proof_request(best, limits.proof_seconds, facts.torch_name, facts.budget)
+    request = proof_request(best, limits.proof_time, facts.torch_name, facts.budget)
     own = (
         (runs / best.run,) if Path(best.run).name == best.run else ()
     )  # a name; the file may be a stranger's
     places = (file.resolve().parent, *own, temporary())
     with scratch_folder(places, written_bytes(best, facts.kind)) as folder:
-        timeout = limits.probe_timeout + 3 * limits.proof_seconds
+        timeout = limits.probe_timeout + 3 * limits.proof_time
         for _ in range(TRIES):
             finding = executor.run(request, folder, timeout=timeout)
             if not isinstance(finding.answer, Lost):

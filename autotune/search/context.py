@@ -7,11 +7,12 @@ from typing import Self
 
 from autotune.candidate import Candidate
 from autotune.memory.predictor import Predictor
+from autotune.options import Limits
 from autotune.outcome import Memory
 from autotune.search.micro_batches import MicroBatches
 from autotune.search.space import Space
 from autotune.site import Site
-from autotune.specs import Goal, Limits, ModelFacts, ModelSpec, RunSpec
+from autotune.specs import Goal, ModelFacts, ModelSpec, RunSpec
 from autotune.techniques.axis import Context
 from autotune.techniques.check import refusal
 from autotune.techniques.sharding import lacks_groups, lacks_nodes

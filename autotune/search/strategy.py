@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from autotune.candidate import Candidate
+from autotune.options import Limits
 from autotune.prediction import Prediction
 from autotune.search.context import SearchContext
 from autotune.search.path import SearchEnd, Step
-from autotune.specs import Limits
 from autotune.trial import History
 from autotune.units import format_duration
 

@@ -6,6 +6,7 @@ from autotune.techniques.axis import Axis, Rule, Value
 
 ADAPTERS = Axis(
     "adapters",
+    "small matrices beside the linear layers, which train in place of all parameters",
     {
         "none": Value(),
         "lora": Value(

@@ -6,6 +6,7 @@ from autotune.techniques.axis import Axis, Rule, Value
 
 EXPANDABLE_SEGMENTS = Axis(
     "expandable_segments",
+    "CUDA's caching allocator maps memory into growing segments",
     {
         False: Value(title="fixed segments"),
         True: Value(
@@ -18,6 +19,7 @@ EXPANDABLE_SEGMENTS = Axis(
 
 SPLIT_LIMIT = Axis(
     "split_limit",
+    "CUDA's caching allocator cuts no block of this size or more",
     {
         "none": Value(),
         "64MiB": Value(
@@ -52,6 +54,7 @@ SPLIT_LIMIT = Axis(
 
 COLLECT_ABOVE = Axis(
     "collect_above",
+    "share of a GPU's memory above which the allocator gives back unused blocks",
     {
         "none": Value(),
         "60%": Value(

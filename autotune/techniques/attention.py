@@ -6,6 +6,7 @@ from autotune.techniques.axis import Axis, Rule, Value
 
 ATTENTION = Axis(
     "attention",
+    "attention kernels",
     {
         "sdpa": Value(
             saves="The attention scores, which torch's fused kernels never write to memory.",
@@ -20,6 +21,7 @@ ATTENTION = Axis(
         ),
         "flash_attention_2": Value(
             title="flash attention 2",
+            short="flash",
             saves="The same as `sdpa`. It needs no mask for sliding windows and packed rows.",
             costs=(
                 "A package that has to be compiled or downloaded for your versions of torch and CUDA. Full rows "
@@ -38,6 +40,7 @@ ATTENTION = Axis(
         ),
         "flex_attention": Value(
             title="flex attention",
+            short="flex",
             saves="The same as `sdpa`.",
             costs=(
                 "A start of its own, because it compiles itself. No trace predicts its memory: it is probed."

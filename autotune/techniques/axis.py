@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from autotune.candidate import Candidate
-from autotune.site import MachineFacts
-from autotune.specs import DeviceFacts, ModelFacts, ModelSpec
+
+if TYPE_CHECKING:
+    from autotune.site import MachineFacts
+    from autotune.specs import DeviceFacts, ModelFacts, ModelSpec
 
 Kind = Literal["cpu", "cuda"]
 
@@ -61,6 +63,8 @@ class Value:
 
     title: str = ""
     """What it adds to a candidate's title; nothing for defaults."""
+    short: str = ""
+    """What a command line may say for it."""
     saves: str = ""
     """Memory or time that it saves, as docs/techniques.md says it."""
     costs: str = ""
@@ -82,6 +86,8 @@ class Axis:
     """One field of a candidate, with its closed set of values."""
 
     name: str
+    about: str
+    """What it says of a candidate, in a phrase without its values: the help of its option."""
     values: Mapping[Any, Value]
     rules: tuple[Rule, ...] = ()
     """Of every value but the default."""
@@ -93,6 +99,12 @@ class Axis:
     """Why a library that does not know the technique cannot train as it was measured, told by exports."""
     ordered: bool = True
     """Whether what one value came to tells anything of another; else each has to be tried for itself."""
+
+    def named(self, text: Any) -> Any:
+        """Return the value that has a short name, or what is given."""
+        return next(
+            (name for name, value in self.values.items() if value.short and value.short == text), text
+        )
 
     @property
     def default(self) -> Any:

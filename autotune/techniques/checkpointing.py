@@ -6,6 +6,7 @@ from autotune.techniques.axis import Axis, Rule, Value
 
 CHECKPOINTING = Axis(
     "checkpointing",
+    "what blocks keep from forward to backward; the rest is computed again",
     {
         "none": Value(),
         "selective": Value(

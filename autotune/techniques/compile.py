@@ -6,10 +6,12 @@ from autotune.techniques.axis import Axis, Rule, Value
 
 COMPILE = Axis(
     "compile",
+    "compilation of the repeated block, by torch.compile",
     {
-        "none": Value(),
+        "none": Value(short="off"),
         "regional": Value(
             title="compiled blocks",
+            short="on",
             saves="Time, and what fused operators need not keep. How much depends on the model.",
             costs=(
                 "A start of a minute or so for each model and shape. On the cpu device a trace predicts its "
@@ -42,6 +44,7 @@ COMPILE = Axis(
 
 MEMORY_BUDGET = Axis(
     "memory_budget",
+    "share of its activations that a compiled block may keep",
     {
         "none": Value(),
         **{

@@ -38,6 +38,7 @@ def _nothing(_candidate: Candidate) -> str:
 
 SEQUENCES = Axis(
     "sequences",
+    "what a row of a batch holds, with --lengths",
     {
         "full": Value(),
         "padded": Value(
@@ -70,6 +71,7 @@ SEQUENCES = Axis(
 
 WORKERS = Axis(
     "workers",
+    "processes that make batches of a dataset",
     {
         0: Value(),
         **{
@@ -89,6 +91,7 @@ WORKERS = Axis(
 
 PREFETCH = Axis(
     "prefetch",
+    "batches that each of these processes makes in advance",
     {
         2: Value(),
         4: Value(
@@ -107,6 +110,7 @@ PREFETCH = Axis(
 
 PIN_MEMORY = Axis(
     "pin_memory",
+    "batches in pinned host memory",
     {
         False: Value(),
         True: Value(

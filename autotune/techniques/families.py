@@ -26,6 +26,15 @@ FAMILIES = (
     allocator,
 )  # fmt: skip
 
+THEMES = {
+    "Techniques": (precision, adapters, attention, checkpointing, loss, compile, kernels, offload, optimizer),
+    "Several GPUs": (sharding,),
+    "Data": (data,),
+    "Memory allocator": (allocator,),
+}
+"""The families under the headings of help, the common ones first."""
+assert {family for families in THEMES.values() for family in families} == set(FAMILIES)
+
 
 def axes_of(family: ModuleType) -> tuple[Axis, ...]:
     """Return the axes that a family declares, in its order."""

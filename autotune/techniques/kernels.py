@@ -23,6 +23,7 @@ def _unpatched(candidate: Candidate, context: Context) -> str | None:
 
 KERNELS = Axis(
     "kernels",
+    "whose operators blocks run",
     {
         "torch": Value(),
         "liger": Value(

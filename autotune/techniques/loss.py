@@ -6,6 +6,7 @@ from autotune.techniques.axis import Axis, Value
 
 LOSS = Axis(
     "loss",
+    "how much of the sequence's logits is made at a time, of causal language models",
     {
         "full": Value(),
         "chunked": Value(

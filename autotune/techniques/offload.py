@@ -27,6 +27,7 @@ def _offload(candidate: Candidate) -> str:
 
 ACTIVATION_OFFLOAD = Axis(
     "activation_offload",
+    "activations rest off the device from forward to backward",
     {
         False: Value(),
         True: Value(
@@ -47,6 +48,7 @@ ACTIVATION_OFFLOAD = Axis(
 
 OFFLOAD = Axis(
     "offload",
+    "what leaves the device",
     {
         "none": Value(),
         "optimizer": Value(
@@ -110,6 +112,7 @@ OFFLOAD = Axis(
 
 OFFLOAD_TO = Axis(
     "offload_to",
+    "where that rests",
     {
         "auto": Value(),
         "host": Value(

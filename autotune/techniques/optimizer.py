@@ -17,6 +17,7 @@ def _accumulates(candidate: Candidate, context: Context) -> str | None:
 
 OPTIMIZER = Axis(
     "optimizer",
+    "what updates the parameters",
     {
         "adamw": Value(),
         "adamw-8bit": Value(
@@ -64,6 +65,7 @@ OPTIMIZER = Axis(
 
 OPTIMIZER_KERNEL = Axis(
     "optimizer_kernel",
+    "how torch's own optimizers update",
     {
         "fused": Value(),
         "foreach": Value(
@@ -89,6 +91,7 @@ OPTIMIZER_KERNEL = Axis(
 
 OPTIMIZER_IN_BACKWARD = Axis(
     "optimizer_in_backward",
+    "update each parameter as soon as its gradient is there",
     {
         False: Value(),
         True: Value(

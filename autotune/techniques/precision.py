@@ -6,6 +6,7 @@ from autotune.techniques.axis import Axis, Rule, Value
 
 PRECISION = Axis(
     "precision",
+    "number types of matrix products, parameters, gradients and optimizer state",
     {
         "fp32": Value(title="fp32"),
         "bf16": Value(
@@ -112,6 +113,7 @@ PRECISION = Axis(
 
 TF32 = Axis(
     "tf32",
+    "multiply fp32 matrices in TF32 on an NVIDIA GPU",
     {
         False: Value(),
         True: Value(

@@ -108,6 +108,7 @@ def _sharding(candidate: Candidate) -> str:
 
 SHARDING = Axis(
     "sharding",
+    "how ranks share the work, with --gpus",
     {
         "none": Value(),
         "ddp": Value(
@@ -167,6 +168,7 @@ SHARDING = Axis(
 
 ENGINE = Axis(
     "engine",
+    "what shards",
     {
         "torch": Value(),
         "deepspeed": Value(
@@ -223,6 +225,7 @@ ENGINE = Axis(
 
 REDUCE_DTYPE = Axis(
     "reduce_dtype",
+    "number type in which ranks add up gradients",
     {
         "fp32": Value(),
         "bf16": Value(
@@ -255,6 +258,7 @@ REDUCE_DTYPE = Axis(
 
 TENSOR_PARALLEL = Axis(
     "tensor_parallel",
+    "ranks, of --gpus, that share each model's matrices",
     {
         1: Value(),
         **{

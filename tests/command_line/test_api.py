@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from typing import Required, get_origin, get_type_hints
 
 import pytest
 from typer.testing import CliRunner
@@ -17,6 +18,7 @@ from autotune.cli import app
 from autotune.errors import InputError
 from autotune.estimation.request import EstimateRequest
 from autotune.executors import find as executors
+from autotune.keywords import EstimateKeywords, RunKeywords
 from autotune.models.callable import importable
 from autotune.models.resolve import resolve
 from autotune.options import RunOptions
@@ -72,19 +74,27 @@ def test_every_exception_can_be_imported_from_autotune():
         _ = autotune.nothing
 
 
+def required(keywords):
+    hints = get_type_hints(keywords, include_extras=True)
+    return {name for name, hint in hints.items() if get_origin(hint) is Required}
+
+
 def test_the_keywords_of_tune_are_the_options_of_a_run():
     keywords = inspect.signature(api.tune).parameters
     own = {"runs", "callbacks"}
     assert set(keywords) - own == set(RunOptions.model_fields)
     assert set(keywords) & own == own
+    assert set(get_type_hints(RunKeywords)) == set(RunOptions.model_fields)
     for name, field in RunOptions.model_fields.items():
-        assert (keywords[name].default is inspect.Parameter.empty) == field.is_required(), name
-        assert keywords[name].default in (None, inspect.Parameter.empty), "the default stands in one place"
+        assert (name in required(RunKeywords)) == field.is_required(), name
+        assert keywords[name].default == (inspect.Parameter.empty if field.is_required() else field.default)
         assert keywords[name].kind is inspect.Parameter.KEYWORD_ONLY
 
 
 def test_the_keywords_of_estimate_are_its_questions():
     assert set(inspect.signature(api.estimate).parameters) == set(EstimateRequest.model_fields)
+    assert set(get_type_hints(EstimateKeywords)) == set(EstimateRequest.model_fields)
+    assert required(EstimateKeywords) == {"model"}
     assert not set(AXES) & set(EstimateRequest.model_fields)
 
 

@@ -3,7 +3,7 @@ import pytest
 from autotune import doctor
 from autotune.candidate import AXES, Candidate, choices
 from autotune.doctor import diagnose
-from autotune.options import load_space
+from autotune.search.shipped import load_space
 from autotune.site import MachineFacts
 from autotune.specs import DeviceFacts
 from autotune.techniques.axis import Context

@@ -14,12 +14,12 @@ from autotune.cli import app
 from autotune.console import PlainConsole, Unpadded
 from autotune.estimation.tables import print_estimates
 from autotune.models.catalog import list_presets
-from autotune.options import load_space
 from autotune.outcome import Communication, Ok
 from autotune.prediction import Prediction
 from autotune.reporting.columns import Column, FittingTable
 from autotune.reporting.tables import trial_line, trial_table
 from autotune.search.context import SearchContext
+from autotune.search.shipped import load_space
 from autotune.specs import Goal
 from autotune.techniques.families import title as title_of
 from autotune.trial import Trial

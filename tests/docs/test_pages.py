@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from autotune.cli import app
 from autotune.devices.hardware import table
 from autotune.devices.simulated import HOST_MEMORY
-from autotune.options import load_space
+from autotune.search.shipped import load_space
 from autotune.search.space import Space
 from autotune.techniques import checkpointing, precision
 from autotune.techniques.check import RULES

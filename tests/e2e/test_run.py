@@ -13,11 +13,11 @@ import pytest
 
 import autotune as autotune_api
 from autotune.candidate import Candidate
+from autotune.options import Limits
 from autotune.run.best import Best
 from autotune.run.proof import SPEED, standing
 from autotune.search.context import SearchContext
 from autotune.search.selection import fastest
-from autotune.specs import Limits
 from autotune.units import MIB, format_bytes
 from tests.e2e.conftest import AUTOTUNE, QUICK, SHORT, autotune, budget, cpu, probes_alive
 

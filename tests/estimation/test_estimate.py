@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.main import get_command
 from typer.testing import CliRunner
 
-from autotune.candidate import AXES, Candidate, choices
+from autotune.candidate import Candidate
 from autotune.cli import app, main
 from autotune.devices.hardware import find_hardware
 from autotune.errors import InputError
@@ -149,16 +147,11 @@ def test_every_mistake_is_told_at_once_with_the_nearest_names():
     assert "h100-80gb" in told.lower().replace("sxm-", "")
     assert "'full'" in told
     with pytest.raises(InputError) as raised:
-        ask(model="gpt2-xxl", gpus=0, micro_batch="many", headroom=2, sharding="dpp", axis=["split_limit"])
-    assert all(
-        part in str(raised.value)
-        for part in ("gpt2-xl", "gpus", "micro_batch", "headroom", "'ddp'", "split_limit")
-    )
-    assert len(raised.value.problems) == 6, "what is out of its range does not hide what is misspelt"
+        ask(model="gpt2-xxl", gpus=0, micro_batch="many", headroom=2, sharding="dpp")
+    assert all(part in str(raised.value) for part in ("gpt2-xl", "gpus", "micro_batch", "headroom", "'ddp'"))
+    assert len(raised.value.problems) == 5, "what is out of its range does not hide what is misspelt"
     with pytest.raises(InputError, match="at most 512 tokens"):
         ask(seq_len=4096)
-    with pytest.raises(InputError, match="write it as NAME=VALUE"):
-        ask(axis=["expandable_segments"])
     with pytest.raises(InputError, match="recomputed"):
         ask(offload="full")
 
@@ -280,10 +273,10 @@ def test_the_micro_steps_that_an_estimate_assumes_stand_in_table_document_and_pi
 
 
 def test_an_optimizer_step_inside_backward_is_estimated_without_accumulation():
-    answer = ask(axis=["optimizer_in_backward=true"])
+    answer = ask(optimizer_in_backward=True)
     assert estimates_document(answer)["accumulation_steps"] == 1
     with pytest.raises(InputError, match="2 micro-steps accumulate"):
-        ask(axis=["optimizer_in_backward=true"], accumulation_steps=2)
+        ask(optimizer_in_backward=True, accumulation_steps=2)
     everything = ask(space="everything")
     assert {rung.estimate.accumulation_steps for rung in everything.priced} <= {1, 8}
     if any(rung.estimate.candidate.optimizer_in_backward for rung in everything.priced):
@@ -322,7 +315,7 @@ def test_ranks_that_share_a_model_are_not_sharded_unless_there_are_more():
     with pytest.raises(InputError, match="2 ranks of one node, or a multiple, and there are 3"):
         ask(gpus=3, tensor_parallel=2)
     with pytest.raises(InputError, match=r"3.* is not one of 1, 2, 4 or 8"):
-        ask(gpus=3, axis=["tensor_parallel=3"])
+        ask(gpus=3, tensor_parallel="3")
 
 
 def test_the_largest_micro_batch_is_found_with_few_simulations(monkeypatch):
@@ -345,17 +338,12 @@ def test_the_largest_micro_batch_is_found_with_few_simulations(monkeypatch):
         assert largest == max(fitting, default=0)
 
 
-@pytest.mark.parametrize("command", ["run", "estimate"])
-def test_an_option_for_an_axis_names_every_value_of_it(command):
-    parameters = get_command(app).commands[command].params
-    helps = {parameter.name: parameter.help for parameter in parameters if parameter.name in AXES}
-    assert "optimizer" in helps
-    for axis, text in helps.items():
-        missing = [value for value in choices(axis) if not re.search(rf"(^|[ ,]){value}([ ,.]|$)", text)]
-        assert not missing, f"--{axis}: {text}"
-
-
 def test_a_command_line_may_say_flash_and_off():
-    given = {"model": "tiny-gpt2", "attention": "flash", "compile": "off", "axis": ["loss=chunked"]}
+    given = {"model": "tiny-gpt2", "attention": "flash", "compile": "off", "loss": "chunked"}
     asked = EstimateRequest.gather(given, Path.cwd())
     assert asked.candidate == {"attention": "flash_attention_2", "compile": "none", "loss": "chunked"}
+    for candidate in ({"tensor_paralel": 2}, {"device": "cuda"}):
+        with pytest.raises(InputError, match="unknown key"):
+            ask(candidate=candidate)
+    asked = EstimateRequest.gather({"model": "tiny-gpt2", "candidate": {"micro_batch": 3}}, Path.cwd())
+    assert (asked.micro_batch, asked.candidate) == (3, {})

@@ -9,7 +9,7 @@ from rich.console import Console
 from autotune.devices.find import find
 from autotune.executors.simulated import SimulatedExecutor
 from autotune.memory.predictor import CUDA_CONTEXT, NCCL_BUFFERS
-from autotune.options import load_space
+from autotune.options import Limits
 from autotune.outcome import Crash, Ok, Oom, Unsupported
 from autotune.probe.exit import Exit, Report
 from autotune.probe.protocol import Inspection, Result
@@ -20,7 +20,8 @@ from autotune.run.folder import create_run
 from autotune.run.loop import tune
 from autotune.run.proof import judge
 from autotune.run.write_best import PREDICTED
-from autotune.specs import DeviceSpec, Goal, Limits, ModelSpec, RunSpec
+from autotune.search.shipped import load_space
+from autotune.specs import DeviceSpec, Goal, ModelSpec, RunSpec
 from autotune.timeline.op_counts import Operator, Operators, Work
 from autotune.timeline.step_events import CATEGORIES, Accumulated, Segment, Slots
 from autotune.timeline.timeline import Timeline

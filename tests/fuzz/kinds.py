@@ -15,15 +15,16 @@ from typing import Any
 
 import yaml
 from hypothesis import strategies as st
+from typer import Context
 from typer.main import get_command
 
 from autotune.candidate import AXES, choices
 from autotune.cli import app
 from autotune.exports import EXPORTERS
 from autotune.models.catalog import find
-from autotune.options import load_space
 from autotune.run.folder import create_run, load_spec
 from autotune.run.loop import tune
+from autotune.search.shipped import load_space
 from tests.configurations import make_best
 from tests.fakes.executor import ArithmeticExecutor
 from tests.fakes.simulation import Arithmetic
@@ -114,7 +115,7 @@ def _csv(draw: Any) -> bytes:
 
 def options_of(verb: str) -> list[tuple[str, bool]]:
     """Return the options of a verb, and whether each takes a value."""
-    found = get_command(app).commands[verb]
+    found = get_command(app).get_command(Context(get_command(app)), verb)
     return [
         (name, not option.is_flag) for option in found.params for name in option.opts if name.startswith("--")
     ]
@@ -155,7 +156,9 @@ def with_axes(draw) -> Example:
     words = ["estimate", "--model", "tiny-gpt2"]
     for name in draw(st.lists(st.sampled_from(AXES) | texts, min_size=1, max_size=4)):
         value = draw(st.sampled_from([str(value) for value in choices(name)]) if name in AXES else texts)
-        words += ["--axis", f"{name}={draw(st.sampled_from((value, value, draw(texts))))}".replace("\0", "")]
+        words += [f"--{name}".replace("_", "-").replace("\0", "")]
+        if name not in AXES or not isinstance(choices(name)[0], bool):
+            words += [draw(st.sampled_from((value, value, draw(texts)))).replace("\0", "")]
     return Example("axes", tuple(words))
 
 

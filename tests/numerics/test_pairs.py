@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.options import load_space
+from autotune.search.shipped import load_space
 from autotune.techniques.check import refusal
 from tests.numerics.runs import plain, train
 

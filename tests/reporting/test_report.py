@@ -13,7 +13,6 @@ from rich.console import Console
 from autotune.candidate import Candidate
 from autotune.commands import command
 from autotune.errors import InputError, ModelError
-from autotune.options import load_space
 from autotune.outcome import Unsupported
 from autotune.reporting.document import document, print_report
 from autotune.reporting.live import Terminal
@@ -24,6 +23,7 @@ from autotune.run.journal import Journal, holder, now, read_record
 from autotune.run.loop import tune
 from autotune.run.under_way import under_way
 from autotune.search.path import Step
+from autotune.search.shipped import load_space
 from autotune.search.strategy import Try
 from autotune.techniques.families import title as title_of
 from tests.fakes.executor import FACTS, ArithmeticExecutor, crash

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from autotune.candidate import Candidate
 from autotune.errors import InputError, ModelError, NoDiskSpace, NothingFits, NothingProven, ProbeError
-from autotune.options import load_space
+from autotune.options import Limits
 from autotune.outcome import Ok, Oom, Timeout, Unsupported
 from autotune.probe.protocol import Inspection
 from autotune.reporting.document import document, drawing, print_report
@@ -24,7 +24,8 @@ from autotune.run.preflight import Preflight
 from autotune.run.proof import proof_request
 from autotune.search.context import SearchContext
 from autotune.search.drift import FLOOR
-from autotune.specs import DeviceSpec, Goal, Limits, ModelSpec, RunSpec
+from autotune.search.shipped import load_space
+from autotune.specs import DeviceSpec, Goal, ModelSpec, RunSpec
 from autotune.techniques.families import title as title_of
 from autotune.tracing.client import Trace
 from autotune.units import MIB

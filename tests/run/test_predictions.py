@@ -3,11 +3,11 @@
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.options import load_space
 from autotune.outcome import Ok, Sample
 from autotune.run.events import Inspected
 from autotune.run.predictions import Predictions
 from autotune.search.context import SearchContext
+from autotune.search.shipped import load_space
 from autotune.specs import DeviceFacts, DeviceSpec, Goal, ModelSpec, RunSpec
 from autotune.trial import Trial
 from autotune.units import GIB

@@ -2,10 +2,10 @@
 
 import pytest
 
+from autotune.options import Limits
 from autotune.outcome import Drift, Ok
 from autotune.run.proof import CPU_NOISE, SPEED, judge
 from autotune.search.selection import throughput
-from autotune.specs import Limits
 from autotune.units import MIB
 from tests.configurations import make_best
 

@@ -12,6 +12,7 @@ from autotune.cli import app
 from autotune.errors import InputError, ProbeError
 from autotune.executors.executor import ProbeResult
 from autotune.exit_codes import ExitCode, worst
+from autotune.options import Limits
 from autotune.outcome import Lost, Ok
 from autotune.run import verify as verification
 from autotune.run.disk_use import written_bytes
@@ -19,7 +20,7 @@ from autotune.run.folder import create_run, find_best
 from autotune.run.loop import tune
 from autotune.run.paths import RunPaths
 from autotune.run.verify import verify
-from autotune.specs import DeviceSpec, Limits
+from autotune.specs import DeviceSpec
 from tests.fakes.executor import ArithmeticExecutor, slower
 from tests.fakes.simulation import Arithmetic
 from tests.run.test_loop import make_spec

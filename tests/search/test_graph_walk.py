@@ -3,10 +3,10 @@ from dataclasses import dataclass
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.options import load_space
 from autotune.outcome import Crash, Ok, Timeout
 from autotune.search.graph_walk import GraphWalk
 from autotune.search.selection import rank
+from autotune.search.shipped import load_space
 from autotune.search.strategy import Done
 from autotune.techniques.families import title as title_of
 from autotune.trial import Trial

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.options import load_space
+from autotune.options import Limits
 from autotune.outcome import Lost, Ok
 from autotune.search.enumeration import legal_rungs, open_sizes, tried_sizes
 from autotune.search.graph_walk import GraphWalk
@@ -13,9 +13,10 @@ from autotune.search.grid import Grid
 from autotune.search.random_search import RandomSearch
 from autotune.search.remaining_probes import count_remaining_probes
 from autotune.search.selection import rank
+from autotune.search.shipped import load_space
 from autotune.search.strategy import Done, decide
 from autotune.site import MachineFacts, Site
-from autotune.specs import DeviceFacts, Limits
+from autotune.specs import DeviceFacts
 from autotune.trial import Trial
 from tests.fakes.simulation import Arithmetic, search
 

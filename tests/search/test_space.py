@@ -4,7 +4,8 @@ import pytest
 
 from autotune.candidate import Candidate
 from autotune.errors import InputError
-from autotune.options import RunOptions, to_spec
+from autotune.options import RunOptions
+from autotune.run.spec import to_spec
 from autotune.search.space import Space
 
 SPACES = Path(__file__).parents[2] / "search_spaces"

@@ -8,11 +8,12 @@ from autotune.errors import InputError
 from autotune.estimation.request import EstimateRequest, settle
 from autotune.executors.find import find_executor
 from autotune.models.config import parse_config
-from autotune.options import RunOptions, to_spec
+from autotune.options import Limits, RunOptions
 from autotune.run.best import Best
+from autotune.run.spec import to_spec
 from autotune.search.graph import MOST_NODES
 from autotune.search.space import Space
-from autotune.specs import DeviceSpec, Limits
+from autotune.specs import DeviceSpec
 from tests.configurations import make_best
 
 GIVEN = {"model": "tiny-gpt2", "target_global_batch": "16K", "device": "cpu:1GiB"}
@@ -70,7 +71,7 @@ def test_a_tolerance_is_a_share(name, value):
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), "inf", "nan", "-1", "1e300"])
-@pytest.mark.parametrize("name", ["probe_timeout", "proof_seconds", "time_budget"])
+@pytest.mark.parametrize("name", ["probe_timeout", "proof_time", "time_budget"])
 def test_a_duration_is_finite(name, value):
     assert name in refused(Limits.load, {name: value}, "limits")
 

@@ -24,11 +24,6 @@ def test_help_ends_with_the_table():
     assert app.info.epilog == summary()
 
 
-def test_every_verb_is_in_the_table():
-    verbs = {command.name or command.callback.__name__ for command in app.registered_commands}
-    assert verbs | {group.name for group in app.registered_groups} == set(BY_VERB)
-
-
 def test_every_error_exits_with_a_code_of_the_table():
     found = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
     assert len(found) > 5

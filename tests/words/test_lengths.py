@@ -8,10 +8,12 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.lengths import DISTINCT, DOCUMENTS, Lengths
-from autotune.options import RunOptions, load_space, to_spec
+from autotune.options import RunOptions
+from autotune.run.spec import to_spec
 from autotune.search.context import SearchContext
 from autotune.search.graph_walk import GraphWalk
 from autotune.search.selection import rank
+from autotune.search.shipped import load_space
 from autotune.specs import Goal
 from autotune.techniques.axis import Context
 from autotune.techniques.check import refusal

@@ -8,8 +8,9 @@ import pytest
 
 from autotune.errors import InputError
 from autotune.models.config import read_config
-from autotune.options import RunOptions, load_space
 from autotune.run.best import Best
+from autotune.run.spec import read_options
+from autotune.search.shipped import load_space
 from autotune.user_files import MOST_VALUES, parse_json, parse_yaml, read_bytes, read_text, user_path
 from tests.configurations import make_best
 
@@ -124,7 +125,7 @@ def test_another_kind_of_file_is_named_and_not_taken_apart_key_by_key(tmp_path):
     assert refusal(Best.from_yaml, config, "mine") == "mine is not a best.yaml: it is a model's config.json"
     (tmp_path / "best.yaml").write_text(best)
     assert "is not a search space: it is a best.yaml" in refusal(load_space, str(tmp_path / "best.yaml"))
-    assert "it is a best.yaml" in refusal(RunOptions.gather, {}, tmp_path / "best.yaml")
+    assert "it is a best.yaml" in refusal(read_options, {}, tmp_path / "best.yaml")
     assert "it is a table of hardware" in refusal(load_space, "hardware")
     assert "it has no key" in refusal(Best.from_yaml, "a: 1", "mine")
 
@@ -132,7 +133,7 @@ def test_another_kind_of_file_is_named_and_not_taken_apart_key_by_key(tmp_path):
 def test_the_first_ten_problems_of_a_document_are_told_and_the_number_of_the_others(tmp_path):
     (tmp_path / "spec.yaml").write_text("{" + ", ".join(f"key{n}: 1" for n in range(2000)) + "}")
     with pytest.raises(InputError) as caught:
-        RunOptions.gather({"model": "gpt2", "target_global_batch": "4M"}, tmp_path / "spec.yaml")
+        read_options({"model": "gpt2", "target_global_batch": "4M"}, tmp_path / "spec.yaml")
     lines = str(caught.value).splitlines()
     assert len(lines) == 11
     assert lines[-1].endswith("1,990 more problems like these")

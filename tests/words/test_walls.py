@@ -23,6 +23,7 @@ WORDS = (
     "exit_codes",
     "interruption",
     "lengths",
+    "options",
     "outcome",
     "prediction",
     "printable",
@@ -43,8 +44,8 @@ FOLDERS = (
 )  # fmt: skip
 """From the bottom up. A folder imports the words, itself, and the folders before it."""
 
-TOP = ("options", "doctor", "api", "console", "terminal", "cli", "__main__")
-"""What puts the folders together; no folder imports it, but for the options that an estimate shares with a run."""
+TOP = ("keywords", "doctor", "api", "console", "terminal", "cli", "__main__")
+"""What puts the folders together; no folder imports it."""
 
 TEMPLATES = PACKAGE / "exports" / "scripts"
 """Programs that an export writes out; they run in the user's training, never in the tuner."""
@@ -107,9 +108,6 @@ def test_only_the_worker_imports_torch_and_nothing_imports_the_worker():
 def test_folders_import_those_below_them_alone():
     order = {folder: rank for rank, folder in enumerate((*WORDS, *FOLDERS))}
     order |= dict.fromkeys(WORDS, 0) | dict.fromkeys((*TOP, "worker"), len(order))
-    order["options"] = order[
-        "estimation"
-    ]  # `EstimateRequest` reads models, spaces and lengths as a run's options do
     known = modules()
     wrong = [
         f"{name} imports {target}"

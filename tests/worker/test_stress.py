@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from autotune.lengths import Lengths
+from autotune.options import Limits
 from autotune.outcome import Ok, Oom, Stress
 from autotune.run.best import Proof
 from autotune.run.proof import judge
-from autotune.specs import Limits
 from autotune.units import GIB, MIB
 from autotune.worker.build.composition import assemble
 from autotune.worker.measuring import prove as proving

@@ -1,0 +1,118 @@
+"""What is done with a run that ended: `autotune report`, `autotune verify` and `autotune export`."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.cli.help import BySubject
+from autotune.cli.parameters import OUTPUT, Given, JsonOption, RunArgument, RunsOption, options_of, takes
+from autotune.exports import EXPORTERS
+from autotune.options import Limits, ProofLimits, VerifyOptions
+from autotune.terminal import console_for, print_error, print_json, print_line, say
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command(cls=BySubject)
+def report(
+    run: RunArgument = "last",
+    mermaid: Annotated[
+        bool,
+        typer.Option(
+            "--mermaid", rich_help_panel=OUTPUT,
+            help="Print the decision graph with the path taken, as Mermaid.",
+        ),
+    ] = False,
+    runs: RunsOption = Path("runs"),
+    json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Show what a run tried, which path it took, and what won."""
+    from autotune.reporting.document import document, drawing, print_report
+    from autotune.run.folder import find_run
+
+    paths = find_run(run, runs)
+    if json:
+        print_json(document(paths))
+    elif mermaid:
+        print_line(drawing(paths).rstrip())
+    else:
+        print_report(paths, console_for(stderr=False))
+
+
+@app.command(cls=BySubject)
+@takes(*options_of(VerifyOptions))
+def verify(
+    given: Given,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILE...", help="best.yaml files, or runs by folder, name or last."),
+    ] = None,
+    runs: RunsOption = Path("runs"),
+    json: JsonOption = False,
+) -> None:
+    """Repeat the proof of emitted configurations on this machine, one after the other."""
+    from autotune.errors import AutotuneError
+    from autotune.exit_codes import worst
+    from autotune.run.folder import find_best
+    from autotune.run.verify import Verified, read_device
+    from autotune.run.verify import verify as repeat
+
+    options = VerifyOptions.load_with(
+        given.options, "options", lambda rest: read_device(rest.device), given.options
+    )
+    limits = Limits(**options.part(ProofLimits).model_dump())
+    other = read_device(options.device)
+    console = console_for()
+    verdicts = []
+    for name in files or ["last"]:
+        try:
+            file = find_best(name, runs)
+            verdict = Verified.of(
+                file, repeat(file, other, limits, partial(say, console), runs, options.trust_remote_code)
+            )
+        except AutotuneError as error:  # of one file: the others are verified all the same
+            verdict = Verified.failed(name, error)
+            print_error(error)
+        else:
+            say(console, f"{verdict.file}: {verdict.why}", "green" if verdict.passed else "red")
+        verdicts.append(verdict)
+    if json:
+        print_json([verdict.model_dump(mode="json") for verdict in verdicts])
+    raise typer.Exit(worst(verdict.exit_code for verdict in verdicts))
+
+
+@app.command(cls=BySubject)
+def export(
+    run: RunArgument = "last",
+    to: Annotated[
+        str,
+        typer.Option(metavar="NAME", rich_help_panel=OUTPUT, help=f"Which library: {', '.join(EXPORTERS)}."),
+    ] = "native",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", rich_help_panel=OUTPUT, help="Folder to write to.")
+    ] = None,
+    runs: RunsOption = Path("runs"),
+    json: JsonOption = False,
+) -> None:
+    """Write the winner as files that a training library loads."""
+    from autotune.exports import export as render
+    from autotune.run.best import Best
+    from autotune.run.folder import find_best
+    from autotune.run.paths import RunPaths
+    from autotune.run.write_best import PREDICTED, write_files
+
+    file = find_best(run, runs)
+    best = Best.read(file)
+    if best.evidence == "predicted":
+        console_for().print(PREDICTED, style="yellow")
+    folder = out or RunPaths(file.parent).exports / to
+    written = write_files(render(best, to), folder)
+    if json:
+        print_json({"target": to, "files": [str(path) for path in written]})
+    else:
+        for path in written:
+            print_line(str(path))

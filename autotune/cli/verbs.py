@@ -1,0 +1,22 @@
+"""The verbs of the command line: where each is, and what it does, the common ones first."""
+
+from __future__ import annotations
+
+VERBS: dict[str, tuple[str, str]] = {
+    "run": ("autotune.cli.run", "Find, prove and emit the fastest configuration that fits."),
+    "estimate": (
+        "autotune.cli.estimate",
+        "Predict memory and speed of one candidate, or of every rung, on GPUs that need not be there.",
+    ),
+    "resume": ("autotune.cli.run", "Go on with a run that was interrupted, from its journal."),
+    "report": ("autotune.cli.results", "Show what a run tried, which path it took, and what won."),
+    "verify": (
+        "autotune.cli.results",
+        "Repeat the proof of emitted configurations on this machine, one after the other.",
+    ),
+    "export": ("autotune.cli.results", "Write the winner as files that a training library loads."),
+    "doctor": ("autotune.cli.listings", "Say what this machine offers, and what is missing."),
+    "models": ("autotune.cli.listings", "List the models that resolve by name without a network."),
+    "spaces": ("autotune.cli.listings", "List and draw search spaces."),
+}
+"""The module whose `app` holds a verb, loaded when it is called, and the sentence that help says of it."""

@@ -1,0 +1,98 @@
+"""From the options of a run to its spec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from autotune.bounds import too_many_ranks
+from autotune.errors import InputError
+from autotune.executors.find import unlaunched
+from autotune.lengths import read_lengths
+from autotune.models.resolve import resolve
+from autotune.models.sequence_length import LONGEST_DEFAULT, sequence_length
+from autotune.options import Limits, RunOptions
+from autotune.search.shipped import default_space, load_space
+from autotune.specs import DeviceSpec, GlobalBatch, Goal, ModelSpec, RunSpec
+from autotune.user_files import OPTIONS, parse_yaml, read_text, require_kind, user_path
+
+_Value = TypeVar("_Value")
+
+
+def read_options(
+    given: dict[str, Any], file: Path | None, check: Callable[[RunOptions], object] = lambda _: None
+) -> RunOptions:
+    """Join a spec file with what the command line gives; the command line wins.
+
+    Raises InputError, where there is a mistake with those that `check` finds in the rest.
+    """
+    if file is None:
+        return RunOptions.load_with(given, "options", check, flags=RunOptions.model_fields)
+    file = user_path(file, "--spec")
+    source = str(file)
+    data = parse_yaml(read_text(file), source)
+    require_kind(data, OPTIONS, source)
+    data = {key.replace("-", "_"): value for key, value in data.items()}
+    return RunOptions.load_with({**data, **given}, source, check, flags=given)
+
+
+def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec], base: Path) -> RunSpec:
+    """Resolve model, space and device into a `RunSpec`. Raises one InputError with every problem found.
+
+    `find_device` checks the device and replaces `auto` by the one there is. Relative paths start at `base`.
+    """
+    problems: list[str] = []
+
+    def attempt(flag: str, parse: Callable[[], _Value]) -> _Value | None:
+        try:
+            return parse()
+        except InputError as error:
+            problems.extend(error.problems)
+        except ValueError as error:
+            problems.append(f"{flag}: {error}")
+        return None
+
+    model = attempt("--model", lambda: _model(options, base))
+    device = attempt("--device", lambda: find_device(DeviceSpec.parse(options.device)))
+    target = attempt("--target-global-batch", lambda: GlobalBatch.parse(options.target_global_batch))
+    space = attempt(
+        "--space",
+        lambda: load_space(
+            default_space(options.gpus * options.nodes, options.lengths is not None)
+            if options.space is None
+            else options.space
+        ),
+    )
+    lengths = attempt("--lengths", lambda: read_lengths(options.lengths, base))
+    longest = lengths.longest if lengths else LONGEST_DEFAULT
+    seq_len = (
+        attempt("--seq-len", lambda: sequence_length(options.seq_len, model, longest)) if model else None
+    )
+    if reason := too_many_ranks(options.gpus, options.nodes):
+        problems.append(reason)
+    if device and (reason := unlaunched(device.kind, options.nodes)):
+        problems.append(reason)
+    if problems or not (model and device and target and space and seq_len):
+        raise InputError(problems)
+    goal = Goal(
+        target=target,
+        seq_len=seq_len,
+        lengths=lengths and lengths.within(seq_len),
+        gpus=options.gpus * options.nodes,
+        nodes=options.nodes,
+        exact=options.exact,
+        headroom=options.headroom,
+    )
+    return RunSpec(
+        model=model, device=device, goal=goal, optimizer=options.optimizer, space=space.model_dump(mode="json"),
+        space_name=space.name, strategy=options.strategy, seed=options.seed, predict=options.predict,
+        limits=options.part(Limits),
+    )  # fmt: skip
+
+
+def _model(options: RunOptions, base: Path) -> ModelSpec:
+    found = resolve(
+        options.model, block_class=options.block_class, trust_remote_code=options.trust_remote_code, base=base
+    )
+    return found.model_copy(update={"train": options.train})
