@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.units import MIB
-from benchmarks.markdown import fill
+from benchmarks.markdown import block, fill, source, table
 from benchmarks.recording import RESULTS
 
 RECORD = RESULTS / "ranks.json"
@@ -26,32 +26,50 @@ PARTS = ("parameters", "gradients", "optimizer_state")
 
 def page(written: str, document: dict[str, Any]) -> str:
     """Return the page with the record's numbers between its marks."""
-    return fill(written, "benchmarks/ranks_page.py", measured(document["rows"]))
+    made = [*measured(document["rows"]), *_notes(document["rows"]), source(document)]
+    return fill(written, "benchmarks/ranks_page.py", block(made))
 
 
-def measured(rows: list[dict[str, Any]]) -> str:
+def measured(rows: list[dict[str, Any]]) -> list[str]:
     """Return one table for each model as Markdown: MiB of the fullest rank, and seconds of a global step."""
     lines: list[str] = []
     for tensors in (False, True):
-        lines += [
-            "",
-            f"| {' | '.join(HEADS)} |",
-            "|---" * len(HEADS) + "|",
-            *(_line(row) for row in rows if row["case"].startswith("Llama") == tensors),
+        own = (_cells(row) for row in rows if row["case"].startswith("Llama") == tensors)
+        lines += [*table(HEADS, own), ""]
+    return lines
+
+
+def _notes(rows: list[dict[str, Any]]) -> list[str]:
+    """Return in words how far peaks are beyond their predictions, and which rows have none."""
+    beyond = {
+        several: [
+            (row["peak"] - row["predicted"]) / MIB
+            for row in rows
+            if row["predicted"] and (row["ranks"] > 1) == several
         ]
-    return "\n".join([*lines, "", ""])
+        for several in (False, True)
+    }
+    lines = [
+        f"Beyond the prediction: {min(beyond[True]):.0f} to {max(beyond[True]):.0f} MiB over several ranks, "
+        f"{min(beyond[False]):.0f} to {max(beyond[False]):.0f} MiB on one rank alone."
+    ]
+    if missing := [row["case"] for row in rows if row["predicted"] is None]:
+        lines.append(
+            f"Not predicted when they were recorded: {', '.join(missing)}. Their buffers were other ones "
+            "then, and late imports counted as memory of the training."
+        )
+    return lines
 
 
-def _line(row: dict[str, Any]) -> str:
+def _cells(row: dict[str, Any]) -> list[str]:
     held = {part: max(rank[part] for rank in row["held_by_rank"]) for part in PARTS}
     predicted = row["predicted"]
-    cells = [
+    return [
         row["case"], str(row["ranks"]), _mib(row["peak"]), _mib(predicted),
         _mib(None if predicted is None else row["peak"] - predicted),
         *(f"{_mib(held[part])} / {_mib(row['formula'][part])}" for part in PARTS),
         _seconds(row["seconds_per_step"]), _seconds(row["seconds_communicating"]),
     ]  # fmt: skip
-    return f"| {' | '.join(cells)} |"
 
 
 def _mib(count: float | None) -> str:

@@ -39,13 +39,13 @@ CHECKPOINTING = Axis(
             title="every-4 checkpointing",
             saves="A quarter of what `full` saves.",
             costs="A quarter of what `full` costs.",
-            avoid="`selective` fits: it saves more for what it costs.",
+            avoid="`selective` saves more for what it costs, which depends on the model: compare both.",
         ),
         "every-2": Value(
             title="every-2 checkpointing",
             saves="Half of what `full` saves.",
             costs="Half of what `full` costs.",
-            avoid="`selective` fits: it saves more for what it costs.",
+            avoid="`selective` saves more for what it costs, which depends on the model: compare both.",
         ),
         "full": Value(
             title="checkpointing",
