@@ -19,7 +19,7 @@ from torch.utils.data import default_collate
 from autotune.candidate import Attention
 from autotune.errors import InputError, nearest
 from autotune.specs import ModelSpec, Task
-from autotune.worker.data.loading import Collate, Samples
+from autotune.worker.dataset import Collate, Samples
 from autotune.worker.errors import CannotRun
 from autotune.worker.trainable import freeze_others
 

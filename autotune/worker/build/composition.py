@@ -17,9 +17,9 @@ from autotune.techniques.check import refusal
 from autotune.techniques.data import unpaddable
 from autotune.techniques.sharding import IN_SHARDS, REPLICATED
 from autotune.worker.build.context import Draft
-from autotune.worker.build.inspect import width
 from autotune.worker.build.make_optimizer import maker_of, optimizer_of
 from autotune.worker.build.model_init import construct, cut
+from autotune.worker.configuration import width
 from autotune.worker.data.packing import check_packing
 from autotune.worker.data.synthetic import feed, is_traced, rows_shorter, target_counter, text_symbols
 from autotune.worker.errors import CannotRun

@@ -13,6 +13,7 @@ from torch import nn
 from autotune.probe.protocol import ProbeRequest
 from autotune.specs import ModelFacts
 from autotune.worker.blocks import find_blocks
+from autotune.worker.configuration import experts_of, layers_of, width
 from autotune.worker.data.batch_check import check_collated, check_made
 from autotune.worker.errors import CannotRun
 from autotune.worker.experts import parameter_count, shared_rows
@@ -50,7 +51,6 @@ def describe(built: BuiltModel, block_class: str | None = None) -> ModelFacts:
     """Return the facts of a built model."""
     model = built.model
     blocks = find_blocks(model, block_class)
-    config = _text_config(built.config)
     parameters = list(model.parameters())  # distinct ones: tied weights are one parameter
     found = len(blocks.modules) if blocks is not None else 0
     return ModelFacts(
@@ -58,9 +58,9 @@ def describe(built: BuiltModel, block_class: str | None = None) -> ModelFacts:
         model_class=type(model).__name__,
         parameters=parameter_count(model),
         trainable_parameters=_count(p for p in parameters if p.requires_grad),
-        active_parameters=active_parameters(model, config),
-        layers=_layers(config) or found,
-        hidden=width(config),
+        active_parameters=active_parameters(model, built.config),
+        layers=layers_of(built.config) or found,
+        hidden=width(built.config),
         block_class=blocks.class_name if blocks is not None else None,
         blocks=found,
         tokens_per_sample=built.tokens_per_sample,
@@ -69,11 +69,6 @@ def describe(built: BuiltModel, block_class: str | None = None) -> ModelFacts:
         torch_version=torch.__version__,
         transformers_version=transformers.__version__,
     )
-
-
-def width(config: Any) -> int:
-    """Return the width of a configured model's hidden states; 0 where none is told."""
-    return _first(_text_config(config), "hidden_size", "d_model", "n_embd")
 
 
 def _why_uncut(model: nn.Module) -> str:
@@ -103,14 +98,6 @@ def active_parameters(model: nn.Module, config: Any) -> int:
     return total - experts + experts * chosen // available
 
 
-def experts_of(config: Any) -> tuple[int, int]:
-    """Return how many experts a token takes, and of how many: (chosen, available); zeros where there are none."""
-    config = _text_config(config)
-    chosen = _first(config, "num_experts_per_tok", "num_experts_per_token", "moe_topk")
-    available = _first(config, "num_local_experts", "num_experts", "n_routed_experts")
-    return (chosen, available) if chosen and available else (0, 0)
-
-
 def check_batches(built: BuiltModel, seq_len: int) -> None:
     """Raise ModelError where a user's batches of two sizes do not hold what was asked for; and what making them raises.
 
@@ -128,31 +115,6 @@ def _try_forward(built: BuiltModel, device: torch.device) -> None:
     batch = {name: value.to(device) for name, value in built.example().items()}
     with torch.no_grad():
         loss_of(built.model(**batch))
-
-
-def _text_config(config: Any) -> Any:
-    """Return the part of a configuration that describes the transformer; None where there is none."""
-    get = getattr(config, "get_text_config", None)
-    return get() if callable(get) else config
-
-
-def _layers(config: Any) -> int:
-    """Return the layers that one sample passes: of encoder and decoder together where a model has both."""
-    layers = _first(config, "num_hidden_layers", "n_layer", "num_layers")
-    if getattr(config, "is_encoder_decoder", False):
-        decoder = _first(config, "num_decoder_layers", "decoder_layers")
-        encoder = _first(config, "encoder_layers", "num_layers", "num_hidden_layers")
-        return encoder + (decoder or layers)
-    return layers
-
-
-def _first(config: Any, *names: str) -> int:
-    """Return the first of these settings that is a number; 0 where none is."""
-    for name in names:
-        value = getattr(config, name, None)
-        if isinstance(value, int):
-            return value
-    return 0
 
 
 def _count(parameters: Iterable[nn.Parameter]) -> int:

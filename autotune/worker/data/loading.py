@@ -13,9 +13,9 @@ import resource
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,24 +26,13 @@ from autotune.candidate import Candidate
 from autotune.memory.host_footprint import SHARED_MEMORY, batches_ahead
 from autotune.units import format_bytes
 from autotune.worker.data.batch_check import check_collated
+from autotune.worker.dataset import Collate, Samples
 from autotune.worker.errors import CannotRun, OutOfSpace
-
-Collate = Callable[[Sequence[Any]], Mapping[str, Tensor]]
-"""Makes one batch (the forward's arguments, on the CPU) of samples."""
 
 LOOKED_AT = 256
 """Samples, spread over the dataset, among which the largest is looked for: memory is proven with it."""
 GOLDEN = (math.sqrt(5) - 1) / 2
 """Steps of this share of the dataset spread any number of samples evenly over it."""
-
-
-@runtime_checkable
-class Samples(Protocol):
-    """A map-style dataset."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Any: ...
 
 
 class Loader:

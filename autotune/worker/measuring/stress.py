@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from autotune.outcome import Stress, StressName
 from autotune.probe.protocol import ProbeRequest
-from autotune.worker.build.inspect import experts_of
+from autotune.worker.configuration import experts_of
 from autotune.worker.measuring.steps import MICRO_STEPS, Stepper
 from autotune.worker.measuring.verdict import Circumstances, verdict
 from autotune.worker.training import Batch, Training
