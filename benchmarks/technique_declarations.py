@@ -63,8 +63,9 @@ def declared(family: ModuleType) -> str:
             told = [f"- **{what}** {text}" for what, text in _told(value)]
             if told and names[0] != axis.default:
                 told.append(f"- {_tried(axis.name, names)}")
-                is_default = " (the default)" if names[0] == axis.default else ""
-                lines += [f"**`{axis.name}: {'`, `'.join(map(shown, names))}`**{is_default}", "", *told, ""]
+                aside = " (the default)" if names[0] == axis.default else ""
+                aside += f" (`{value.short}` on a command line)" if value.short else ""
+                lines += [f"**`{axis.name}: {'`, `'.join(map(shown, names))}`**{aside}", "", *told, ""]
     rows = list(dict.fromkeys(_excluded(tuple(axis.name for axis in axes_of(family)))))
     if rows:
         lines += ["### What does not go together", "", *table(("this", "not with", "because"), rows), ""]

@@ -112,7 +112,7 @@ OFFLOAD = Axis(
 
 OFFLOAD_TO = Axis(
     "offload_to",
-    "where that rests",
+    "where offloaded tensors are kept",
     {
         "auto": Value(),
         "host": Value(
