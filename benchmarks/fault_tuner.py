@@ -37,10 +37,10 @@ from autotune.run.folder import create_run
 from autotune.run.journal import Journal
 from autotune.search.shipped import load_space
 from autotune.specs import DeviceFacts, DeviceSpec, Goal, ModelSpec, RunSpec
+from autotune.testing.arithmetic import Arithmetic, timeline
 from autotune.tracing.client import Trace
 from autotune.units import MIB
 from tests.fakes.executor import ArithmeticExecutor
-from tests.fakes.simulation import Arithmetic, timeline
 
 Kind = Literal["arithmetic", "processes", "real"]
 """What answers requests: arithmetic in the tuner itself, arithmetic in processes under real supervisors, or torch."""

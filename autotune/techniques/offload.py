@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from autotune.candidate import Candidate
-from autotune.techniques.axis import Axis, Context, Rule, Value, all_but, listed
-from autotune.techniques.sharding import OVER_RANKS, SHARDINGS, WITH_WHOLE_WEIGHTS
+from autotune.techniques.axis import Axis, Context, Rule, Value
 
 
 def _own_memory(candidate: Candidate, context: Context) -> str | None:
@@ -61,12 +60,12 @@ OFFLOAD = Axis(
             avoid="micro-steps are few and short.",
             rules=(
                 Rule(
-                    {"sharding": ["zero1"]},
+                    {"sharding": ["none", "ddp", "zero2", "hsdp", "fsdp2", "zero3"]},
                     (
                         "torch's zero1 keeps its shard of the state on the device; offload it with zero2, "
                         "hsdp, fsdp2 or ddp, or under DeepSpeed"
                     ),
-                    where={"engine": ["torch"]},
+                    also={"engine": "torch"},
                 ),
             ),
         ),
@@ -79,10 +78,10 @@ OFFLOAD = Axis(
             avoid="`optimizer` fits.",
             rules=(
                 Rule(
-                    {"sharding": OVER_RANKS},
+                    {"sharding": "none"},
                     (
-                        "ranks reduce gradients where they are made, so these alone leave one device only; with "
-                        "optimizer and parameters they do under fsdp2 (full offload)"
+                        "sharded gradients leave the device with the optimizer and the parameters (fsdp2 with"
+                        " full offload); gradients alone do on one device"
                     ),
                 ),
             ),
@@ -95,11 +94,10 @@ OFFLOAD = Axis(
             avoid="anything else fits.",
             rules=(
                 Rule(
-                    {"sharding": WITH_WHOLE_WEIGHTS},
+                    {"sharding": ["none", "hsdp", "fsdp2", "zero3"]},
                     (
-                        "full offload brings parameters to the device block by block, as "
-                        f"{listed([name for name, traits in SHARDINGS.items() if traits.weights])} do; "
-                        f"{listed(WITH_WHOLE_WEIGHTS)} compute with whole ones, which stay there"
+                        "full offload brings parameters to the device block by block, as fsdp2, hsdp and "
+                        "zero3 do; the other shardings keep them there whole"
                     ),
                 ),
             ),
@@ -114,7 +112,7 @@ OFFLOAD = Axis(
 
 OFFLOAD_TO = Axis(
     "offload_to",
-    "where offloaded tensors are kept",
+    "where that rests",
     {
         "auto": Value(),
         "host": Value(
@@ -138,9 +136,9 @@ OFFLOAD_TO = Axis(
     },
     rules=(
         Rule(
-            {"checkpointing": all_but("checkpointing", "offloaded")},
+            {"offload_to": "auto"},
             "nothing leaves the device, so there is nothing to put on the host or on disk",
-            where={"offload": ["none"], "activation_offload": [False]},
+            also={"offload": "none", "activation_offload": False},
         ),
     ),
     checks=(_own_memory,),

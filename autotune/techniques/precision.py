@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.techniques.axis import Axis, Rule, Value, all_but, listed
-from autotune.techniques.sharding import IN_GRADIENT_SHARDS, OVER_RANKS
+from autotune.techniques.axis import Axis, Rule, Value
 
 PRECISION = Axis(
     "precision",
@@ -27,29 +26,29 @@ PRECISION = Axis(
             avoid="the device has bf16, and on a processor, which has no fast fp16 products.",
             rules=(
                 Rule(
-                    {"loss": ["chunked"]},
+                    {"loss": "full"},
                     (
                         "chunked loss makes its gradients with the loss, before the scale that keeps fp16's "
                         "from vanishing"
                     ),
                 ),
                 Rule(
-                    {"optimizer_in_backward": [True]},
+                    {"optimizer_in_backward": False},
                     (
                         "fp16 leaves a step out when any gradient overflowed, which is known after the "
                         "backward pass"
                     ),
                 ),
                 Rule(
-                    {"sharding": IN_GRADIENT_SHARDS},
+                    {"sharding": ["none", "ddp", "zero1"]},
                     (
-                        "torch's gradient scaler looks for overflow in whole gradients, of which "
-                        f"{listed(IN_GRADIENT_SHARDS)} keep shards"
+                        "torch's gradient scaler looks for overflow in whole gradients, of which zero2, hsdp "
+                        "and fsdp2 keep shards"
                     ),
                 ),
                 Rule(
-                    {"offload": ["gradients", "full"]},
-                    "the scale lives on the device, and this offload keeps gradients elsewhere",
+                    {"offload": ["none", "optimizer"]},
+                    "the scale lives on the device, and full offload keeps gradients elsewhere",
                 ),
             ),
         ),
@@ -64,7 +63,7 @@ PRECISION = Axis(
             dtypes=("bf16",),
             rules=(
                 Rule(
-                    {"sharding": OVER_RANKS},
+                    {"sharding": "none"},
                     (
                         "the shardings keep parameters in fp32 and gather them in bf16; bf16-pure is for one "
                         "device"
@@ -94,14 +93,14 @@ PRECISION = Axis(
             gpu_only="fp8 is for GPUs that multiply 8-bit floats; a processor only emulates them",
             rules=(
                 Rule(
-                    {"adapters": all_but("adapters", "none")},
+                    {"adapters": "none"},
                     (
                         "adapters compute with the layers beside them by themselves, of which fp8 replaces "
                         "the products"
                     ),
                 ),
                 Rule(
-                    {"tensor_parallel": all_but("tensor_parallel", 1)},
+                    {"tensor_parallel": 1},
                     (
                         "8-bit products of distributed tensors need styles of torchao's own, which "
                         "transformers' plans do not use"
@@ -126,7 +125,7 @@ TF32 = Axis(
             ),
             rules=(
                 Rule(
-                    {"precision": all_but("precision", "fp32")},
+                    {"precision": "fp32"},
                     ("tf32 is another way to multiply fp32 matrices, and the other precisions multiply none"),
                 ),
             ),

@@ -23,10 +23,10 @@ from autotune.models.callable import importable
 from autotune.models.resolve import resolve
 from autotune.options import RunOptions
 from autotune.probe.launch import MARK
+from autotune.testing.arithmetic import Arithmetic
 from tests.data import own_model
 from tests.estimation.test_estimate import MadeTracer
 from tests.fakes.executor import ArithmeticExecutor
-from tests.fakes.simulation import Arithmetic
 
 BUILD = """
 class Maker:

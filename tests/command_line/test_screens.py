@@ -22,10 +22,10 @@ from autotune.search.context import SearchContext
 from autotune.search.shipped import load_space
 from autotune.specs import Goal
 from autotune.techniques.families import title as title_of
+from autotune.testing.arithmetic import Arithmetic
 from autotune.trial import Trial
 from autotune.units import GIB, format_bytes
 from tests.estimation.test_estimate import ask
-from tests.fakes.simulation import Arithmetic
 
 SPACE = load_space("default")
 LONGEST = Candidate(precision="bf16", checkpointing="full", offload="optimizer", sharding="fsdp2")

@@ -1,4 +1,7 @@
-"""What every strategy must hold to, run against each of them."""
+"""What every strategy must keep, run against each of them; and the walk of the graph on any device."""
+
+import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -8,13 +11,17 @@ from autotune.candidate import Candidate
 from autotune.outcome import Crash, NonFinite, Ok, Timeout, Unsupported
 from autotune.search.context import SearchContext
 from autotune.search.graph_walk import GraphWalk
+from autotune.search.grid import Grid
+from autotune.search.random_search import RandomSearch
 from autotune.search.selection import rank
 from autotune.search.space import Space
+from autotune.search.strategies import STRATEGIES
 from autotune.search.strategy import Done, Try
 from autotune.specs import Goal
+from autotune.testing.arithmetic import Arithmetic, foreseeing, search
+from autotune.testing.strategies import StrategyContract
 from autotune.trial import Trial
 from autotune.units import MIB
-from tests.fakes.simulation import Arithmetic, foreseeing, search
 from tests.search.test_space import DEFAULT
 
 SPACE = Space.parse(DEFAULT, "default.yaml")
@@ -37,10 +44,74 @@ class Foreseeing(GraphWalk):
         return foreseeing(device, self.factor)
 
 
-STRATEGIES = (Blind(), Foreseeing(1.0), Foreseeing(0.5), Foreseeing(3.0))
+class TestGraph(StrategyContract):
+    def make_strategy(self):
+        return GraphWalk()
 
 
-@pytest.fixture(params=STRATEGIES, ids=["blind", "foreseeing", "deceived", "scared"])
+class TestGrid(StrategyContract):
+    FACTORS = (None, 3.0)  # it does not ask the memory model
+
+    def make_strategy(self):
+        return Grid()
+
+
+class TestRandom(StrategyContract):
+    FACTORS = (None, 3.0)
+
+    def make_strategy(self):
+        return RandomSearch()
+
+
+def test_every_strategy_that_can_be_named_is_run_through_the_contract():
+    made = {suite().make_strategy().name for suite in StrategyContract.__subclasses__()}
+    assert set(STRATEGIES) <= made
+
+
+class Clocked(GraphWalk):
+    def propose(self, history, context):
+        assert time.time() > 0
+        return super().propose(history, context)
+
+
+class Forgetful(Grid):
+    """Keeps count between calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def propose(self, history, context):
+        self.calls += 1
+        decision = super().propose(history, context)
+        return replace(decision, why=f"call {self.calls}")
+
+
+class Stubborn(GraphWalk):
+    """Proposes its first candidate for ever."""
+
+    def propose(self, history, context):
+        return super().propose((), context)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "test"),
+    [
+        (Clocked, "test_it_is_a_pure_function_of_history_and_context"),
+        (Forgetful, "test_it_is_a_pure_function_of_history_and_context"),
+        (Forgetful, "test_any_part_of_a_journal_leads_to_what_came_next"),
+        (Stubborn, "test_a_search_ends_and_tries_nothing_twice"),
+    ],
+)
+def test_the_contract_finds_what_breaks_it(strategy, test):
+    suite = type("Broken", (StrategyContract,), {"make_strategy": lambda self: strategy(), "MOST": 50})
+    with pytest.raises(AssertionError):
+        getattr(suite(), test)()
+
+
+WALKS = (Blind(), Foreseeing(1.0), Foreseeing(0.5), Foreseeing(3.0))
+
+
+@pytest.fixture(params=WALKS, ids=["blind", "foreseeing", "deceived", "scared"])
 def strategy(request):
     return request.param
 
@@ -59,7 +130,7 @@ devices = st.builds(
 @given(device=devices, exact=st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_a_search_ends_repeats_nothing_and_stays_legal(device, exact):
-    for strategy in STRATEGIES:
+    for strategy in WALKS:
         context = make_context(device, strategy, exact)
         history, _ = search(device, context, strategy)
         assert len({trial.candidate for trial in history}) == len(history)
@@ -84,7 +155,7 @@ def test_if_any_rung_fits_the_search_finds_one(device):
             ("full", "full"),
         ]
     )
-    for strategy in STRATEGIES:
+    for strategy in WALKS:
         context = make_context(device, strategy)
         history, _ = search(device, context, strategy)
         assert bool(rank(history, context)) == feasible
@@ -93,7 +164,7 @@ def test_if_any_rung_fits_the_search_finds_one(device):
 @given(device=devices, data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_a_strategy_is_a_pure_function_of_history(device, data):
-    for strategy in STRATEGIES:
+    for strategy in WALKS:
         context = make_context(device, strategy)
         history, _ = search(device, context, strategy)
         cut = data.draw(st.integers(0, len(history)))

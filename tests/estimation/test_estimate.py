@@ -21,12 +21,12 @@ from autotune.estimation.plot import DRAWN_BY, check_picture, draw
 from autotune.estimation.request import EstimateRequest, estimate
 from autotune.estimation.tables import accumulated, estimates_document, print_estimates
 from autotune.techniques.families import title as title_of
+from autotune.testing.arithmetic import Arithmetic, timeline
 from autotune.tracing.client import Trace
 from autotune.units import GIB, MIB
 from tests.executors.test_simulated import Traces
 from tests.executors.test_simulated import answer as simulated
 from tests.executors.test_simulated import timeline as gpu_timeline
-from tests.fakes.simulation import Arithmetic, timeline
 
 
 class MadeTracer:

@@ -11,7 +11,7 @@ from autotune.probe.protocol import Inspection
 from autotune.site import Site
 from autotune.specs import DeviceFacts, ModelFacts
 from autotune.techniques.check import this_machine
-from tests.fakes.simulation import Arithmetic
+from autotune.testing.arithmetic import Arithmetic
 
 FACTS = ModelFacts(
     task="causal-lm", model_class="Made", parameters=10, trainable_parameters=10, active_parameters=10, layers=1,

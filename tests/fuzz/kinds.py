@@ -25,9 +25,9 @@ from autotune.models.catalog import find
 from autotune.run.folder import create_run, load_spec
 from autotune.run.loop import tune
 from autotune.search.shipped import load_space
+from autotune.testing.arithmetic import Arithmetic
 from tests.configurations import make_best
 from tests.fakes.executor import ArithmeticExecutor
-from tests.fakes.simulation import Arithmetic
 from tests.fuzz.mutations import files, lines, odd, texts
 from tests.fuzz.surface import Ended, command
 from tests.run.test_loop import make_spec

@@ -25,10 +25,10 @@ from typer.main import get_command
 from autotune.cli import main
 from autotune.errors import InputError, NothingFits
 from autotune.exit_codes import BY_VERB, ExitCode
+from autotune.testing.arithmetic import Arithmetic, timeline
 from autotune.tracing.client import Trace
 from autotune.user_files import parse_yaml
 from tests.fakes.executor import ArithmeticExecutor
-from tests.fakes.simulation import Arithmetic, timeline
 
 FILES = Path(__file__).parents[2] / "search_spaces"
 SECONDS = 30

@@ -26,8 +26,8 @@ from autotune.search.path import Step
 from autotune.search.shipped import load_space
 from autotune.search.strategy import Try
 from autotune.techniques.families import title as title_of
+from autotune.testing.arithmetic import Arithmetic
 from tests.fakes.executor import FACTS, ArithmeticExecutor, crash
-from tests.fakes.simulation import Arithmetic
 from tests.run.test_loop import make_spec
 
 START = Opened(version="0", site=ArithmeticExecutor(Arithmetic(budget=1000)).describe(), time=now())

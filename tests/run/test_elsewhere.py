@@ -20,8 +20,8 @@ from autotune.search.space import Space
 from autotune.site import MachineFacts, Site
 from autotune.specs import DeviceFacts, DeviceSpec
 from autotune.techniques.check import this_machine
+from autotune.testing.arithmetic import Arithmetic, ok
 from tests.fakes.executor import FACTS, ArithmeticExecutor, crash
-from tests.fakes.simulation import Arithmetic, ok
 from tests.run.test_loop import make_spec
 
 THERE = MachineFacts(

@@ -13,8 +13,8 @@ from autotune.reporting.document import document, print_report
 from autotune.run.folder import create_run
 from autotune.run.journal import read_record
 from autotune.run.loop import tune
+from autotune.testing.arithmetic import Arithmetic
 from tests.fakes.executor import ArithmeticExecutor
-from tests.fakes.simulation import Arithmetic
 from tests.run.test_loop import make_spec
 
 LADDER = (

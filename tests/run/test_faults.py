@@ -10,9 +10,9 @@ from pathlib import Path
 from autotune.candidate import Candidate
 from autotune.outcome import Lost
 from autotune.run.events import Finished, Record, Started
+from autotune.testing.arithmetic import ok
 from benchmarks.fault_soak import soak
 from benchmarks.fault_trial import Trial, repeated, undisturbed
-from tests.fakes.simulation import ok
 
 ROOT = Path(__file__).parents[2]
 

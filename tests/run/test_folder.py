@@ -11,8 +11,8 @@ from autotune.errors import InputError
 from autotune.models.resolve import resolve
 from autotune.run.folder import create_run, find_run, load_spec
 from autotune.run.loop import tune
+from autotune.testing.arithmetic import Arithmetic
 from tests.fakes.executor import ArithmeticExecutor
-from tests.fakes.simulation import Arithmetic
 from tests.run.test_loop import make_spec
 
 

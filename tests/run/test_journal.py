@@ -9,8 +9,8 @@ from autotune.candidate import Candidate
 from autotune.errors import InputError, JournalError
 from autotune.run.events import Asked, Finished, Inspected, Opened, ProofStarted, Started
 from autotune.run.journal import Journal, read_record
+from autotune.testing.arithmetic import Arithmetic, ok
 from tests.fakes.executor import FACTS, ArithmeticExecutor
-from tests.fakes.simulation import Arithmetic, ok
 
 
 def started(number):

@@ -27,10 +27,10 @@ from autotune.search.drift import FLOOR
 from autotune.search.shipped import load_space
 from autotune.specs import DeviceSpec, Goal, ModelSpec, RunSpec
 from autotune.techniques.families import title as title_of
+from autotune.testing.arithmetic import Arithmetic, ok, timeline
 from autotune.tracing.client import Trace
 from autotune.units import MIB
 from tests.fakes.executor import FACTS, ArithmeticExecutor, crash, slower
-from tests.fakes.simulation import Arithmetic, ok, timeline
 from tests.search.test_space import DEFAULT
 
 

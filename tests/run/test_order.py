@@ -25,8 +25,8 @@ from autotune.run.journal import parse_journal, read_record
 from autotune.run.loop import tune
 from autotune.run.order import Order
 from autotune.run.paths import RunPaths
+from autotune.testing.arithmetic import Arithmetic
 from tests.fakes.executor import ArithmeticExecutor
-from tests.fakes.simulation import Arithmetic
 from tests.fakes.stopping import Killed, at, ending
 from tests.run.test_loop import BIG, ArithmeticTracer, make_spec
 

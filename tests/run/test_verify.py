@@ -21,8 +21,8 @@ from autotune.run.loop import tune
 from autotune.run.paths import RunPaths
 from autotune.run.verify import verify
 from autotune.specs import DeviceSpec
+from autotune.testing.arithmetic import Arithmetic
 from tests.fakes.executor import ArithmeticExecutor, slower
-from tests.fakes.simulation import Arithmetic
 from tests.run.test_loop import make_spec
 
 

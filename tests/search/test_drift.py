@@ -7,8 +7,8 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.search.drift import FLOOR, PRIOR_WEIGHT, drift_of
 from autotune.student import quantile
+from autotune.testing.arithmetic import ok
 from autotune.trial import ProofFinished, Trial
-from tests.fakes.simulation import ok
 
 
 def trial(number, outcome):

@@ -9,9 +9,9 @@ from autotune.search.selection import rank
 from autotune.search.shipped import load_space
 from autotune.search.strategy import Done
 from autotune.techniques.families import title as title_of
+from autotune.testing.arithmetic import Arithmetic, foreseeing, ok, search
 from autotune.trial import Trial
 from autotune.units import MIB
-from tests.fakes.simulation import Arithmetic, foreseeing, ok, search
 
 WALK = GraphWalk()
 

@@ -17,8 +17,8 @@ from autotune.search.shipped import load_space
 from autotune.search.strategy import Done, decide
 from autotune.site import MachineFacts, Site
 from autotune.specs import DeviceFacts
+from autotune.testing.arithmetic import Arithmetic, search
 from autotune.trial import Trial
-from tests.fakes.simulation import Arithmetic, search
 
 V100 = DeviceFacts(kind="cuda", name="V100", torch_name="cuda:0", budget=1000, total=1000)
 """A GPU without bf16."""

@@ -7,8 +7,8 @@ from autotune.outcome import Drift, Oom, Sample, StepTiming
 from autotune.prediction import Prediction
 from autotune.search.selection import choose, fastest, flops_per_token, mfu, missing, rank, score
 from autotune.specs import ModelFacts
+from autotune.testing.arithmetic import ok
 from autotune.trial import Trial
-from tests.fakes.simulation import ok
 
 
 def trial(number, outcome, micro_batch=4, **fields):

@@ -18,8 +18,8 @@ from autotune.run.folder import create_run
 from autotune.run.journal import read_record
 from autotune.run.loop import tune
 from autotune.run.paths import RunPaths
+from autotune.testing.arithmetic import Arithmetic
 from tests.fakes.executor import ArithmeticExecutor
-from tests.fakes.simulation import Arithmetic
 from tests.fakes.stopping import Killed, Place, at, ending, like
 from tests.run.test_loop import make_spec
 

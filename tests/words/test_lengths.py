@@ -18,8 +18,8 @@ from autotune.specs import Goal
 from autotune.techniques.axis import Context
 from autotune.techniques.check import refusal
 from autotune.techniques.data import unpaddable
+from autotune.testing.arithmetic import Arithmetic, ok, search
 from autotune.trial import Trial
-from tests.fakes.simulation import Arithmetic, ok, search
 
 MIXED = Lengths(file="mixed.csv", digest="0", counts=((3, 40), (7, 30), (12, 20), (32, 10)))
 

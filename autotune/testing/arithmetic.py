@@ -1,4 +1,7 @@
-"""A device made of arithmetic, for tests of pure logic: peak and speed are functions of the candidate."""
+"""A device made of arithmetic, for tests of pure logic: peak and speed are functions of the candidate.
+
+Whole searches take milliseconds on it, without torch, and its memory model can be as wrong as a test likes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from autotune.search.context import SearchContext
 from autotune.search.strategy import Done, Strategy
 from autotune.timeline.step_events import Segment, Slots
 from autotune.timeline.timeline import Timeline
-from autotune.trial import Trial
+from autotune.trial import History, Trial
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Arithmetic:
 
 def foreseeing(device: Arithmetic, factor: float = 1.0) -> Predictor:
     """Return a memory model of the device, whose every number of bytes is off by a factor."""
-    timelines = {}
+    timelines: dict[str, Timeline] = {}
     for checkpointing, offload in product(choices("checkpointing"), choices("offload")):
         rungs = _rungs(checkpointing, offload)
         # What else a rung says changes nothing in a timeline.
@@ -109,9 +112,11 @@ def ok(peak: int, micro: float = 0.1, step: float = 0.01, budget: int = 1000) ->
     )  # fmt: skip
 
 
-def search(device: Arithmetic, context: SearchContext, strategy: Strategy, most: int = 60):
-    """Run a strategy to its end; return the history and the final decision."""
-    history = ()
+def search(
+    device: Arithmetic, context: SearchContext, strategy: Strategy, most: int = 60
+) -> tuple[History, Done]:
+    """Run a strategy to its end, a second a probe; return the history and the final decision."""
+    history: History = ()
     for number in range(1, most):
         decision = strategy.propose(history, context)
         if isinstance(decision, Done):
