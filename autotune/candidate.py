@@ -219,7 +219,7 @@ class Candidate(Frozen):
         plainest: dict[str, object] = {
             "optimizer": "adamw", "optimizer_kernel": "fused", "offload": "none", "sharding": sharding,
         }  # fmt: skip
-        if not self.activation_offload:
+        if not (self.activation_offload or self.checkpointing == "offloaded"):
             plainest["offload_to"] = "auto"
         return self.model_copy(update=plainest)
 

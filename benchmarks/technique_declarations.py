@@ -9,11 +9,11 @@ from types import ModuleType
 from typing import Any
 
 from autotune import assets
-from autotune.candidate import Candidate, choices
+from autotune.candidate import Candidate
 from autotune.environment import how_to_install
 from autotune.search.space import Space
 from autotune.techniques.axis import Axis, Value
-from autotune.techniques.check import RULES
+from autotune.techniques.check import RULES, Exclusion
 from autotune.techniques.families import FAMILIES, axes_of
 from benchmarks.markdown import block, table
 
@@ -63,8 +63,9 @@ def declared(family: ModuleType) -> str:
             told = [f"- **{what}** {text}" for what, text in _told(value)]
             if told and names[0] != axis.default:
                 told.append(f"- {_tried(axis.name, names)}")
-                is_default = " (the default)" if names[0] == axis.default else ""
-                lines += [f"**`{axis.name}: {'`, `'.join(map(shown, names))}`**{is_default}", "", *told, ""]
+                aside = " (the default)" if names[0] == axis.default else ""
+                aside += f" (`{value.short}` on a command line)" if value.short else ""
+                lines += [f"**`{axis.name}: {'`, `'.join(map(shown, names))}`**{aside}", "", *told, ""]
     rows = list(dict.fromkeys(_excluded(tuple(axis.name for axis in axes_of(family)))))
     if rows:
         lines += ["### What does not go together", "", *table(("this", "not with", "because"), rows), ""]
@@ -119,18 +120,16 @@ def _shipped() -> dict[str, Space]:
 
 def _excluded(axes: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
     """Give every rule that names one of the axes: what has it, what it goes without, and the reason."""
-    for rule in RULES:
-        if set(axes) & {*rule.when, *rule.require}:
-            left = [
-                code(axis, [choice for choice in choices(axis) if choice not in _listed(allowed)])
-                for axis, allowed in rule.require.items()
-            ]
-            yield _all(rule.when), " or ".join(left), rule.because
+    for one in RULES:
+        if set(axes) & axes_named(one):
+            left = [code(axis, list(values)) for axis, values in one.rule.forbid.items()]
+            yield _all({one.axis: list(one.values), **one.rule.where}), " or ".join(left), one.rule.because
+
+
+def axes_named(one: Exclusion) -> set[str]:
+    """Return every axis that a rule is about."""
+    return {one.axis, *one.rule.forbid, *one.rule.where}
 
 
 def _all(conditions: Mapping[str, Any]) -> str:
     return " with ".join(code(axis, values) for axis, values in conditions.items())
-
-
-def _listed(choice: Any) -> list[Any]:
-    return list(choice) if isinstance(choice, list | tuple) else [choice]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autotune.techniques.axis import Axis, Rule, Value
+from autotune.techniques.sharding import OVER_RANKS
 
 ADAPTERS = Axis(
     "adapters",
@@ -19,15 +20,6 @@ ADAPTERS = Axis(
                 "you pre-train. A mixture of experts whose experts are one tensor gets no adapters on them."
             ),
             packages=("peft",),
-            rules=(
-                Rule(
-                    {"sharding": ["none", "ddp", "zero1"]},
-                    (
-                        "adapters are trained beside weights that are not, of which zero2, hsdp and fsdp2 "
-                        "would keep shards alike"
-                    ),
-                ),
-            ),
         ),
         "qlora": Value(
             title="QLoRA",
@@ -43,7 +35,7 @@ ADAPTERS = Axis(
             packages=("peft", "bitsandbytes"),
             rules=(
                 Rule(
-                    {"sharding": "none", "offload": ["none", "optimizer", "gradients"]},
+                    {"sharding": OVER_RANKS, "offload": ["full"]},
                     (
                         "weights in 4 bits are kept by bitsandbytes on one device, which neither shards nor "
                         "fetches them"

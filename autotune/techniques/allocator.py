@@ -43,7 +43,7 @@ SPLIT_LIMIT = Axis(
     },
     rules=(
         Rule(
-            {"expandable_segments": False},
+            {"expandable_segments": [True]},
             (
                 "expandable segments grow at their end and are split at any size, so a split limit changes "
                 "nothing"
@@ -80,7 +80,7 @@ COLLECT_ABOVE = Axis(
     },
     rules=(
         Rule(
-            {"expandable_segments": False},
+            {"expandable_segments": [True]},
             "the allocator's garbage collection leaves expandable segments alone",
         ),
     ),

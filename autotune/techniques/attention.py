@@ -33,7 +33,7 @@ ATTENTION = Axis(
             gpu_only="flash_attention_2 trains on a GPU only",
             rules=(
                 Rule(
-                    {"precision": ["bf16", "fp16", "bf16-pure", "fp8"]},
+                    {"precision": ["fp32"]},
                     "flash-attn computes in 16 bits alone",
                 ),
             ),

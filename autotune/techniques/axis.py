@@ -6,11 +6,11 @@ declarations; how a value is applied stands in `worker/techniques/`, in a file o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from autotune.candidate import Candidate
+from autotune.candidate import Candidate, choices
 
 if TYPE_CHECKING:
     from autotune.site import MachineFacts
@@ -48,13 +48,31 @@ Check = Callable[[Candidate, Context], str | None]
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value asks of the other axes. A list of values means any of them."""
+    """Values of other axes that a value does not go with. What a rule does not name, it does not refuse."""
 
-    require: Mapping[str, Any]
+    forbid: Mapping[str, Collection[Any]]
+    """By axis; any of them breaks the rule."""
     because: str
-    """The reason, shown to whoever asks for a combination that breaks it."""
-    also: Mapping[str, Any] | None = None
-    """The rule holds only where these other axes have these values too."""
+    """The reason, true of everything that is forbidden: whoever asks for it reads it."""
+    where: Mapping[str, Collection[Any]] = field(default_factory=dict)
+    """The rule holds only where each of these axes has one of these values."""
+
+    def broken_by(self, candidate: Candidate) -> bool:
+        """Tell whether a candidate with the value that this rule belongs to breaks it."""
+        return any(getattr(candidate, axis) in values for axis, values in self.forbid.items()) and all(
+            getattr(candidate, axis) in values for axis, values in self.where.items()
+        )
+
+
+def all_but(axis: str, *values: Any) -> tuple[Any, ...]:
+    """Return every other value of an axis, for rules whose reason holds for whatever else there may come to be."""
+    return tuple(choice for choice in choices(axis) if choice not in values)
+
+
+def listed(names: Collection[str]) -> str:
+    """Return names as a sentence has them."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 from autotune.candidate import AXES, Candidate, choices
 from autotune.environment import how_to_install, installed, look_around
 from autotune.site import MachineFacts
-from autotune.techniques.axis import Axis, Context, Kind, Value
-from autotune.techniques.constraint import Constraint
+from autotune.techniques.axis import Axis, Context, Kind, Rule, Value
 from autotune.techniques.families import DECLARED
 from autotune.techniques.sharding import SHARDINGS
 
@@ -17,24 +18,29 @@ INSTEAD = {"bf16": "fp16 or fp32", "fp8": "bf16"}
 """Precisions for devices that do not compute in a number type."""
 
 
-def _constraints() -> tuple[Constraint, ...]:
+@dataclass(frozen=True)
+class Exclusion:
+    """A rule, with the values of an axis that it belongs to."""
+
+    axis: str
+    values: tuple[Any, ...]
+    rule: Rule
+
+    def broken_by(self, candidate: Candidate) -> bool:
+        """Tell whether a candidate breaks the rule."""
+        return getattr(candidate, self.axis) in self.values and self.rule.broken_by(candidate)
+
+
+def _exclusions() -> Iterator[Exclusion]:
     """Return the rules of all techniques, in the order of their axes."""
-    found = []
     for axis in DECLARED:
-        others = [value for value in axis.values if value != axis.default]
-        found += [
-            Constraint(when={axis.name: others, **(rule.also or {})}, require=dict(rule.require), because=rule.because)
-            for rule in axis.rules
-        ]  # fmt: skip
-        found += [
-            Constraint(when={axis.name: name, **(rule.also or {})}, require=dict(rule.require), because=rule.because)
-            for name, value in axis.values.items()
-            for rule in value.rules
-        ]  # fmt: skip
-    return tuple(found)
+        others = tuple(value for value in axis.values if value != axis.default)
+        yield from (Exclusion(axis.name, others, rule) for rule in axis.rules)
+        for name, value in axis.values.items():
+            yield from (Exclusion(axis.name, (name,), rule) for rule in value.rules)
 
 
-RULES = _constraints()
+RULES = tuple(_exclusions())
 """What holds in every search space, because the techniques themselves exclude each other."""
 
 _ANYWHERE = Context()
@@ -42,7 +48,7 @@ _ANYWHERE = Context()
 
 def check(candidate: Candidate, context: Context = _ANYWHERE) -> tuple[str, ...]:
     """Return every reason why a candidate cannot run in a context, as far as the context is known; empty if it can."""
-    reasons = [rule.because for rule in RULES if rule.violated_by(candidate)]
+    reasons = [one.rule.because for one in RULES if one.broken_by(candidate)]
     kind = context.kind or (context.device.kind if context.device else None)
     for axis in DECLARED:
         value = axis.values[getattr(candidate, axis.name)]
@@ -107,7 +113,7 @@ def simplest(axis: str, value: object) -> Candidate:
     for count in range(3):
         for changes in combinations(others, count):
             candidate = Candidate.model_validate({**dict(changes), axis: value})
-            if not any(rule.violated_by(candidate) for rule in RULES):
+            if not any(rule.broken_by(candidate) for rule in RULES):
                 return candidate
     raise AssertionError(f"no legal candidate has {axis} {value}")
 

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from autotune.candidate import Candidate, Checkpointing
 from autotune.techniques.axis import Axis, Rule, Value
+
+CHOOSING: tuple[Checkpointing, ...] = ("selective", "alternate")
+"""Ways that choose among the operators inside a block, whose results they keep."""
+
+
+def _title(candidate: Candidate) -> str:
+    own = CHECKPOINTING.values[candidate.checkpointing].title
+    elsewhere = candidate.checkpointing == "offloaded" and candidate.offload_to != "auto"
+    return f"{own} to {candidate.offload_to}" if elsewhere else own
+
 
 CHECKPOINTING = Axis(
     "checkpointing",
@@ -23,17 +34,6 @@ CHECKPOINTING = Axis(
                 "recomputes."
             ),
             avoid="`selective` fits.",
-            rules=(
-                Rule(
-                    {"compile": "none"},
-                    "alternate checkpointing chooses among operators, of which a compiled block shows none",
-                ),
-                Rule(
-                    {"kernels": "torch"},
-                    "liger-kernel rotates queries and keys in memory that alternate checkpointing keeps: a block "
-                    "would rotate them twice",
-                ),
-            ),
         ),
         "every-4": Value(
             title="every-4 checkpointing",
@@ -66,20 +66,15 @@ CHECKPOINTING = Axis(
                 "What `full` costs. Each block's input also crosses the host link (or goes to the disk) and "
                 "comes back."
             ),
-            avoid="`full` fits.",
+            avoid="`full` fits, or activation offload moves the blocks' inputs anyway.",
             rules=(
-                Rule({"compile": "none"}, "a compiled block keeps what it was given by its own choice"),
-                Rule({"activation_offload": False}, "activation offload moves the blocks' inputs too"),
                 Rule(
-                    {"tensor_parallel": 1},
-                    "what is kept elsewhere is kept by its memory, of which a distributed tensor has none of its own",
-                ),
-                Rule(
-                    {"engine": "torch"},
-                    "DeepSpeed's hooks are on modules; what a block keeps elsewhere misses them",
+                    {"activation_offload": [True]},
+                    "activation offload moves the blocks' inputs too: with it, full checkpointing is the same",
                 ),
             ),
         ),
     },
+    title=_title,
     not_exported=("it is autotune's own choice of what to keep; transformers checkpoints every layer whole"),
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from autotune.techniques.axis import Axis, Rule, Value
+from autotune.techniques.axis import Axis, Rule, Value, all_but, listed
+from autotune.techniques.checkpointing import CHOOSING
 
 COMPILE = Axis(
     "compile",
@@ -22,19 +23,22 @@ COMPILE = Axis(
             needs_compiler=True,
             rules=(
                 Rule(
-                    {"sharding": "none", "offload": ["none", "optimizer", "gradients"]},
+                    {"sharding": ["zero3"]},
+                    "zero3's hooks are on the layers inside a block, and the compiler stops at each of them",
+                ),
+                Rule(
+                    {"checkpointing": CHOOSING},
+                    f"{listed(CHOOSING)} checkpointing choose among operators, of which a compiled block shows none",
+                ),
+                Rule(
+                    {
+                        "adapters": all_but("adapters", "none"),
+                        "tensor_parallel": all_but("tensor_parallel", 1),
+                    },
                     (
-                        "shards of a block come and go around its forward pass, whose compiled code expects "
-                        "whole parameters"
+                        "with adapters or slices of matrices each block is compiled by itself, and torch stops at the "
+                        "eighth"
                     ),
-                ),
-                Rule(
-                    {"checkpointing": ["none", "every-4", "every-2", "full"]},
-                    ("selective checkpointing chooses among operators, of which a compiled block shows none"),
-                ),
-                Rule(
-                    {"adapters": "none"},
-                    "with adapters each block is compiled by itself, and torch stops at the eighth",
                 ),
             ),
         ),
@@ -69,14 +73,18 @@ MEMORY_BUDGET = Axis(
     },
     rules=(
         Rule(
-            {"compile": "regional"},
+            {"compile": ["none"]},
             "the memory budget is the compiler's choice of what to keep; without it nothing chooses",
         ),
         Rule(
-            {"checkpointing": "none"},
+            {"checkpointing": all_but("checkpointing", "none", "every-4", "every-2")},
+            "a checkpoint around a compiled block keeps nothing of it, so a budget has nothing to choose from",
+        ),
+        Rule(
+            {"checkpointing": ["every-4", "every-2"]},
             (
-                "a checkpoint around a compiled block keeps nothing of it, so a budget for what it keeps changes "
-                "nothing"
+                "a budget lets every block make a part again, where every-4 and every-2 let some make all: what both "
+                "together take, a trace does not tell (it was 4% low)"
             ),
         ),
     ),

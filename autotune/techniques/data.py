@@ -98,11 +98,7 @@ PREFETCH = Axis(
             saves="Time where batches take unequal times to make.",
             costs="Host memory: twice as many batches in advance.",
             avoid="there are no workers, since nothing is made in advance then.",
-            rules=(
-                Rule(
-                    {"workers": [1, 2, 4, 8]}, "without loader workers nothing is made in advance (workers)"
-                ),
-            ),
+            rules=(Rule({"workers": [0]}, "without loader workers nothing is made in advance (workers)"),),
         ),
     },
     title=_nothing,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from autotune.candidate import Candidate
 from autotune.errors import nearest
-from autotune.techniques.axis import Axis, Context, Rule, Value
+from autotune.techniques.axis import Axis, Context, Rule, Value, listed
+from autotune.techniques.checkpointing import CHOOSING
 
 
 def _unpatched(candidate: Candidate, context: Context) -> str | None:
@@ -45,38 +46,38 @@ KERNELS = Axis(
             gpu_only="liger-kernel's kernels are written for Triton, which compiles them for GPUs alone",
             rules=(
                 Rule(
-                    {"loss": "full"},
+                    {"loss": ["chunked"]},
                     (
                         "liger-kernel's linear cross-entropy makes no logits whole either; chunked loss would"
                         " take its place"
                     ),
                 ),
                 Rule(
-                    {"compile": "none"},
+                    {"compile": ["regional"]},
                     (
                         "liger-kernel fuses by hand what the compiler would fuse, which sees calls of ready "
                         "kernels alone"
                     ),
                 ),
                 Rule(
-                    {"checkpointing": ["none", "every-4", "every-2", "full"]},
+                    {"checkpointing": CHOOSING},
                     (
                         "liger-kernel rotates queries and keys in the memory that linear layers gave them, "
-                        "which selective checkpointing keeps: a block would rotate them twice"
+                        f"which {listed(CHOOSING)} checkpointing keep: a block would rotate them twice"
                     ),
                 ),
                 Rule(
-                    {"precision": ["fp32", "bf16", "bf16-pure", "fp8"]},
+                    {"precision": ["fp16"]},
                     (
                         "liger-kernel's loss makes its gradients with the loss, before the scale that keeps "
                         "fp16's from vanishing"
                     ),
                 ),
                 Rule(
-                    {"engine": "torch", "tensor_parallel": 1},
+                    {"sharding": ["zero3"]},
                     (
-                        "liger-kernel's loss multiplies by the head's weight itself, past DeepSpeed's hooks "
-                        "on modules and past what cuts a matrix over ranks"
+                        "liger-kernel's loss multiplies by the head's weight itself, which zero3 gathers only while "
+                        "the head's module is called"
                     ),
                 ),
             ),

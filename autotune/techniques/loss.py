@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.techniques.axis import Axis, Value
+from autotune.techniques.axis import Axis, Rule, Value
 
 LOSS = Axis(
     "loss",
@@ -19,6 +19,15 @@ LOSS = Axis(
             avoid=(
                 "the model is no causal language model of transformers, or caps or scales its logits. Both are "
                 "refused, and the message names the reason."
+            ),
+            rules=(
+                Rule(
+                    {"sharding": ["zero3"]},
+                    (
+                        "chunked loss multiplies by the head's weight itself, which zero3 gathers only while the "
+                        "head's module is called"
+                    ),
+                ),
             ),
         ),
     },

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from autotune.candidate import Candidate
-from autotune.techniques.axis import Axis, Context, Rule, Value
+from autotune.techniques.axis import Axis, Context, Rule, Value, all_but, listed
+from autotune.techniques.sharding import OVER_RANKS, SHARDINGS, WITH_WHOLE_WEIGHTS
 
 
 def _own_memory(candidate: Candidate, context: Context) -> str | None:
@@ -60,12 +61,12 @@ OFFLOAD = Axis(
             avoid="micro-steps are few and short.",
             rules=(
                 Rule(
-                    {"sharding": ["none", "ddp", "zero2", "hsdp", "fsdp2", "zero3"]},
+                    {"sharding": ["zero1"]},
                     (
                         "torch's zero1 keeps its shard of the state on the device; offload it with zero2, "
                         "hsdp, fsdp2 or ddp, or under DeepSpeed"
                     ),
-                    also={"engine": "torch"},
+                    where={"engine": ["torch"]},
                 ),
             ),
         ),
@@ -78,10 +79,10 @@ OFFLOAD = Axis(
             avoid="`optimizer` fits.",
             rules=(
                 Rule(
-                    {"sharding": "none"},
+                    {"sharding": OVER_RANKS},
                     (
-                        "sharded gradients leave the device with the optimizer and the parameters (fsdp2 with"
-                        " full offload); gradients alone do on one device"
+                        "ranks reduce gradients where they are made, so these alone leave one device only; with "
+                        "optimizer and parameters they do under fsdp2 (full offload)"
                     ),
                 ),
             ),
@@ -94,10 +95,11 @@ OFFLOAD = Axis(
             avoid="anything else fits.",
             rules=(
                 Rule(
-                    {"sharding": ["none", "hsdp", "fsdp2", "zero3"]},
+                    {"sharding": WITH_WHOLE_WEIGHTS},
                     (
-                        "full offload brings parameters to the device block by block, as fsdp2, hsdp and "
-                        "zero3 do; the other shardings keep them there whole"
+                        "full offload brings parameters to the device block by block, as "
+                        f"{listed([name for name, traits in SHARDINGS.items() if traits.weights])} do; "
+                        f"{listed(WITH_WHOLE_WEIGHTS)} compute with whole ones, which stay there"
                     ),
                 ),
             ),
@@ -112,7 +114,7 @@ OFFLOAD = Axis(
 
 OFFLOAD_TO = Axis(
     "offload_to",
-    "where that rests",
+    "where offloaded tensors are kept",
     {
         "auto": Value(),
         "host": Value(
@@ -136,9 +138,9 @@ OFFLOAD_TO = Axis(
     },
     rules=(
         Rule(
-            {"offload_to": "auto"},
+            {"checkpointing": all_but("checkpointing", "offloaded")},
             "nothing leaves the device, so there is nothing to put on the host or on disk",
-            also={"offload": "none", "activation_offload": False},
+            where={"offload": ["none"], "activation_offload": [False]},
         ),
     ),
     checks=(_own_memory,),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from autotune.candidate import Candidate
-from autotune.techniques.axis import Axis, Context, Rule, Value
+from autotune.techniques.axis import Axis, Context, Rule, Value, all_but, listed
+from autotune.techniques.sharding import IN_GRADIENT_SHARDS, OVER_RANKS
 
 
 def _accumulates(candidate: Candidate, context: Context) -> str | None:
@@ -40,10 +41,10 @@ OPTIMIZER = Axis(
             avoid="you depend on AdamW's results.",
             rules=(
                 Rule(
-                    {"sharding": ["none", "ddp", "zero1"]},
+                    {"sharding": IN_GRADIENT_SHARDS},
                     (
-                        "Adafactor sums over rows and columns of whole parameters, of which zero2, hsdp and "
-                        "fsdp2 keep shards"
+                        "Adafactor sums over rows and columns of whole parameters, of which "
+                        f"{listed(IN_GRADIENT_SHARDS)} update shards"
                     ),
                 ),
             ),
@@ -78,7 +79,7 @@ OPTIMIZER_KERNEL = Axis(
             avoid="torch has a fused kernel for the device.",
             rules=(
                 Rule(
-                    {"optimizer": ["adamw", "momentum", "sgd"]},
+                    {"optimizer": ["adamw-8bit", "adafactor"]},
                     (
                         "torch's own optimizers have a fused and a foreach implementation; Adafactor and "
                         "8-bit AdamW have one"
@@ -103,14 +104,14 @@ OPTIMIZER_IN_BACKWARD = Axis(
             ),
             rules=(
                 Rule(
-                    {"offload": "none"},
+                    {"offload": all_but("offload", "none")},
                     (
                         "offload keeps optimizer state or gradients elsewhere and updates them after the "
                         "backward pass, so no step can be taken inside it"
                     ),
                 ),
                 Rule(
-                    {"sharding": "none"},
+                    {"sharding": OVER_RANKS},
                     (
                         "over several ranks a gradient is whole only after it was reduced, so no step can be "
                         "taken before that"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from autotune.techniques.axis import Axis, Rule, Value
+from autotune.techniques.axis import Axis, Rule, Value, all_but, listed
+from autotune.techniques.sharding import IN_GRADIENT_SHARDS, OVER_RANKS
 
 PRECISION = Axis(
     "precision",
@@ -26,29 +27,29 @@ PRECISION = Axis(
             avoid="the device has bf16, and on a processor, which has no fast fp16 products.",
             rules=(
                 Rule(
-                    {"loss": "full"},
+                    {"loss": ["chunked"]},
                     (
                         "chunked loss makes its gradients with the loss, before the scale that keeps fp16's "
                         "from vanishing"
                     ),
                 ),
                 Rule(
-                    {"optimizer_in_backward": False},
+                    {"optimizer_in_backward": [True]},
                     (
                         "fp16 leaves a step out when any gradient overflowed, which is known after the "
                         "backward pass"
                     ),
                 ),
                 Rule(
-                    {"sharding": ["none", "ddp", "zero1"]},
+                    {"sharding": IN_GRADIENT_SHARDS},
                     (
-                        "torch's gradient scaler looks for overflow in whole gradients, of which zero2, hsdp "
-                        "and fsdp2 keep shards"
+                        "torch's gradient scaler looks for overflow in whole gradients, of which "
+                        f"{listed(IN_GRADIENT_SHARDS)} keep shards"
                     ),
                 ),
                 Rule(
-                    {"offload": ["none", "optimizer"]},
-                    "the scale lives on the device, and full offload keeps gradients elsewhere",
+                    {"offload": ["gradients", "full"]},
+                    "the scale lives on the device, and this offload keeps gradients elsewhere",
                 ),
             ),
         ),
@@ -63,7 +64,7 @@ PRECISION = Axis(
             dtypes=("bf16",),
             rules=(
                 Rule(
-                    {"sharding": "none"},
+                    {"sharding": OVER_RANKS},
                     (
                         "the shardings keep parameters in fp32 and gather them in bf16; bf16-pure is for one "
                         "device"
@@ -93,14 +94,14 @@ PRECISION = Axis(
             gpu_only="fp8 is for GPUs that multiply 8-bit floats; a processor only emulates them",
             rules=(
                 Rule(
-                    {"adapters": "none"},
+                    {"adapters": all_but("adapters", "none")},
                     (
                         "adapters compute with the layers beside them by themselves, of which fp8 replaces "
                         "the products"
                     ),
                 ),
                 Rule(
-                    {"tensor_parallel": 1},
+                    {"tensor_parallel": all_but("tensor_parallel", 1)},
                     (
                         "8-bit products of distributed tensors need styles of torchao's own, which "
                         "transformers' plans do not use"
@@ -125,7 +126,7 @@ TF32 = Axis(
             ),
             rules=(
                 Rule(
-                    {"precision": "fp32"},
+                    {"precision": all_but("precision", "fp32")},
                     ("tf32 is another way to multiply fp32 matrices, and the other precisions multiply none"),
                 ),
             ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.candidate import Candidate
-from autotune.techniques.axis import Axis, Context, Rule, Value
+from autotune.techniques.axis import Axis, Context, Rule, Value, all_but, listed
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,12 @@ SHARDINGS: dict[str, Traits] = {
 }
 """Every way to share the work out over ranks that take samples of their own."""
 
+OVER_RANKS = all_but("sharding", "none")
+"""Every way to train on several ranks that take samples of their own."""
+IN_GRADIENT_SHARDS = tuple(name for name, traits in SHARDINGS.items() if traits.gradients)
+"""Shardings under which no rank has a whole gradient to look at."""
+WITH_WHOLE_WEIGHTS = tuple(name for name in OVER_RANKS if not SHARDINGS[name].weights)
+"""Shardings under which every rank computes with weights that stay on its device."""
 REPLICATED = tuple(name for name, traits in SHARDINGS.items() if name != "none" and not traits.gradients)
 """Shardings under which every rank keeps weights and gradients whole."""
 IN_SHARDS = tuple(
@@ -155,7 +161,7 @@ SHARDING = Axis(
             saves="The same as `fsdp2`, in DeepSpeed.",
             costs="The same as `fsdp2`.",
             avoid="you have no reason to leave torch's `fsdp2`.",
-            rules=(Rule({"engine": "deepspeed"}, "zero3 is DeepSpeed's; torch's is fsdp2"),),
+            rules=(Rule({"engine": ["torch"]}, "zero3 is DeepSpeed's; torch's is fsdp2"),),
         ),
     },
     title=_sharding,
@@ -185,37 +191,40 @@ ENGINE = Axis(
             packages=("deepspeed",),
             rules=(
                 Rule(
-                    {"sharding": ["zero1", "zero2", "zero3"]},
+                    {
+                        "sharding": tuple(
+                            n for n, traits in SHARDINGS.items() if "deepspeed" not in traits.engines
+                        )
+                    },
                     "DeepSpeed's engine is offered for ZeRO; one device, ddp, hsdp and fsdp2 are torch's",
                 ),
                 Rule(
-                    {"precision": ["fp32", "bf16"]},
-                    (
-                        "DeepSpeed keeps masters in fp32 whatever the precision, and scales fp16's loss by "
-                        "rules of its own"
-                    ),
+                    {"precision": ["fp16"]},
+                    "DeepSpeed scales fp16's loss by rules of its own, which are not those that other shardings have",
                 ),
                 Rule(
-                    {"optimizer": ["adamw", "momentum", "sgd"]},
+                    {"precision": ["bf16-pure"]},
+                    "DeepSpeed keeps masters in fp32 beside parameters in bf16, and bf16-pure has none",
+                ),
+                Rule(
+                    {"precision": ["fp8"]},
+                    "8-bit products take what autocast has in bf16, and DeepSpeed casts the parameters instead",
+                ),
+                Rule(
+                    {"optimizer": ["adamw-8bit", "adafactor"]},
                     (
                         "DeepSpeed flattens parameters, so an optimizer that looks at their shapes is another"
                         " one there"
                     ),
                 ),
                 Rule(
-                    {"offload_to": ["auto", "host"]},
+                    {"offload_to": ["disk"]},
                     (
                         "DeepSpeed reaches a disk through an extension that has to be compiled against "
                         "libaio, and nothing of DeepSpeed is compiled here; offload to disk with torch's "
                         "shardings"
                     ),
-                ),
-                Rule(
-                    {"loss": "full", "activation_offload": False, "adapters": "none", "compile": "none"},
-                    (
-                        "DeepSpeed's hooks are on modules; chunked loss, activation offload, adapters, "
-                        "compilation miss them"
-                    ),
+                    where={"offload": all_but("offload", "none")},
                 ),
             ),
         ),
@@ -240,11 +249,11 @@ REDUCE_DTYPE = Axis(
             dtypes=("bf16",),
             rules=(
                 Rule(
-                    {"sharding": ["ddp", "zero1", "zero2", "hsdp", "fsdp2", "zero3"]},
+                    {"sharding": ["none"]},
                     "reduce_dtype is for gradients that ranks add up; one device adds none",
                 ),
                 Rule(
-                    {"engine": "torch"},
+                    {"engine": ["deepspeed"]},
                     (
                         "DeepSpeed reduces gradients in the type that it keeps them in, which its precision "
                         "says"
@@ -283,45 +292,41 @@ TENSOR_PARALLEL = Axis(
     },
     rules=(
         Rule(
-            {"sharding": ["none", "zero2", "fsdp2"], "engine": "torch"},
+            {"sharding": [*REPLICATED, "zero3"], "engine": ["deepspeed"]},
             (
                 "matrices that are cut are distributed tensors, which only FSDP2 (zero2, fsdp2) shards once more;"
-                " ddp, zero1 and DeepSpeed keep flat buffers of plain ones, and hsdp's copies are not offered "
-                "with it"
+                f" {listed(REPLICATED)} and DeepSpeed keep flat buffers of plain ones"
             ),
         ),
         Rule(
-            {"offload": ["none", "optimizer"], "activation_offload": False},
+            {"sharding": ["hsdp"]},
+            "ranks that share a model, shards and copies of them would be a mesh of three dimensions: not offered",
+        ),
+        Rule(
+            {"offload": ["gradients", "full"], "activation_offload": [True]},
             (
                 "what is kept elsewhere is kept by its memory, of which a distributed tensor has none of its own;"
                 " the optimizer's state is kept for the slices"
             ),
         ),
         Rule(
-            {"optimizer": ["adamw", "adamw-8bit", "momentum", "sgd"]},
+            {"optimizer": ["adafactor"]},
             "Adafactor sums over rows and columns of whole parameters, of which each rank keeps a slice",
         ),
         Rule(
-            {"optimizer_in_backward": False},
+            {"optimizer_in_backward": [True]},
             "a slice is updated as a plain tensor, when all gradients are there",
         ),
         Rule(
-            {"precision": ["fp32", "bf16", "bf16-pure"]},
-            (
-                "fp16's gradient scaler looks for overflows on each rank alone, and the ranks of one model must "
-                "agree; fp8 casts whole matrices, not slices"
-            ),
+            {"precision": ["fp16"]},
+            "fp16's gradient scaler looks for overflows on each rank alone, and the ranks of one model must agree",
         ),
         Rule(
-            {"adapters": "none", "loss": "full", "kernels": "torch"},
+            {"adapters": all_but("adapters", "none"), "loss": ["chunked"], "kernels": ["liger"]},
             (
                 "adapters, chunked loss and liger-kernel's multiply by the matrices themselves, which here are "
                 "slices"
             ),
-        ),
-        Rule(
-            {"compile": "none"},
-            "a compiled block expects plain tensors where slices of matrices are distributed ones",
         ),
     ),
     checks=(lacks_groups, _uncut),

@@ -145,9 +145,9 @@ class Timeline:
     def evaluated(self, micro_batch: int, evaluation_micro_batch: int) -> int:
         """Return the bytes of the peak of an evaluation after training at `micro_batch`, counted as in `peak`."""
         assert self.evaluation is not None, "the evaluation was traced"
-        resting = self.program(micro_batch).levels(self.sizes_in("device", micro_batch))[-1]
+        between_steps = self.program(micro_batch).levels(self.sizes_in("device", micro_batch))[-1]
         sizes = self.sizes_in("device", evaluation_micro_batch)
-        return resting + max(Program(self.evaluation.events, []).levels(sizes), default=0)
+        return between_steps + max(Program(self.evaluation.events, []).levels(sizes), default=0)
 
     def curve(self, micro_batch: int, accumulating: bool = False) -> list[tuple[Phase, int, int]]:
         """Return (phase, optimizer step, bytes on the device) after every event, for drawing."""

@@ -72,6 +72,17 @@ def test_a_trace_counts_the_bytes_of_real_tensors(sharding, precision, reduce_dt
         assert timeline.allocated(micro_batch, accumulating=micro_steps > 1) == pytest.approx(real, rel=2e-4)
 
 
+@pytest.mark.parametrize("sharding", ["zero2", "fsdp2"])
+def test_adapters_beside_shards_are_traced_as_they_run(sharding, monkeypatch, tmp_path):
+    for operator in GLOO:
+        monkeypatch.delitem(ON_CPU, operator)
+    fields = {"sharding": sharding, "adapters": "lora", "precision": "bf16"}
+    probe = request(2, micro_batch=5, **fields).model_copy(update={"folder": str(tmp_path)})
+    with replaced([(process_group, "form_group", fake_ranks._form_group)]):
+        real = measured(probe, 2)
+    assert trace(request(2, **fields)).allocated(5, accumulating=True) == pytest.approx(real, rel=2e-4)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_cut_matrices_are_traced_byte_by_byte(precision, monkeypatch, tmp_path):
     for operator in GLOO:

@@ -15,6 +15,7 @@ from autotune.worker.build.composition import assemble
 from autotune.worker.data.packing import IGNORED
 from autotune.worker.measuring.memory_breakdown import local
 from autotune.worker.replacing import replaced
+from autotune.worker.techniques import activation_offload, compilation
 from autotune.worker.techniques.mapped_files import is_mapped
 from autotune.worker.techniques.sharding import process_group
 from tests.data.requests import family, request
@@ -53,6 +54,13 @@ SHORT = [
 CASES += [case for case in SHORT if case["sharding"] != "hsdp"]
 CASES += [{"sharding": "fsdp2", "optimizer": optimizer, "precision": precision, "offload": "full"}
           for optimizer, precision in (("sgd", "fp32"), ("adamw", "bf16"))]  # fmt: skip
+CASES += [
+    {"sharding": "fsdp2", "optimizer": "sgd", "precision": "fp32", "checkpointing": "offloaded"},
+    *({"sharding": sharding, "optimizer": "sgd", "precision": "fp32", "compile": "regional"}
+      for sharding in ("ddp", "zero1", "fsdp2")),
+    *({"sharding": sharding, "optimizer": "adamw", "precision": "fp32", "adapters": "lora"}
+      for sharding in ("ddp", "zero2", "fsdp2")),
+]  # fmt: skip
 HYBRID = [
     {"sharding": "hsdp", "checkpointing": "full", "optimizer": "sgd", "precision": "fp32"},
     {"sharding": "hsdp", "optimizer": "sgd", "precision": "fp32", "padding": "uneven"},
@@ -84,6 +92,11 @@ DEEPSPEED = [
         ("zero3", "sgd", "fp32", {"offload": "optimizer"}),
         ("zero1", "sgd", "fp32", {"offload": "optimizer"}),
         ("zero3", "sgd", "fp32", {"offload": "full"}),
+        ("zero3", "sgd", "fp32", {"checkpointing": "offloaded"}),
+        ("zero3", "sgd", "fp32", {"activation_offload": True}),
+        ("zero2", "sgd", "fp32", {"loss": "chunked"}),
+        ("zero2", "sgd", "fp32", {"compile": "regional"}),
+        ("zero3", "adamw", "fp32", {"adapters": "lora"}),
     )
 ]
 
@@ -149,6 +162,12 @@ def main(file, cases="CASES"):
         [
             (process_group, "form_group", cache(process_group.form_group)),
             (process_group, "end_group", lambda: None),
+            (
+                compilation,
+                "BACKEND",
+                "aot_eager",
+            ),  # the same graphs; whose kernels they are is not looked at here
+            (activation_offload, "SMALL", 1 << 10),  # so that the tiny model's activations count as large
         ]
     ):
         results = []

@@ -23,6 +23,7 @@ TWO = [
     {"model": "llama", "precision": "bf16-pure"},
     {"model": "llama", "precision": "fp32", "checkpointing": "full"},
     {"model": "llama", "precision": "fp32", "checkpointing": "selective"},
+    {"model": "llama", "precision": "fp32", "checkpointing": "offloaded"},
     {"model": "llama", "precision": "fp32", "optimizer": "adamw", "offload": "optimizer"},
     {"model": "gemma2", "precision": "fp32"},
     {"model": "gemma2", "precision": "bf16"},

@@ -16,7 +16,7 @@ from autotune.worker.model import BuiltModel
 from autotune.worker.techniques.gradient_offload import HostGradients
 from autotune.worker.techniques.loss_scaling import ScaledOptimizer
 from autotune.worker.techniques.mapped_files import MappedFiles
-from autotune.worker.techniques.offload_store import Rest
+from autotune.worker.techniques.offload_store import OffloadStore
 from autotune.worker.training import Batch, Ranks, StepOptimizer, no_reduction
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Draft:
 
     request: ProbeRequest
     device: torch.device
-    place: MappedFiles | Rest
+    place: MappedFiles | OffloadStore
     """Where offload keeps its tensors: files to use in place, or where to copy to and from."""
     closing: ExitStack = field(default_factory=ExitStack)
     precision: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -59,7 +59,7 @@ class Draft:
     optimizer: StepOptimizer = field(init=False)
     engine: DeepSpeedEngine | None = None
     gradients: HostGradients | None = None
-    """Where gradients rest when they leave the device by copies."""
+    """Where gradients are kept that leave the device by copies."""
     scaling: ScaledOptimizer | None = None
 
     @property
@@ -69,5 +69,5 @@ class Draft:
 
     @property
     def disk(self) -> MappedFiles | None:
-        """Files, in place or behind copies; None where tensors rest on the host."""
+        """Files, in place or behind copies; None where tensors are kept in host memory."""
         return self.place if isinstance(self.place, MappedFiles) else self.place.files

@@ -11,7 +11,7 @@ from autotune.candidate import Candidate
 from autotune.techniques.sharding import IN_SHARDS, REPLICATED
 from autotune.worker.techniques.gradient_offload import HostGradients
 from autotune.worker.techniques.mapped_files import MappedFiles, MappedOptimizer
-from autotune.worker.techniques.offload_store import Rest
+from autotune.worker.techniques.offload_store import OffloadStore
 from autotune.worker.techniques.optimizer import MakeOptimizer, PlainOptimizer, optimizer_maker
 from autotune.worker.techniques.optimizer_in_backward import BackwardOptimizer
 from autotune.worker.techniques.optimizer_offload import StreamedOptimizer
@@ -30,7 +30,7 @@ def optimizer_of(
     candidate: Candidate,
     model: nn.Module,
     device: torch.device,
-    place: MappedFiles | Rest,
+    place: MappedFiles | OffloadStore,
     gradients: HostGradients | None = None,
 ) -> StepOptimizer:
     """Return the candidate's optimizer for a model; `place` is where offload keeps tensors, in place or by copies."""

@@ -16,7 +16,7 @@ from autotune.worker.measuring.verdict import Circumstances, verdict
 from autotune.worker.training import Batch, Ranks
 
 TIME_SHARE = 0.1
-"""Share of a proof's time that larger evaluations may take, as the smaller one's speed foretells."""
+"""Share of a proof's time that larger evaluations may take, as the smaller one's speed predicts."""
 
 
 def forward_only(stepper: Stepper, micro_batch: int) -> float:
@@ -37,10 +37,10 @@ def forward_only(stepper: Stepper, micro_batch: int) -> float:
 def largest_evaluation(request: ProbeRequest, stepper: Stepper, report: PhaseReport) -> int:
     """Return a micro-batch for evaluation that was run and fits on every rank, at least the training's.
 
-    `report` is of an evaluation at the training's micro-batch. What it took above what rests on the device foretells
+    `report` is of an evaluation at the training's micro-batch. What it took beyond what stays on the device predicts
     the others. The first to be run is the one that a trace predicts (`evaluation_micro_batch`), else the training's
     doubled as often as there is room; what does not fit is halved. Ranks whose forward passes wait for each other
-    cannot run out of memory one by one: they climb by doubling, as far as the step before foretells.
+    cannot run out of memory one by one: they climb by doubling, as far as the step before predicts.
     """
     micro_batch, ranks = request.candidate.micro_batch, stepper.training.ranks
     meter = stepper.phases.meter
@@ -49,17 +49,17 @@ def largest_evaluation(request: ProbeRequest, stepper: Stepper, report: PhaseRep
     in_time = micro_batch * TIME_SHARE * request.sample_seconds / max(report.seconds, 1e-9)
     most = int(_least(ranks, min(in_time, micro_batch * EVALUATION_TIMES)))
     each = max(1, report.peak - report.end) / micro_batch
-    foretold = _least(ranks, (usable - report.end) / each)
+    predicted = _least(ranks, (usable - report.end) / each)
     candidate = request.candidate
     if ranks.size > 1 and (candidate.sharding not in REPLICATED or candidate.tensor_parallel > 1):
         size = micro_batch
-        while 2 * size <= min(most, foretold):
+        while 2 * size <= min(most, predicted):
             meter.lap()
             forward_only(stepper, 2 * size)
             meter.synchronize()
             took = meter.lap()
             each = max(1, took.peak - took.end) / (2 * size)
-            foretold = _least(ranks, (usable - took.end) / each)
+            predicted = _least(ranks, (usable - took.end) / each)
             if _least(ranks, took.peak <= usable) == 0:
                 break
             size *= 2
@@ -67,7 +67,7 @@ def largest_evaluation(request: ProbeRequest, stepper: Stepper, report: PhaseRep
     size = min(most, request.evaluation_micro_batch or 0)
     if size <= micro_batch:
         size = micro_batch
-        while 2 * size <= min(most, foretold):
+        while 2 * size <= min(most, predicted):
             size *= 2
     while size > micro_batch and _least(ranks, time.perf_counter() < deadline) > 0:
         lap = _run(stepper, size)

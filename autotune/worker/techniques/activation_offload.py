@@ -1,4 +1,4 @@
-"""Activation offload: what forward saves for backward rests on the host or on disk."""
+"""Activation offload: what forward saves for backward is kept on the host or on disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from autotune.worker.techniques.mapped_files import MappedFiles
-from autotune.worker.techniques.offload_store import Rest
+from autotune.worker.techniques.offload_store import OffloadStore
 from autotune.worker.training import Batch
 
 SMALL = 64 << 10
@@ -28,18 +28,18 @@ SAME_VALUES = ("TBackward0", "ToCopyBackward0", "TransposeBackward0", "ViewBackw
 """What autograd calls views and casts, and the whole of chosen rows."""
 
 Fetch = Callable[[Tensor], tuple[Tensor, Any]]
-"""From a tensor where it rests to its copy on the device, and the event of its arrival."""
+"""From an offloaded tensor to its copy on the device, and the event after which the copy is complete."""
 
 
 class ActivationOffload:
     """Moves the storages that autograd saves, each once however many views of it are saved.
 
-    Copies to where they rest run on a stream of their own and overlap with the forward pass. In backward, the storage
+    Copies off the device run on a stream of their own and overlap with the forward pass. In backward, the storage
     that was moved before the one wanted is fetched ahead. Parameters and their low-precision copies stay: they belong
-    to the model. On the cpu device a storage rests in a mapped file and is used from there.
+    to the model. On the cpu device a storage is kept in a mapped file and used from there.
     """
 
-    def __init__(self, device: torch.device, place: MappedFiles | Rest) -> None:
+    def __init__(self, device: torch.device, place: MappedFiles | OffloadStore) -> None:
         """Take files to use in place (on the cpu device), or where to copy to and from."""
         self._device = device
         self._files = place if isinstance(place, MappedFiles) else None
@@ -91,7 +91,7 @@ class ActivationOffload:
         )
 
     def _moved(self, tensor: Tensor) -> _Moved:
-        """Return the tensor's storage as it rests, moving it unless that was done."""
+        """Return the tensor's storage as it is kept off the device; move it there unless that was done."""
         storage = tensor.untyped_storage()
         key = (storage._cdata, tensor._version)
         if key in self._known:
@@ -100,12 +100,12 @@ class ActivationOffload:
             if moved is not None and not alive.expired():
                 return moved
         flat = tensor.as_strided((storage.nbytes() // tensor.element_size(),), (1,), 0)
-        moved = _Moved(self._rest(flat), self._fetch if self._files is None else None, self._latest)
+        moved = _Moved(self._stored(flat), self._fetch if self._files is None else None, self._latest)
         self._known[key] = (StorageWeakRef(storage), weakref.ref(moved))
         self._latest = weakref.ref(moved)
         return moved
 
-    def _rest(self, flat: Tensor) -> Tensor:
+    def _stored(self, flat: Tensor) -> Tensor:
         if self._files is not None:
             return self._files.copy_of(flat)
         while len(self._leaving) > IN_FLIGHT:
@@ -123,7 +123,7 @@ class ActivationOffload:
         self._module.current_stream().wait_event(done)
 
     def _fetch(self, host: Tensor) -> tuple[Tensor, Any]:
-        """Start copying a storage back; return it with the event of its arrival."""
+        """Start copying a storage back; return it with the event after which it is complete."""
         flat = torch.empty_like(host, device=self._device, pin_memory=False)
         self._up.wait_stream(self._module.current_stream())
         with self._module.stream(self._up):
@@ -134,10 +134,10 @@ class ActivationOffload:
 class _Moved:
     """One storage, off the device."""
 
-    def __init__(self, rest: Tensor, fetch: Fetch | None, before: weakref.ref[_Moved] | None) -> None:
+    def __init__(self, stored: Tensor, fetch: Fetch | None, before: weakref.ref[_Moved] | None) -> None:
         self.views = 0
         """Saved views of it that backward has not asked for yet."""
-        self._rest = rest
+        self._stored = stored
         self._fetch = fetch
         self._before = before
         self._arriving: tuple[Tensor, Any] | None = None
@@ -149,9 +149,9 @@ class _Moved:
         It is kept until the last view has been asked for, so that all views share it again.
         """
         if self._fetch is None:
-            return self._rest
+            return self._stored
         if (flat := self._flat) is None:
-            flat, arrived = self._arriving or self._fetch(self._rest)
+            flat, arrived = self._arriving or self._fetch(self._stored)
             self._arriving = None
             torch.get_device_module(flat.device).current_stream().wait_event(arrived)
             before = self._before() if self._before is not None else None
@@ -164,7 +164,7 @@ class _Moved:
     def fetch_ahead(self) -> None:
         """Start fetching, so that `back` need not wait."""
         if self._fetch is not None and self._arriving is None and self._flat is None:
-            self._arriving = self._fetch(self._rest)
+            self._arriving = self._fetch(self._stored)
 
 
 def _unpack(packed: Any) -> Tensor:

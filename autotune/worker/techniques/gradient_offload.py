@@ -7,22 +7,22 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from autotune.worker.techniques.offload_store import Rest
+from autotune.worker.techniques.offload_store import OffloadStore
 
 SLICE = 16 * 2**20
 """Bytes of an earlier gradient that are back on the device at a time, while the next one is added to it."""
 
 
 class HostGradients:
-    """The gradients of some parameters, between backward and the optimizer step, where they rest.
+    """The gradients of some parameters, kept off the device between backward and the optimizer step.
 
     Between passes a parameter's own `grad` is None. Gradients of several micro-steps are added on the device, a
     slice at a time, so the sum is the one that autograd would make. Copies are on the computation's own stream:
     they wait for it and it for them, and no memory is held for longer than it is in use.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], rest: Rest) -> None:
-        self._rest = rest
+    def __init__(self, parameters: Iterable[nn.Parameter], store: OffloadStore) -> None:
+        self._store = store
         self._rooms: dict[Tensor, Tensor] = {}
         """Room by parameter, kept from step to step."""
         self._waiting: dict[Tensor, Tensor] = {}
@@ -36,11 +36,11 @@ class HostGradients:
 
     def bring(self, parameter: nn.Parameter, to: Tensor) -> None:
         """Start copying a parameter's gradient to the device, on the current stream."""
-        self._rest.fetch(self._waiting[parameter], to)
+        self._store.fetch(self._waiting[parameter], to)
 
     def all(self) -> Iterator[Tensor]:
-        """Every gradient, where it rests; waits for those that are still on their way."""
-        self._rest.settle()
+        """Return every gradient where it is kept, after waiting for copies under way."""
+        self._store.settle()
         return iter(self._waiting.values())
 
     def clear(self) -> None:
@@ -55,13 +55,13 @@ class HostGradients:
             self._add(gradient, earlier)
         room = self._rooms.get(parameter)
         if room is None:
-            room = self._rooms[parameter] = self._rest.room_like(gradient)
-        self._rest.store(gradient, room)
+            room = self._rooms[parameter] = self._store.room_like(gradient)
+        self._store.store(gradient, room)
         self._waiting[parameter] = room
         parameter.grad = None
 
     def _add(self, gradient: Tensor, earlier: Tensor) -> None:
-        """Add what rests elsewhere to a gradient on the device."""
+        """Add an offloaded gradient to one on the device."""
         count = max(1, SLICE // gradient.element_size())
         parts = (
             zip(gradient.view(-1).split(count), earlier.view(-1).split(count), strict=True)
@@ -70,5 +70,5 @@ class HostGradients:
         )
         for part, before in parts:
             back = torch.empty_like(part)
-            self._rest.fetch(before, back)
+            self._store.fetch(before, back)
             part.add_(back)

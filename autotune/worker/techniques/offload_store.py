@@ -1,4 +1,4 @@
-"""Where tensors rest that leave a GPU: pinned host memory, or files on disk behind pinned buffers of a fixed size."""
+"""Where tensors are kept that leave a GPU: pinned host memory, or files on disk behind a few pinned buffers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ BUFFERS = 4
 """Pinned buffers, which are filled and emptied in turn: as the disk takes from one, the device fills the others."""
 
 
-class Rest(Protocol):
+class OffloadStore(Protocol):
     """A place off the device, and the way there and back on whichever stream is the current one."""
 
     files: MappedFiles | None
-    """The files that tensors rest in; None where it is host memory."""
+    """The files that tensors are kept in; None for host memory."""
 
     def room_like(self, tensor: Tensor) -> Tensor:
         """Return room for a tensor, with any values. Raises OutOfSpace where there is none."""
@@ -44,7 +44,7 @@ class Rest(Protocol):
         ...
 
 
-class HostRest:
+class HostStore:
     """Host memory, pinned where a GPU copies from it."""
 
     def __init__(self, device: torch.device) -> None:
@@ -80,7 +80,7 @@ class _Buffer:
     """The part of a room that it is to be copied to."""
 
 
-class DiskRest:
+class DiskStore:
     """Mapped files. What is copied passes through a few pinned buffers, so host memory is needed for these alone.
 
     A GPU copies asynchronously from pinned memory only. The thread that asks writes and reads the files: it waits for
@@ -177,7 +177,7 @@ def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
 
 def offload_store(
     candidate: Candidate, folder: str, device: torch.device, files: bool | None = None
-) -> MappedFiles | Rest:
+) -> MappedFiles | OffloadStore:
     """Return where a candidate's offload keeps its tensors: files in `folder` to use in place, or what copies.
 
     None takes `files` in place on `cpu`, and copies elsewhere.
@@ -185,4 +185,4 @@ def offload_store(
     if device.type == "cpu" if files is None else files:
         return MappedFiles(folder)
     to_disk = candidate.offload_place("cuda") == "disk"
-    return DiskRest(MappedFiles(folder), device) if to_disk else HostRest(device)
+    return DiskStore(MappedFiles(folder), device) if to_disk else HostStore(device)

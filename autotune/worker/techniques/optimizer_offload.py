@@ -1,4 +1,4 @@
-"""Offload of optimizer state from a GPU: it rests on the host or on disk, and visits the device for a step."""
+"""Offload of optimizer state from a GPU: it is kept on the host or on disk, and is on the device for a step only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.worker.techniques.gradient_offload import HostGradients
-from autotune.worker.techniques.offload_store import Rest
+from autotune.worker.techniques.offload_store import OffloadStore
 from autotune.worker.techniques.optimizer import MakeOptimizer, state_tensors
 
 IN_FLIGHT = 1
@@ -23,7 +23,7 @@ class StreamedOptimizer:
 
     Upload, update and download of three successive parameters overlap, on streams of their own, so at most
     three parameters' state is on the device at once (at the first step too, which creates it there). `gradients`
-    that rest elsewhere come with it. On a device without streams (`cpu`) the same copies run one after another.
+    that are offloaded too come with it. On a device without streams (`cpu`) the same copies run one after another.
     """
 
     def __init__(
@@ -31,12 +31,12 @@ class StreamedOptimizer:
         parameters: Iterable[nn.Parameter],
         make: MakeOptimizer,
         device: torch.device,
-        rest: Rest,
+        store: OffloadStore,
         gradients: HostGradients | None = None,
     ) -> None:
         self._gradients = gradients
         self._slots = [_Slot(p, make([p])) for p in parameters if p.requires_grad]
-        self._rest = rest
+        self._store = store
         self._module: Any = torch.get_device_module(device)
         # Made once: a stream owns its share of the caching allocator, so new streams would hold new memory.
         self._up, self._down = self._module.Stream(), self._module.Stream()
@@ -66,7 +66,7 @@ class StreamedOptimizer:
         return parameter.grad is not None if self._gradients is None else parameter in self._gradients
 
     def _upload(self, slot: _Slot) -> Any:
-        """Start copying a parameter's state to the device; return the event of its arrival."""
+        """Start copying a parameter's state to the device; return the event after which it is complete."""
         self._up.wait_stream(self._module.current_stream())
         if self._gradients is not None:
             slot.gradient = torch.empty_like(slot.parameter, requires_grad=False)
@@ -76,14 +76,14 @@ class StreamedOptimizer:
         }
         with self._module.stream(self._up):
             for name, copy in copies.items():
-                self._rest.fetch(slot.host[name], copy)
+                self._store.fetch(slot.host[name], copy)
             if self._gradients is not None and slot.gradient is not None:
                 self._gradients.bring(slot.parameter, slot.gradient)
         state.update(copies)
         return self._up.record_event()
 
     def _download(self, slot: _Slot) -> _Departure:
-        """Start copying a parameter's state to where it rests, and leave it there between steps."""
+        """Start copying a parameter's state to the offload store, where it stays between steps."""
         state = slot.optimizer.state[slot.parameter]
         # The step counter is one number, which the fused kernel wants beside the parameter.
         copies = {
@@ -91,11 +91,11 @@ class StreamedOptimizer:
         }
         for name, copy in copies.items():
             if name not in slot.host:
-                slot.host[name] = self._rest.room_like(copy)
+                slot.host[name] = self._store.room_like(copy)
         self._down.wait_stream(self._module.current_stream())
         with self._module.stream(self._down):
             for name, copy in copies.items():
-                self._rest.store(copy, slot.host[name])
+                self._store.store(copy, slot.host[name])
         state.update(slot.host)
         return _Departure(list(copies.values()), self._down.record_event())
 
@@ -107,8 +107,8 @@ class StreamedOptimizer:
             self._gradients.clear()
 
     def state_tensors(self) -> Iterator[Tensor]:
-        """Every tensor of state, where it rests; waits for those that are still on their way."""
-        self._rest.settle()
+        """Return every tensor of state where it is kept, after waiting for copies under way."""
+        self._store.settle()
         return state_tensors(slot.optimizer for slot in self._slots)
 
 
@@ -117,7 +117,7 @@ class _Slot:
     parameter: nn.Parameter
     optimizer: torch.optim.Optimizer
     host: dict[str, Tensor] = field(default_factory=dict)
-    """The state's tensors of the parameter's shape, where they rest."""
+    """The state's tensors of the parameter's shape, in the offload store."""
     gradient: Tensor | None = None
     """Its gradient on the way back to the device; None where gradients stay there."""
 

@@ -1,4 +1,4 @@
-"""Where tensors rest off a GPU: on the host, or on disk behind a few buffers, the same bits come back."""
+"""Where tensors are kept off a GPU: on the host, or on disk behind a few buffers, the same bits come back."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from autotune.techniques.axis import Context
 from autotune.techniques.check import refusal
 from autotune.worker.techniques import activation_offload, offload_store
 from autotune.worker.techniques.mapped_files import MappedFiles, is_mapped
-from autotune.worker.techniques.offload_store import BUFFERS, DiskRest, HostRest
+from autotune.worker.techniques.offload_store import BUFFERS, DiskStore, HostStore
 from tests.numerics.runs import COPIED, plain, train
 
 CPU = torch.device("cpu")
@@ -47,26 +47,26 @@ def test_offload_to_disk_by_copies_changes_no_bit(moving, small_buffers):
     ids=lambda tensor: f"{tuple(tensor.shape)}-{tensor.stride()}",
 )  # fmt: skip
 def test_what_was_stored_comes_back_whatever_its_layout(tensor, small_buffers, tmp_path):
-    for rest in (HostRest(CPU), DiskRest(MappedFiles(tmp_path), CPU)):
-        room = rest.room_like(tensor)
-        rest.store(tensor, room)
+    for place in (HostStore(CPU), DiskStore(MappedFiles(tmp_path), CPU)):
+        room = place.room_like(tensor)
+        place.store(tensor, room)
         back = torch.empty_like(tensor)
-        rest.fetch(room, back)
+        place.fetch(room, back)
         assert torch.equal(back, tensor)
 
 
 def test_the_last_of_several_stores_counts_and_is_in_its_file_once_settled(small_buffers, tmp_path):
-    rest = DiskRest(MappedFiles(tmp_path), CPU)
+    place = DiskStore(MappedFiles(tmp_path), CPU)
     first, second = torch.randn(3000), torch.randn(10)
-    rooms = [rest.room_like(first), rest.room_like(second)]
+    rooms = [place.room_like(first), place.room_like(second)]
     for change in range(3):
-        rest.store(first + change, rooms[0])
-        rest.store(second + change, rooms[1])
+        place.store(first + change, rooms[0])
+        place.store(second + change, rooms[1])
     assert not torch.equal(rooms[1], second + 2), "the last is still in its buffer"
     back = torch.empty(1000)
-    rest.fetch(rooms[0][500:1500], back)
+    place.fetch(rooms[0][500:1500], back)
     assert torch.equal(back, (first + 2)[500:1500])
-    rest.settle()
+    place.settle()
     assert torch.equal(rooms[0], first + 2)
     assert torch.equal(rooms[1], second + 2)
     assert all(is_mapped(room) for room in rooms)
@@ -74,10 +74,10 @@ def test_the_last_of_several_stores_counts_and_is_in_its_file_once_settled(small
 
 
 def test_buffers_of_a_fixed_size_are_all_the_host_memory_that_the_disk_takes(small_buffers, tmp_path):
-    rest = DiskRest(MappedFiles(tmp_path), CPU)
+    place = DiskStore(MappedFiles(tmp_path), CPU)
     tensor = torch.randn(100 * offload_store.BUFFER // 4)
-    rest.store(tensor, rest.room_like(tensor))
-    held = {buffer.memory.untyped_storage().data_ptr(): buffer.memory for buffer in rest._buffers}
+    place.store(tensor, place.room_like(tensor))
+    held = {buffer.memory.untyped_storage().data_ptr(): buffer.memory for buffer in place._buffers}
     assert (
         sum(memory.untyped_storage().nbytes() for memory in held.values()) == BUFFERS * offload_store.BUFFER
     )
