@@ -28,7 +28,7 @@ def _offload(candidate: Candidate) -> str:
 
 ACTIVATION_OFFLOAD = Axis(
     "activation_offload",
-    "activations rest off the device from forward to backward",
+    "activations are kept off the device from forward to backward",
     {
         False: Value(),
         True: Value(
