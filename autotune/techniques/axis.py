@@ -59,9 +59,14 @@ class Rule:
 
     def broken_by(self, candidate: Candidate) -> bool:
         """Tell whether a candidate with the value that this rule belongs to breaks it."""
-        return any(getattr(candidate, axis) in values for axis, values in self.forbid.items()) and all(
-            getattr(candidate, axis) in values for axis, values in self.where.items()
-        )
+        return bool(self.excluding(candidate))
+
+    def excluding(self, candidate: Candidate) -> tuple[str, ...]:
+        """Return the axes of a candidate whose values break this rule together; none where it is kept."""
+        if not all(getattr(candidate, axis) in values for axis, values in self.where.items()):
+            return ()
+        forbidden = [axis for axis, values in self.forbid.items() if getattr(candidate, axis) in values]
+        return (*self.where, *forbidden) if forbidden else ()
 
 
 def all_but(axis: str, *values: Any) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal
 
 from autotune.candidate import AXES, Candidate, choices
 from autotune.environment import how_to_install, installed, look_around
@@ -46,15 +46,51 @@ RULES = tuple(_exclusions())
 _ANYWHERE = Context()
 
 
-def check(candidate: Candidate, context: Context = _ANYWHERE) -> tuple[str, ...]:
-    """Return every reason why a candidate cannot run in a context, as far as the context is known; empty if it can."""
-    reasons = [one.rule.because for one in RULES if one.broken_by(candidate)]
+Cause = Literal["axes", "context", "device", "package", "compiler"]
+"""What is in the way: other axes of the candidate, the ranks, model or data that it is for, what the device computes,
+a package or a compiler that is not there."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One reason why a candidate cannot run, for code and for people."""
+
+    axis: str
+    """The field of the candidate whose value is refused."""
+    cause: Cause
+    others: tuple[str, ...]
+    """The axes whose values exclude it, where the cause is `axes`."""
+    reason: str
+    """The sentence, with what to do instead."""
+
+
+def refusals(candidate: Candidate, context: Context = _ANYWHERE) -> tuple[Refusal, ...]:
+    """Return why a candidate cannot run in a context, as far as the context is known; empty if it can.
+
+    Each sentence is given once, with the first axis that has it.
+    """
+    found = [
+        Refusal(one.axis, "axes", one.rule.excluding(candidate), one.rule.because)
+        for one in RULES
+        if one.broken_by(candidate)
+    ]
     kind = context.kind or (context.device.kind if context.device else None)
     for axis in DECLARED:
         value = axis.values[getattr(candidate, axis.name)]
-        reasons += [reason for look in axis.checks if (reason := look(candidate, context))]
-        reasons += _lacking(value, context, kind)
-    return tuple(dict.fromkeys(reasons))
+        said: list[tuple[Cause, str]] = [
+            ("context", reason) for look in axis.checks if (reason := look(candidate, context))
+        ]
+        said += _lacking(value, context, kind)
+        found += [Refusal(axis.name, cause, (), reason) for cause, reason in said]
+    first: dict[str, Refusal] = {}
+    for refused in found:
+        first.setdefault(refused.reason, refused)
+    return tuple(first.values())
+
+
+def check(candidate: Candidate, context: Context = _ANYWHERE) -> tuple[str, ...]:
+    """Return the sentences of `refusals`."""
+    return tuple(refused.reason for refused in refusals(candidate, context))
 
 
 def refusal(candidate: Candidate, context: Context = _ANYWHERE) -> str | None:
@@ -62,23 +98,28 @@ def refusal(candidate: Candidate, context: Context = _ANYWHERE) -> str | None:
     return "; ".join(check(candidate, context)) or None
 
 
-def _lacking(value: Value, context: Context, kind: Kind | None) -> list[str]:
+def _lacking(value: Value, context: Context, kind: Kind | None) -> list[tuple[Cause, str]]:
     """Return what device and machine lack for a value."""
-    reasons = [value.gpu_only] if kind == "cpu" and value.gpu_only else []
+    reasons: list[tuple[Cause, str]] = []
+    if kind == "cpu" and value.gpu_only:
+        reasons.append(("device", value.gpu_only))
     if context.device is not None:
         reasons += [
-            f"{context.device.name} does not compute in {dtype}; choose precision {INSTEAD[dtype]}"
+            (
+                "device",
+                f"{context.device.name} does not compute in {dtype}; choose precision {INSTEAD[dtype]}",
+            )
             for dtype in value.dtypes
             if not context.device.supports(dtype)
         ]
     if (machine := context.machine) is not None:
         reasons += [
-            f"{name} is not installed: {how_to_install(name)}"
+            ("package", f"{name} is not installed: {how_to_install(name)}")
             for name in value.packages
             if name not in machine.packages
         ]
         if value.needs_compiler and kind is not None and (reason := machine.lacks_compiler.get(kind)):
-            reasons.append(reason)
+            reasons.append(("compiler", reason))
     return reasons
 
 

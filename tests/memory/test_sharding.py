@@ -24,6 +24,7 @@ from autotune.worker.tracing.kernel_workspace import ON_CPU
 from autotune.worker.tracing.trace import trace
 from tests.memory.test_trace import InMemory, measured
 from tests.memory.test_trace import request as plain
+from tests.reasons import reasons
 
 HERE = Path(__file__).parent
 SHARDINGS = ("ddp", "zero1", "zero2", "fsdp2")
@@ -237,46 +238,63 @@ def test_gloo_needs_a_copy_of_what_it_gathers_and_reduces(monkeypatch):
 
 def test_illegal_combinations_are_told_before_anything_is_launched():
     def told(world_size=2, kind="cuda", nodes=1, **fields):
-        candidate = Candidate(**fields)
-        return refusal(candidate, Context(world_size=world_size, kind=kind, nodes=nodes))
+        return reasons(Candidate(**fields), Context(world_size=world_size, kind=kind, nodes=nodes))
 
-    assert told(world_size=1) is None
-    assert "2 ranks need a sharding" in told()
-    assert "--gpus" in told(world_size=1, sharding="ddp")
-    assert "zero1" in told(sharding="zero1", offload="optimizer")
-    assert "keep them there whole" in told(sharding="ddp", offload="full")
-    assert "keep them there whole" in told(sharding="zero2", offload="full")
-    assert "reduced" in told(sharding="ddp", optimizer_in_backward=True)
-    assert "shards" in told(sharding="fsdp2", optimizer="adafactor")
-    assert "for ZeRO" in told(sharding="fsdp2", engine="deepspeed")
-    assert "torch's is fsdp2" in told(sharding="zero3")
-    assert "look" in told(sharding="zero2", engine="deepspeed", optimizer="adafactor")
-    assert "miss them" in told(sharding="zero2", engine="deepspeed", loss="chunked")
-    assert told(sharding="zero1", engine="deepspeed", offload="optimizer") is None
-    assert told(sharding="zero3", engine="deepspeed", offload="full") is None
-    assert "keep them there whole" in told(sharding="zero2", engine="deepspeed", offload="full")
-    assert told(tensor_parallel=2) is None
-    assert "2 ranks of one node, or a multiple, and there are 3" in told(world_size=3, tensor_parallel=2)
-    assert "2 groups of 2 ranks need a sharding" in told(world_size=4, tensor_parallel=2)
-    both = Candidate(tensor_parallel=4, sharding="fsdp2")
-    assert "each node has 2" in refusal(both, Context(world_size=8, kind="cuda", nodes=4))
-    assert refusal(both, Context(world_size=8, kind="cuda", nodes=2)) is None
-    assert told(world_size=4, tensor_parallel=2, sharding="fsdp2") is None
-    assert "2 ranks make up one" in told(tensor_parallel=2, sharding="fsdp2")
-    assert "flat buffers" in told(world_size=4, tensor_parallel=2, sharding="ddp")
-    assert "must agree" in told(tensor_parallel=2, precision="fp16")
-    assert told(sharding="fsdp2", offload="full") is None
-    assert "one device adds none" in told(world_size=1, reduce_dtype="bf16")
-    assert "DeepSpeed reduces" in told(sharding="zero2", engine="deepspeed", reduce_dtype="bf16")
-    assert told(sharding="ddp", reduce_dtype="bf16", precision="fp32") is None
-    assert "that is fsdp2" in told(sharding="hsdp")
-    assert "that is ddp" in told(sharding="hsdp", nodes=2)
-    assert told(sharding="hsdp", world_size=4, nodes=2, offload="full") is None
-    assert told(sharding="hsdp", world_size=4, nodes=2, offload="full", kind="cpu") is None
-    assert told(sharding="fsdp2", offload="full", kind="cpu") is None
-    assert "memory is the host's" in told(sharding="fsdp2", offload="full", offload_to="host", kind="cpu")
+    ranks, groups = ("sharding", "context"), ("tensor_parallel", "context")
+    whole = ("offload", "axes", "sharding")
+    assert told(world_size=1) == []
+    assert told() == [ranks]
+    assert told(world_size=1, sharding="ddp") == [ranks]
+    assert told(sharding="zero1", offload="optimizer") == [("offload", "axes", "engine", "sharding")]
+    assert told(sharding="ddp", offload="full") == [whole]
+    assert told(sharding="zero2", offload="full") == [whole]
+    assert told(sharding="ddp", optimizer_in_backward=True) == [("optimizer_in_backward", "axes", "sharding")]
+    assert told(sharding="fsdp2", optimizer="adafactor") == [("optimizer", "axes", "sharding")]
+    assert told(sharding="fsdp2", engine="deepspeed") == [("engine", "axes", "sharding")]
+    assert told(sharding="zero3") == [("sharding", "axes", "engine")]
+    flat = told(sharding="zero2", engine="deepspeed", optimizer="adafactor")
+    assert flat == [("optimizer", "axes", "sharding"), ("engine", "axes", "optimizer")]
+    assert told(sharding="zero2", engine="deepspeed", loss="chunked") == []
+    assert told(sharding="zero1", engine="deepspeed", offload="optimizer") == []
+    assert told(sharding="zero3", engine="deepspeed", offload="full") == []
+    assert told(sharding="zero2", engine="deepspeed", offload="full") == [whole]
+    assert told(tensor_parallel=2) == []
+    assert told(world_size=3, tensor_parallel=2) == [groups]
+    assert told(world_size=4, tensor_parallel=2) == [groups]
+    assert told(world_size=8, nodes=4, tensor_parallel=4, sharding="fsdp2") == [groups]
+    assert told(world_size=8, nodes=2, tensor_parallel=4, sharding="fsdp2") == []
+    assert told(world_size=4, tensor_parallel=2, sharding="fsdp2") == []
+    assert told(tensor_parallel=2, sharding="fsdp2") == [groups]
+    assert told(world_size=4, tensor_parallel=2, sharding="ddp") == [("tensor_parallel", "axes", "sharding")]
+    assert told(tensor_parallel=2, precision="fp16") == [("tensor_parallel", "axes", "precision")]
+    assert told(sharding="fsdp2", offload="full") == []
+    assert told(world_size=1, reduce_dtype="bf16") == [("reduce_dtype", "axes", "sharding")]
+    reduced = told(sharding="zero2", engine="deepspeed", reduce_dtype="bf16")
+    assert reduced == [("reduce_dtype", "axes", "engine")]
+    assert told(sharding="ddp", reduce_dtype="bf16", precision="fp32") == []
+    assert told(sharding="hsdp") == [ranks]
+    assert told(sharding="hsdp", nodes=2) == [ranks]
+    assert told(sharding="hsdp", world_size=4, nodes=2, offload="full") == []
+    assert told(sharding="hsdp", world_size=4, nodes=2, offload="full", kind="cpu") == []
+    assert told(sharding="fsdp2", offload="full", kind="cpu") == []
+    on_host = told(sharding="fsdp2", offload="full", offload_to="host", kind="cpu")
+    assert on_host == [("offload_to", "context")]
     for sharding in ("ddp", "zero2", "fsdp2"):
-        assert told(sharding=sharding, offload="optimizer", kind="cpu") is None
+        assert told(sharding=sharding, offload="optimizer", kind="cpu") == []
+
+
+def test_ranks_that_do_not_match_are_told_with_their_numbers():
+    def told(world_size, nodes=1, **fields):
+        return refusal(Candidate(**fields), Context(world_size=world_size, kind="cuda", nodes=nodes))
+
+    assert "2 ranks need a sharding" in told(2)
+    assert "--gpus" in told(1, sharding="ddp")
+    assert "2 ranks of one node, or a multiple, and there are 3" in told(3, tensor_parallel=2)
+    assert "2 groups of 2 ranks need a sharding" in told(4, tensor_parallel=2)
+    assert "each node has 2" in told(8, nodes=4, tensor_parallel=4, sharding="fsdp2")
+    assert "2 ranks make up one" in told(2, tensor_parallel=2, sharding="fsdp2")
+    assert "that is fsdp2" in told(2, sharding="hsdp")
+    assert "that is ddp" in told(2, sharding="hsdp", nodes=2)
 
 
 def in_a_process(device):

@@ -16,6 +16,7 @@ from autotune.worker.build.composition import assemble
 from autotune.worker.errors import CannotRun
 from tests.data.requests import request
 from tests.numerics.runs import MODELS, plain, train
+from tests.reasons import reasons
 
 LIGER = str(Path(__file__).parents[1] / "data" / "liger")
 
@@ -54,13 +55,10 @@ def test_what_liger_lacks_is_told(liger, tmp_path, monkeypatch):
     candidate = request(MODELS["llama"], tmp_path, kernels="liger").candidate
     assert liger_models() == {"llama"}  # told without importing it
     monkeypatch.setattr(environment, "installed", lambda name: "0.8" if name == "liger-kernel" else None)
-    assert refusal(candidate, Context(source=MODELS["llama"], machine=this_machine())) is None
-    assert "no kernels for a gpt2" in refusal(
-        candidate, Context(source=MODELS["gpt2"], machine=this_machine())
-    )
-    assert "a function of your own" in refusal(
-        candidate, Context(source=MODELS["own"], machine=this_machine())
-    )
+    assert reasons(candidate, Context(source=MODELS["llama"], machine=this_machine())) == []
+    for name in ("gpt2", "own"):
+        context = Context(source=MODELS[name], machine=this_machine())
+        assert reasons(candidate, context) == [("kernels", "context")]
     monkeypatch.undo()
     with pytest.raises(CannotRun, match="for GPUs alone"):
         assemble(request(MODELS["llama"], tmp_path, kernels="liger"))

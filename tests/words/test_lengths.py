@@ -16,10 +16,10 @@ from autotune.search.selection import rank
 from autotune.search.shipped import load_space
 from autotune.specs import Goal
 from autotune.techniques.axis import Context
-from autotune.techniques.check import refusal
 from autotune.techniques.data import unpaddable
 from autotune.testing.arithmetic import Arithmetic, ok, search
 from autotune.trial import Trial
+from tests.reasons import reasons
 
 MIXED = Lengths(file="mixed.csv", digest="0", counts=((3, 40), (7, 30), (12, 20), (32, 10)))
 
@@ -142,10 +142,11 @@ def test_where_packing_is_not_supported_padding_is_what_remains():
 
 
 def test_rows_and_histogram_belong_together():
-    assert refusal(Candidate(), Context(with_lengths=False)) is None
-    assert refusal(Candidate(sequences="packed"), Context(with_lengths=True)) is None
-    assert "--lengths" in refusal(Candidate(sequences="packed"), Context(with_lengths=False))
-    assert "padded or packed" in refusal(Candidate(), Context(with_lengths=True))
+    mismatch = [("sequences", "context")]
+    assert reasons(Candidate(), Context(with_lengths=False)) == []
+    assert reasons(Candidate(sequences="packed"), Context(with_lengths=True)) == []
+    assert reasons(Candidate(sequences="packed"), Context(with_lengths=False)) == mismatch
+    assert reasons(Candidate(), Context(with_lengths=True)) == mismatch
     assert unpaddable("causal-lm") is None
     assert "masked-lm" in unpaddable("masked-lm")
     assert "your own" in unpaddable("custom")

@@ -13,7 +13,6 @@ import torch
 from autotune.candidate import Candidate
 from autotune.memory.host_footprint import batches_ahead, loader_bytes
 from autotune.specs import ModelSpec
-from autotune.techniques.check import refusal
 from autotune.worker.build.composition import assemble
 from autotune.worker.data.loading import Loader
 from autotune.worker.errors import CannotRun, OutOfSpace
@@ -23,6 +22,7 @@ from autotune.worker.measuring.phases import Phases
 from autotune.worker.tracing.trace import trace
 from tests.data.own_model import Texts, pad
 from tests.data.requests import OWN, request
+from tests.reasons import reasons
 
 CPU = torch.device("cpu")
 DATA = ModelSpec(name="own_model:build_with_dataset", source="function", path=OWN.path)
@@ -155,5 +155,5 @@ def test_batches_in_advance_are_host_memory():
     assert loader_bytes(Candidate(pin_memory=True, micro_batch=3), 100) == 300
     assert loader_bytes(Candidate(workers=2, micro_batch=3), 100) == 1200
     assert loader_bytes(Candidate(workers=2, pin_memory=True, micro_batch=3), 100) == 2400
-    assert "workers" in refusal(Candidate(prefetch=4))
+    assert reasons(Candidate(prefetch=4)) == [("prefetch", "axes", "workers")]
     assert Candidate(workers="4").workers == 4
