@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from autotune.environment import environment
+from autotune.environment import look_around
 
 ROOT = Path(__file__).parents[1]
 RECORD = Path("tests", "long_record.json")
@@ -86,7 +86,7 @@ def end(root: Path, folder: Path, long: tuple[str, ...]) -> dict[str, Any]:
         "digest": begun["digest"],
         "begun": datetime.fromtimestamp(begun["at"], UTC).isoformat(timespec="seconds"),
         "seconds": round(time.time() - begun["at"]),
-        "environment": environment(),
+        "environment": look_around().environment(),
         "passed": sum(file["passed"] for file in files.values()),
         "skipped": sum(file["skipped"] for file in files.values()),
         "files": files,

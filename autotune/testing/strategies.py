@@ -136,7 +136,7 @@ class StrategyContract:
     def test_it_has_an_answer_to_every_verdict(self, outcome: Outcome) -> None:
         device = _device(1000)
         for factor in self.FACTORS:
-            context = self.make_context(device, factor=factor, max_probes=self.MOST)
+            context = self.make_context(device, self.SPACES[0], factor, max_probes=self.MOST)
             first = self.make_strategy().propose((), context)
             assert isinstance(first, Try)
             history, done = self._search(device, context, {first.candidate: outcome})
