@@ -115,16 +115,23 @@ def shown(n: int) -> str:
 BEFORE = """\
 # The largest model that trains
 
-    python -m benchmarks.largest_model --write docs/largest_model.md    # makes this page, in a second
-    python -m benchmarks.largest_model --trace                          # makes its record anew: minutes, no GPU
+For a model of your own ask for the rungs on one GPU:
+
+```sh
+autotune estimate --model llama-3.1-8b --gpu h100-80gb
+```
 
 The table has the parameters of the largest Llama-like model that fits, by GPU and rung: micro-batch 1, sequences of
 2,048 tokens, accumulated gradients, AdamW, fp32 weights under bf16 autocast, 5% of the memory kept free. Checkpointing
-is on from the second column on. Nothing here was measured on a GPU.
+is on from the second column on. All of it is predicted; nothing here was measured on a GPU.
 
 The first column is decided by traces of the model's real code (`benchmarks/results/largest_model.json`), the others by
-the formulas of `autotune/memory/closed_form.py`. Without checkpointing the formulas are 2 to 6% low, because they leave
-out the float32 copies that norms keep. With it they were within 1% of traces, from 13 to 40 layers.
+the formulas of `autotune/memory/closed_form.py`. Without checkpointing the formulas are {low} to {high} low, because they
+leave out the float32 copies that norms keep. With it they were within 1% of traces in a check by hand, from 13 to 40
+layers.
+
+    python -m benchmarks.largest_model --write docs/largest_model.md    # makes this page, in a second
+    python -m benchmarks.largest_model --trace                          # makes its record anew: minutes, no GPU
 """
 
 BETWEEN = f"""
@@ -163,8 +170,9 @@ def page(rows: list[dict[str, Any]]) -> str:
         one = largest_traced(hardware, rung, traces) if rung.candidate else largest(hardware, rung)
         return shown(one)
 
+    short = [-row["difference"] for row in rows]
     lines = [
-        BEFORE,
+        BEFORE.format(low=f"{min(short):.0%}", high=f"{max(short):.0%}"),
         "| GPU | " + " | ".join(rung.title for rung in RUNGS) + " |",
         "|---|" + "---|" * len(RUNGS),
     ]
