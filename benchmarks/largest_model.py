@@ -126,9 +126,9 @@ The table has the parameters of the largest Llama-like model that fits, by GPU a
 is on from the second column on. All of it is predicted; nothing here was measured on a GPU.
 
 The first column is decided by traces of the model's real code (`benchmarks/results/largest_model.json`), the others by
-the formulas of `autotune/memory/closed_form.py`. Without checkpointing the formulas are {low} to {high} low, because they
-leave out the float32 copies that norms keep. With it they were within 1% of traces in a check by hand, from 13 to 40
-layers.
+the formulas of `autotune/memory/closed_form.py`. Without checkpointing the formulas are {low} to {high} low, because
+they leave out the float32 copies that norms keep. With it they were within 1% of traces in a check by hand, from 13 to
+40 layers.
 
     python -m benchmarks.largest_model --write docs/largest_model.md    # makes this page, in a second
     python -m benchmarks.largest_model --trace                          # makes its record anew: minutes, no GPU

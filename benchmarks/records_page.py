@@ -123,7 +123,8 @@ def coverage() -> str:
     return block(
         [
             f"{document['traced']} of {len(document['rows'])} causal language models of transformers can be traced "
-            f"({document['share']:.0%}). Not: {', '.join(failed)}. What trains all the same is probed without predictions.",
+            f"({document['share']:.0%}). Not: {', '.join(failed)}. What trains all the same is probed without "
+            "predictions.",
             source(document),
         ]
     )

@@ -35,7 +35,8 @@ _MALLOC = {
 }
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 """Fresh mappings cost a page fault for each page. Transparent huge pages make these fewer; a step still takes
-longer than with malloc's defaults, nearly twice as long where it was measured (docs/log.md). Older C libraries ignore it."""
+longer than with malloc's defaults, nearly twice as long where it was measured (docs/log.md). Older C libraries ignore
+them."""
 
 _WAIT_POLICY = "OMP_WAIT_POLICY"
 """Threads that wait for each other sleep instead of spinning. Measured (GPT-2, one sequence of 256, 2 cores): with
