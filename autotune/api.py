@@ -15,10 +15,10 @@ from autotune.models.callable import importable
 from autotune.options import RunOptions
 from autotune.run.best import Best
 from autotune.run.callbacks import RunCallbacks
-from autotune.run.events import Record
 from autotune.run.folder import find_run, load_spec, new_run
 from autotune.run.journal import read_record
 from autotune.run.paths import RunPaths
+from autotune.run.record import Record
 from autotune.specs import RunSpec
 
 

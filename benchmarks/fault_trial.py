@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from autotune.run.best import Best
-from autotune.run.events import Entry, Finished, Inspected, ProofStarted, Record, Started
+from autotune.run.events import Entry, Finished, Inspected, ProofStarted, Started
 from autotune.run.journal import read_record
 from autotune.run.paths import RunPaths
+from autotune.run.record import Record
 from autotune.techniques.families import title as title_of
 from autotune.trial import ProofFinished
 from benchmarks.fault_tuner import Hooks, Kind, Tuner, finish, is_lost, make_run, remaining, start

@@ -21,11 +21,11 @@ from autotune.reporting.tables import (
     winner_panel,
 )
 from autotune.run.best import Best
-from autotune.run.events import Record
 from autotune.run.folder import load_spec
 from autotune.run.journal import holder, read_record
 from autotune.run.paths import RunPaths
 from autotune.run.proof import after_proofs
+from autotune.run.record import Record
 from autotune.run.under_way import under_way
 from autotune.search.context import SearchContext
 from autotune.search.drift import drift_of

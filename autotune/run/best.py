@@ -33,7 +33,7 @@ from autotune.outcome import (
     StepTiming,
     Stress,
 )
-from autotune.run.events import Unknown
+from autotune.run.record import Unknown
 from autotune.specs import ModelFacts, ModelSpec
 from autotune.units import format_bytes
 from autotune.user_files import parse_yaml, read_text, require_kind, user_path

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from autotune.errors import AutotuneError, InputError, ModelError, NothingFits, NothingTrained, ProbeError
 from autotune.outcome import Crash, Lost, Ok, Oom, Outcome, Timeout, Unsupported
-from autotune.run.events import Cause, Unknown
+from autotune.run.events import Cause
+from autotune.run.record import Unknown
 from autotune.search.context import SearchContext
 from autotune.search.selection import missing
 from autotune.search.strategy import Done

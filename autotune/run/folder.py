@@ -19,9 +19,10 @@ from autotune.errors import InputError, nearest
 from autotune.models.function import code_digest
 from autotune.printable import quoted
 from autotune.probe.folder import write_atomically
-from autotune.run.events import Asked, Record, Started
+from autotune.run.events import Asked, Started
 from autotune.run.journal import read_record
 from autotune.run.paths import RunPaths
+from autotune.run.record import Record
 from autotune.specs import ModelSpec, RunSpec
 from autotune.user_files import parse_yaml, read_text, require_kind, user_path
 

@@ -23,8 +23,9 @@ from pydantic import ValidationError
 
 from autotune.errors import InputError, JournalError, NoDiskSpace
 from autotune.interruption import interruption, name_of, shielded
-from autotune.run.events import ENTRY, Entry, Interrupted, Record, Work
+from autotune.run.events import ENTRY, Entry, Interrupted, Work
 from autotune.run.order import Order
+from autotune.run.record import Record
 from autotune.units import MIB
 from autotune.user_files import read_bytes
 

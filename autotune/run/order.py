@@ -12,11 +12,11 @@ from autotune.run.events import (
     Interrupted,
     Opened,
     ProofStarted,
-    Record,
     Retried,
     Searched,
     Started,
 )
+from autotune.run.record import Record
 from autotune.trial import TRIES, ProofFinished
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from autotune.run.events import Asked, Opened, ProofStarted, Record, Started
+from autotune.run.events import Asked, Opened, ProofStarted, Started
+from autotune.run.record import Record
 from autotune.techniques.families import title as title_of
 from autotune.units import format_duration
 

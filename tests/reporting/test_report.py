@@ -17,10 +17,11 @@ from autotune.outcome import Unsupported
 from autotune.reporting.document import document, print_report
 from autotune.reporting.live import Terminal
 from autotune.reporting.tables import path_lines
-from autotune.run.events import Asked, Inspected, Opened, ProofStarted, Record, Started
+from autotune.run.events import Asked, Inspected, Opened, ProofStarted, Started
 from autotune.run.folder import find_run, new_run
 from autotune.run.journal import Journal, holder, now, read_record
 from autotune.run.loop import tune
+from autotune.run.record import Record
 from autotune.run.under_way import under_way
 from autotune.search.path import Step
 from autotune.search.shipped import load_space

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from autotune.candidate import Candidate
 from autotune.outcome import Lost
-from autotune.run.events import Finished, Record, Started
+from autotune.run.events import Finished, Started
+from autotune.run.record import Record
 from autotune.testing.arithmetic import ok
 from benchmarks.fault_soak import soak
 from benchmarks.fault_trial import Trial, repeated, undisturbed
