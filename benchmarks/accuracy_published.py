@@ -84,7 +84,7 @@ EXPRESSED: dict[str, Expressed] = {
 def trace_published(row: Expressed, seq_len: int, ranks: int) -> str:
     """Trace a row's training in this process, which must be fresh; return it, or `!` and why there is none."""
     from autotune.worker.build import model_init
-    from autotune.worker.model import BuiltModel
+    from autotune.worker.built_model import BuiltModel
     from autotune.worker.tracing.trace import CannotTrace, trace
     from benchmarks import published_litgpt, published_models, published_titan
 

@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.candidate import Candidate
+from autotune.confidence import t_quantile
 from autotune.devices.find import find, resolve_device
 from autotune.errors import AutotuneError
 from autotune.executors.local import LocalExecutor
@@ -40,7 +41,6 @@ from autotune.search.context import SearchContext
 from autotune.search.drift import FLOOR, drift_of
 from autotune.search.shipped import load_space
 from autotune.specs import DeviceSpec, GlobalBatch, Goal
-from autotune.student import quantile
 from autotune.trial import Trial
 from autotune.worker.measuring.statistics import TRIMMED, summarize
 from benchmarks.recording import RESULTS, record
@@ -115,7 +115,7 @@ def refused(row: dict[str, Any], target: float, with_intervals: bool) -> bool:
 def spread(ratios: Sequence[float]) -> float:
     """Return the half-width of the 95% interval of one measurement, as a share, from ratios of two."""
     variance = statistics.fmean(math.log(ratio) ** 2 for ratio in ratios) / 2
-    return quantile(len(ratios)) * math.sqrt(variance)
+    return t_quantile(len(ratios)) * math.sqrt(variance)
 
 
 def main() -> int:

@@ -9,7 +9,8 @@ from torch import nn
 
 from autotune.errors import InputError
 from autotune.specs import ModelSpec
-from autotune.worker.model import build_model, loss_of
+from autotune.worker.built_model import loss_of
+from autotune.worker.model import build_model
 from tests.data.families import FAMILIES, POSITIONS
 from tests.data.requests import OWN, family
 

@@ -19,11 +19,11 @@ from autotune.techniques.sharding import IN_SHARDS, REPLICATED
 from autotune.worker.build.context import Draft
 from autotune.worker.build.make_optimizer import maker_of, optimizer_of
 from autotune.worker.build.model_init import construct, cut
+from autotune.worker.built_model import loss_of
 from autotune.worker.configuration import width
 from autotune.worker.data.packing import check_packing
 from autotune.worker.data.synthetic import feed, is_traced, rows_shorter, target_counter, text_symbols
 from autotune.worker.errors import CannotRun
-from autotune.worker.model import loss_of
 from autotune.worker.techniques.activation_offload import ActivationOffload
 from autotune.worker.techniques.checkpointing import checkpoint_blocks
 from autotune.worker.techniques.chunked_loss import chunk_loss

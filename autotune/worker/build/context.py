@@ -12,7 +12,7 @@ from torch import nn
 
 from autotune.probe.protocol import ProbeRequest
 from autotune.worker.blocks import Blocks
-from autotune.worker.model import BuiltModel
+from autotune.worker.built_model import BuiltModel
 from autotune.worker.techniques.gradient_offload import HostGradients
 from autotune.worker.techniques.loss_scaling import ScaledOptimizer
 from autotune.worker.techniques.mapped_files import MappedFiles

@@ -13,12 +13,13 @@ from torch import nn
 from autotune.probe.protocol import ProbeRequest
 from autotune.specs import ModelFacts
 from autotune.worker.blocks import find_blocks
+from autotune.worker.built_model import BuiltModel, loss_of
 from autotune.worker.configuration import experts_of, layers_of, width
 from autotune.worker.data.batch_check import check_collated, check_made
 from autotune.worker.errors import CannotRun
 from autotune.worker.experts import parameter_count, shared_rows
 from autotune.worker.measuring.phases import Phases
-from autotune.worker.model import BuiltModel, build_model, loss_of
+from autotune.worker.model import build_model
 from autotune.worker.techniques.sharding.tensor_plan import divided_numbers, tensor_plan
 
 SIZES = (2, 3)

@@ -10,9 +10,10 @@ import torch
 from autotune.techniques.sharding import IN_SHARDS
 from autotune.worker.blocks import find_blocks
 from autotune.worker.build.context import Draft
+from autotune.worker.built_model import BuiltModel
 from autotune.worker.errors import CannotRun
 from autotune.worker.experts import inseparable, shared_rows
-from autotune.worker.model import BuiltModel, build_model, gather
+from autotune.worker.model import build_model, gather
 from autotune.worker.techniques.mapped_files import MappedFiles, host_is_short, parameters_in
 from autotune.worker.techniques.precision import born_in, cast_inputs, cast_parameter
 

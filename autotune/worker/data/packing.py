@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from autotune.lengths import Row
+from autotune.worker.built_model import BuiltModel
 from autotune.worker.errors import CannotRun
-from autotune.worker.model import BuiltModel
 
 IGNORED = -100
 """The label that transformers and torch leave out of the loss."""

@@ -15,11 +15,11 @@ from autotune.errors import ModelError
 from autotune.lengths import Lengths
 from autotune.probe.protocol import ProbeRequest
 from autotune.techniques.data import unpaddable
+from autotune.worker.built_model import BuiltModel, MakeBatch, image_size
 from autotune.worker.data.batch_check import check_made
 from autotune.worker.data.loading import Loader
 from autotune.worker.data.packing import IGNORED, rows_of
 from autotune.worker.errors import CannotRun
-from autotune.worker.model import BuiltModel, MakeBatch, image_size
 from autotune.worker.training import Batch, Ranks
 
 SYMBOLS = 8

@@ -6,8 +6,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from autotune.confidence import t_quantile
 from autotune.outcome import Sample, StepTiming
-from autotune.student import quantile
 from autotune.worker.measuring.steps import StepTimes
 
 ENOUGH = 0.03
@@ -33,7 +33,7 @@ def summarize(values: Sequence[float], trimmed: float = 0.0) -> Sample:
     kept = sorted(values)[out : count - out]
     winsorized = [*[kept[0]] * out, *kept, *[kept[-1]] * out]
     error = statistics.stdev(winsorized) / ((1 - 2 * out / count) * math.sqrt(count))
-    return Sample(mean=statistics.fmean(kept), half_width=quantile(len(kept) - 1) * error, count=count)
+    return Sample(mean=statistics.fmean(kept), half_width=t_quantile(len(kept) - 1) * error, count=count)
 
 
 def timing(samples: Sequence[StepTimes], trimmed: float = 0.0) -> StepTiming:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autotune.worker.built_model import BuiltModel
 from autotune.worker.data.packing import IGNORED
 from autotune.worker.errors import CannotRun
-from autotune.worker.model import BuiltModel
 
 CHUNKS = 16
 """Chunks that a sequence is cut into: logits shrink to a sixteenth, while 1024 positions still give matrices of 64 rows

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import torch
 
 from autotune.environment import how_to_install
+from autotune.worker.built_model import BuiltModel
 from autotune.worker.errors import CannotRun
-from autotune.worker.model import BuiltModel
 
 
 @contextmanager

@@ -26,8 +26,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from autotune.techniques.sharding import indivisible
+from autotune.worker.built_model import BuiltModel
 from autotune.worker.errors import CannotRun
-from autotune.worker.model import BuiltModel
 from autotune.worker.techniques.sharding.rank0_init import Rank0Weights
 from autotune.worker.techniques.sharding.tensor_plan import COLUMNS, SUMMED, divided_numbers, tensor_plan
 
