@@ -1,4 +1,4 @@
-"""Quantiles of Student's t distribution, for intervals from few repetitions."""
+"""Confidence intervals from few repetitions: quantiles of Student's t distribution."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _T = (
 """Two-sided 95% quantiles for 1 to 30 degrees of freedom (NIST/SEMATECH e-Handbook, 1.3.6.7.2)."""
 
 
-def quantile(degrees: int) -> float:
+def t_quantile(degrees: int) -> float:
     """Return the two-sided 95% quantile; above 30 degrees of freedom that of 30, which is slightly too wide."""
     assert degrees >= 1
     return _T[min(degrees, len(_T)) - 1]

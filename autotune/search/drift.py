@@ -12,9 +12,9 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
+from autotune.confidence import t_quantile
 from autotune.outcome import Drift, Ok
 from autotune.search.context import SearchContext
-from autotune.student import quantile
 from autotune.trial import History, ProofFinished
 
 FLOOR = 0.02
@@ -45,8 +45,8 @@ def drift_of(history: History, proofs: Iterable[ProofFinished], context: SearchC
             repeats.append(math.log(again / first) ** 2 / 2)
     count = PRIOR_WEIGHT + len(halves) + len(repeats)
     seen = max(0.0, math.fsum(halves)) + math.fsum(repeats)
-    deviation = math.sqrt((PRIOR_WEIGHT * (FLOOR / quantile(PRIOR_WEIGHT)) ** 2 + seen) / count)
-    share = max(FLOOR, quantile(count) * deviation)
+    deviation = math.sqrt((PRIOR_WEIGHT * (FLOOR / t_quantile(PRIOR_WEIGHT)) ** 2 + seen) / count)
+    share = max(FLOOR, t_quantile(count) * deviation)
     return Drift(share=share, floor=FLOOR, halves=len(halves), repeats=len(repeats))
 
 

@@ -28,9 +28,9 @@ from autotune.search.shipped import load_space
 from autotune.testing.arithmetic import Arithmetic
 from tests.configurations import make_best
 from tests.fakes.executor import ArithmeticExecutor
+from tests.fakes.runs import make_spec
 from tests.fuzz.mutations import files, lines, odd, texts
 from tests.fuzz.surface import Ended, command
-from tests.run.test_loop import make_spec
 
 RUN = (
     "run",

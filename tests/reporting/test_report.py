@@ -29,7 +29,7 @@ from autotune.search.strategy import Try
 from autotune.techniques.families import title as title_of
 from autotune.testing.arithmetic import Arithmetic
 from tests.fakes.executor import FACTS, ArithmeticExecutor, crash
-from tests.run.test_loop import make_spec
+from tests.fakes.runs import make_spec
 
 START = Opened(version="0", site=ArithmeticExecutor(Arithmetic(budget=1000)).describe(), time=now())
 PROBE = Started(number=1, candidate=Candidate(), node="start", why="start of the graph", time=now())

@@ -22,7 +22,7 @@ from autotune.specs import DeviceFacts, DeviceSpec
 from autotune.techniques.check import this_machine
 from autotune.testing.arithmetic import Arithmetic, ok
 from tests.fakes.executor import FACTS, ArithmeticExecutor, crash
-from tests.run.test_loop import make_spec
+from tests.fakes.runs import make_spec
 
 THERE = MachineFacts(
     packages={"autotune": "0.1.0", "torch": "9.9.9", "transformers": "8.8.8", "flash-attn": "2.8"},

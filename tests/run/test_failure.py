@@ -15,7 +15,7 @@ from autotune.run.journal import read_record
 from autotune.run.loop import tune
 from autotune.testing.arithmetic import Arithmetic
 from tests.fakes.executor import ArithmeticExecutor
-from tests.run.test_loop import make_spec
+from tests.fakes.runs import make_spec
 
 LADDER = (
     "name: mine\ndescription: two types\naxes: {precision: [bf16, fp16]}\ngraph:\n  start: bf16\n  nodes:\n"

@@ -13,7 +13,7 @@ from autotune.run.folder import create_run, find_run, load_spec
 from autotune.run.loop import tune
 from autotune.testing.arithmetic import Arithmetic
 from tests.fakes.executor import ArithmeticExecutor
-from tests.run.test_loop import make_spec
+from tests.fakes.runs import make_spec
 
 
 def test_the_newest_run_is_the_last_though_clocks_were_set_to_another_time_zone(

@@ -4,50 +4,27 @@ from __future__ import annotations
 
 import io
 import json
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from autotune.candidate import Candidate
-from autotune.errors import InputError, ModelError, NoDiskSpace, NothingFits, NothingProven, ProbeError
-from autotune.options import Limits
-from autotune.outcome import Ok, Oom, Timeout, Unsupported
+from autotune.errors import InputError, ModelError, NoDiskSpace, NothingFits, ProbeError
+from autotune.outcome import Timeout, Unsupported
 from autotune.probe.protocol import Inspection
 from autotune.reporting.document import document, drawing, print_report
 from autotune.run.best import Best
 from autotune.run.folder import create_run, load_spec
 from autotune.run.journal import Journal, read_record
 from autotune.run.loop import tune
-from autotune.run.paths import RunPaths
 from autotune.run.preflight import Preflight
-from autotune.run.proof import proof_request
 from autotune.search.context import SearchContext
-from autotune.search.drift import FLOOR
 from autotune.search.shipped import load_space
-from autotune.specs import DeviceSpec, Goal, ModelSpec, RunSpec
-from autotune.techniques.families import title as title_of
-from autotune.testing.arithmetic import Arithmetic, ok, timeline
-from autotune.tracing.client import Trace
-from autotune.units import MIB
-from tests.fakes.executor import FACTS, ArithmeticExecutor, crash, slower
+from autotune.specs import Goal
+from autotune.testing.arithmetic import Arithmetic
+from tests.fakes.executor import FACTS, ArithmeticExecutor, crash
+from tests.fakes.runs import make_spec, start
 from tests.search.test_space import DEFAULT
-
-
-def make_spec(space_text: str = DEFAULT, **limits) -> RunSpec:
-    from autotune.search.space import Space
-
-    return RunSpec(
-        model=ModelSpec(name="made", source="config", config={}), device=DeviceSpec.parse("cpu:1GiB"),
-        goal=Goal(target="6400", seq_len=100, headroom=0.0),
-        space=Space.parse(space_text, "default").model_dump(mode="json"), limits=Limits(**limits),
-    )  # fmt: skip
-
-
-def start(tmp_path: Path, executor: ArithmeticExecutor, **limits) -> tuple[Best, RunPaths]:
-    spec = make_spec(**limits)
-    paths = create_run(spec, tmp_path)
-    return tune(spec, paths, executor), paths
 
 
 def test_a_run_ends_with_a_proven_winner_and_its_file(tmp_path):
@@ -106,106 +83,6 @@ def test_a_model_that_cannot_be_cut_is_not_launched_to_find_out(tmp_path):
     assert [trial.candidate.tensor_parallel for trial in refused] == [2]
     assert "num_key_value_heads (3)" in refused[0].outcome.reason
     assert all(candidate.tensor_parallel == 1 for _, candidate in executor.launched)
-
-
-def test_a_proof_that_fails_hands_over_to_the_next_best(tmp_path):
-    executor = ArithmeticExecutor(Arithmetic(budget=1000))
-    first = Candidate(micro_batch=11)
-    executor.proofs[first] = Oom(phase="evaluation")
-    best, paths = start(tmp_path, executor)
-    assert best.candidate != first
-    assert [proof.passed for proof in read_record(paths.journal).proofs] == [False, True]
-
-
-def test_a_proof_that_is_much_slower_loses_to_the_next_best(tmp_path):
-    executor = ArithmeticExecutor(Arithmetic(budget=1000))
-    first = Candidate(micro_batch=11)
-    executor.proofs[first] = slower(executor.device.outcome(first), 1.5)
-    best, paths = start(tmp_path, executor)
-    proofs = read_record(paths.journal).proofs
-    assert [proof.passed for proof in proofs] == [False, True]
-    assert proofs[0].failed == ("tokens per second",)
-    assert best.candidate != first
-
-
-def test_a_slower_proof_corrects_the_record_and_what_is_still_fastest_is_proven_again(tmp_path):
-    # A device whose larger micro-batches pay so well that even 7% slower is faster than any other.
-    device = Arithmetic(budget=1000, overhead=1.0, checkpointed=50)
-    executor = ArithmeticExecutor(device)
-    first = Candidate(micro_batch=11)
-    recorded = device.outcome(first)
-    executor.proofs[first] = slower(recorded, 1.07)
-    best, paths = start(tmp_path, executor, speed_tolerance=0.02)
-    assert [(proof.number, proof.passed) for proof in read_record(paths.journal).proofs] == [
-        (6, False),
-        (6, True),
-    ]
-    assert best.candidate == first
-    assert best.timing == slower(recorded, 1.07).timing
-
-
-def test_best_yaml_promises_what_its_proof_measured_and_says_what_it_is_not_told_from(tmp_path):
-    executor = ArithmeticExecutor(Arithmetic(budget=1000))
-    first = Candidate(micro_batch=11)
-    recorded = executor.device.outcome(first)
-    executor.proofs[first] = slower(recorded, 1.08)
-    best, paths = start(tmp_path, executor)
-    assert best.candidate == first
-    assert best.timing == slower(recorded, 1.08).timing
-    (check,) = [check for check in best.proof.checks if check.name == "tokens per second"]
-    assert best.tokens_per_second == check.proven < check.recorded
-    assert best.drift.repeats == 1
-    # A probe and its proof 8% apart: what is 3% ahead of it now may be no faster.
-    assert best.chosen_by == "proof"
-    assert Candidate(micro_batch=8) in [other.candidate for other in best.alternatives]
-    assert Best.read(paths.best) == best
-    with (tmp_path / "report.txt").open("w") as file:
-        print_report(paths, Console(file=file, width=200))
-    text = (tmp_path / "report.txt").read_text()
-    assert "not distinguishable by speed from" in text
-    assert "chosen for its proof, which held" in text
-    assert "micro-batch 8: not distinguishable (measured" in text
-
-
-def test_a_faster_proof_holds(tmp_path):
-    executor = ArithmeticExecutor(Arithmetic(budget=1000))
-    first = Candidate(micro_batch=11)
-    executor.proofs[first] = slower(executor.device.outcome(first), 0.5)
-    best, _ = start(tmp_path, executor)
-    assert best.candidate == first
-
-
-@pytest.mark.parametrize(
-    ("outcome", "said"),
-    [
-        (ok(8 << 20, budget=1000), "peak memory"),  # beyond what a processor's peaks differ by
-        (ok(950, budget=1000).model_copy(update={"losses": (2.0, 3.0)}), "loss did not fall"),
-    ],
-)
-def test_each_check_of_the_proof_can_fail(tmp_path, outcome, said):
-    executor = ArithmeticExecutor(Arithmetic(budget=1000))
-    first = Candidate(micro_batch=11)
-    recorded = executor.device.outcome(first)
-    assert isinstance(recorded, Ok)
-    executor.proofs[first] = outcome.model_copy(update={"timing": recorded.timing})
-    _, paths = start(tmp_path, executor, memory_tolerance=0.04)
-    assert said in read_record(paths.journal).proofs[0].why
-
-
-def test_when_no_proof_holds_the_run_says_so(tmp_path):
-    executor = ArithmeticExecutor(Arithmetic(budget=1000))
-    executor.device = Arithmetic(budget=1000)
-    original = executor.run
-
-    def failing(request, folder, **rest):
-        finding = original(request, folder, **rest)
-        if request.kind == "prove":
-            return finding.model_copy(update={"answer": Oom(phase="save")})
-        return finding
-
-    executor.run = failing
-    with pytest.raises(NothingProven, match="none held when relaunched"):
-        start(tmp_path, executor)
 
 
 def test_a_bug_in_the_model_stops_the_run_with_its_traceback(tmp_path):
@@ -485,114 +362,3 @@ def test_what_a_killed_tuner_left_on_the_disk_is_removed(tmp_path):
     left.write_bytes(b"many GiB")
     tune(spec, paths, ArithmeticExecutor(Arithmetic(budget=1000)))
     assert not left.exists()
-
-
-class ArithmeticTracer:
-    """Hands out the timelines of an arithmetic device, but for rungs that it is told to refuse."""
-
-    def __init__(self, device: Arithmetic, untraceable: str = "") -> None:
-        self.device = device
-        self.untraceable = untraceable
-        self.traced: list[Candidate] = []
-
-    def trace(self, request, folder, *, timeout, on_progress=None) -> dict[Candidate, Trace]:
-        assert request.kind == "trace"
-        if not request.evaluation:
-            self.traced.append(request.candidate.rung())
-        if title_of(request.candidate.rung()) == self.untraceable:
-            return {request.candidate: Trace(None, "operator x needs values; probe it instead", 1.0)}
-        return {request.candidate: Trace(timeline(self.device, request.candidate), seconds=1.0)}
-
-
-BIG = Arithmetic(budget=1000).in_units(16 * MIB)
-
-
-def foreseen(tmp_path, executor=None, tracer=None, **spec) -> tuple[Best, RunPaths, ArithmeticTracer]:
-    tracer = tracer or ArithmeticTracer(BIG)
-    made = make_spec().model_copy(update=spec)
-    paths = create_run(made, tmp_path)
-    return tune(made, paths, executor or ArithmeticExecutor(BIG), tracer=tracer), paths, tracer
-
-
-def test_the_memory_model_finds_the_same_winner_with_fewer_probes(tmp_path):
-    best, paths, tracer = foreseen(tmp_path)
-    blind = ArithmeticExecutor(BIG)
-    expected, _ = start(tmp_path / "blind", blind)
-    assert best.candidate == expected.candidate
-    record = read_record(paths.journal)
-    assert len(record.history) < len([kind for kind, _ in blind.launched if kind == "train"])
-    assert not [trial for trial in record.history if isinstance(trial.outcome, Oom)]
-    assert tracer.traced == [Candidate(), Candidate(checkpointing="full")]
-    assert [entry.candidate.micro_batch for entry in record.skipped] == [13, 64]
-    assert record.path[-1].node == "grow_checkpointed"
-
-
-def test_the_micro_batch_for_evaluation_is_predicted_and_handed_to_the_proof(tmp_path):
-    best, paths, _ = foreseen(tmp_path)
-    size, trained = best.evaluation_micro_batch, best.candidate.micro_batch
-    assert trained < size < 16 * trained
-    assert proof_request(best, 1.0).evaluation_micro_batch == size
-    assert Best.read(paths.best).evaluation_micro_batch == size
-    made = timeline(BIG, best.candidate)
-    usable = BIG.budget * (1 - best.headroom)
-    assert made.evaluated(trained, size) <= usable
-    assert made.evaluated(trained, 2 * size) > usable
-    blind, *_ = foreseen(tmp_path / "blind", predict=False)
-    assert blind.evaluation_micro_batch is None
-
-
-def test_every_probe_carries_its_prediction_and_is_measured_against_it(tmp_path):
-    _, paths, _ = foreseen(tmp_path)
-    for trial in read_record(paths.journal).history:
-        assert trial.prediction.low <= trial.outcome.memory.peak() <= trial.prediction.high
-        assert abs(trial.error()) < 0.02
-
-
-def test_without_prediction_nothing_is_traced(tmp_path):
-    _, paths, tracer = foreseen(tmp_path, predict=False)
-    assert tracer.traced == []
-    record = read_record(paths.journal)
-    assert record.skipped == ()
-    assert all(trial.prediction is None for trial in record.history)
-
-
-def test_a_rung_that_cannot_be_traced_is_probed_and_not_traced_again(tmp_path):
-    tracer = ArithmeticTracer(BIG, untraceable="bf16")
-    best, paths, _ = foreseen(tmp_path, tracer=tracer)
-    assert best.candidate == Candidate(micro_batch=11)
-    assert tracer.traced.count(Candidate()) == 1
-    record = read_record(paths.journal)
-    assert record.traced[0].reason.startswith("operator x")
-    assert record.history[0].prediction is None
-    assert Oom in {type(trial.outcome) for trial in record.history}
-
-
-def test_a_resumed_run_foresees_what_it_foresaw(tmp_path):
-    whole, paths, _ = foreseen(tmp_path / "whole")
-    lines = paths.journal.read_text().splitlines()
-    for count in range(2, len(lines)):
-        made = make_spec()
-        cut = create_run(made, tmp_path / str(count))
-        cut.journal.write_text("\n".join(lines[:count]) + "\n")
-        tracer = ArithmeticTracer(BIG)
-        best = tune(made, cut, ArithmeticExecutor(BIG), tracer=tracer)
-        assert best.candidate == whole.candidate
-        ours, theirs = read_record(cut.journal), read_record(paths.journal)
-        assert [trial.candidate for trial in ours.history] == [trial.candidate for trial in theirs.history]
-        assert [entry.candidate for entry in ours.skipped] == [entry.candidate for entry in theirs.skipped]
-
-
-def test_a_report_shows_predictions_and_what_was_passed_over(tmp_path):
-    _, paths, _ = foreseen(tmp_path)
-    with (tmp_path / "report.txt").open("w") as file:
-        print_report(paths, Console(file=file, width=160))
-    text = (tmp_path / "report.txt").read_text()
-    assert "predicted" in text
-    assert "7.04 GiB +0.1%" in text  # the heap, which arithmetic has none of
-    assert "bf16, micro-batch 13: passed over, predicted 16." in text
-    said = document(paths)
-    assert [entry["candidate"]["micro_batch"] for entry in said["skipped"]] == [13, 64]
-    assert abs(said["trials"][0]["prediction_error"]) < 0.02
-    speed, interval = (said["trials"][0][f"tokens_per_second{end}"] for end in ("", "_interval"))
-    assert interval > FLOOR * speed, "its own steps' spread, and the drift"
-    assert said["path"][1] == ["grow", "oom", "predicted"]

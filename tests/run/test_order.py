@@ -27,8 +27,8 @@ from autotune.run.order import Order
 from autotune.run.paths import RunPaths
 from autotune.testing.arithmetic import Arithmetic
 from tests.fakes.executor import ArithmeticExecutor
+from tests.fakes.runs import BIG, ArithmeticTracer, make_spec
 from tests.fakes.stopping import Killed, at, ending
-from tests.run.test_loop import BIG, ArithmeticTracer, make_spec
 
 SPEC = make_spec()
 QUICK = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))

@@ -23,7 +23,7 @@ from autotune.run.verify import verify
 from autotune.specs import DeviceSpec
 from autotune.testing.arithmetic import Arithmetic
 from tests.fakes.executor import ArithmeticExecutor, slower
-from tests.run.test_loop import make_spec
+from tests.fakes.runs import make_spec
 
 
 class Recording(ArithmeticExecutor):

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from autotune.candidate import Candidate
+from autotune.confidence import t_quantile
 from autotune.search.drift import FLOOR, PRIOR_WEIGHT, drift_of
-from autotune.student import quantile
 from autotune.testing.arithmetic import ok
 from autotune.trial import ProofFinished, Trial
 
@@ -40,10 +40,10 @@ def test_halves_that_differ_widen_it_and_a_noisy_step_beside_steady_ones_less_so
 def test_a_proof_that_differs_from_its_probe_widens_it(context):
     history = (trial(1, ok(500, micro=0.1, step=0.0)),)
     drift = drift_of(history, (proof(1, ok(500, micro=0.2, step=0.0)),), context())
-    variance = (PRIOR_WEIGHT * (FLOOR / quantile(PRIOR_WEIGHT)) ** 2 + math.log(2) ** 2 / 2) / (
+    variance = (PRIOR_WEIGHT * (FLOOR / t_quantile(PRIOR_WEIGHT)) ** 2 + math.log(2) ** 2 / 2) / (
         PRIOR_WEIGHT + 1
     )
-    assert drift.share == pytest.approx(quantile(PRIOR_WEIGHT + 1) * math.sqrt(variance))
+    assert drift.share == pytest.approx(t_quantile(PRIOR_WEIGHT + 1) * math.sqrt(variance))
     assert drift.repeats == 1
     same = drift_of(history, (proof(1, ok(500, micro=0.1, step=0.0)),), context())
     assert same.share == FLOOR

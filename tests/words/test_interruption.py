@@ -20,8 +20,8 @@ from autotune.run.loop import tune
 from autotune.run.paths import RunPaths
 from autotune.testing.arithmetic import Arithmetic
 from tests.fakes.executor import ArithmeticExecutor
+from tests.fakes.runs import make_spec
 from tests.fakes.stopping import Killed, Place, at, ending, like
-from tests.run.test_loop import make_spec
 
 SPEC = make_spec()
 
