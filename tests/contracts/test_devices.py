@@ -163,6 +163,32 @@ def test_cpu_memory_follows_what_is_allocated() -> None:
     assert kept > 0.8 * full  # malloc's defaults keep the holes, so the test above can fail
 
 
+def test_memory_stops_growing_with_rows_of_ever_new_lengths() -> None:
+    program = (
+        "import resource, torch\n"
+        "def rss(): return int(open('/proc/self/statm').read().split()[1]) * resource.getpagesize()\n"
+        "model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(12)))\n"
+        "def step(rows):\n"
+        "    with torch.autocast('cpu', torch.bfloat16): loss = model(torch.ones(rows, 256)).sum()\n"
+        "    loss.backward()\n"
+        "for rows in (512, *range(32, 192, 16)): step(rows)\n"
+        "before = rss()\n"
+        "for rows in range(200, 520, 8): step(rows)\n"
+        "print(rss() - before)"
+    )
+
+    def grown(variables: dict[str, str]) -> int:
+        run = subprocess.run(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, check=True,
+            env={**os.environ, **CpuDevice(GIB).environment(Candidate()), **variables},
+        )  # fmt: skip
+        return int(run.stdout)
+
+    bounded = grown({})
+    unbounded = grown({"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1024", "LRU_CACHE_CAPACITY": "1024"})
+    assert bounded < 8 * MIB < 4 * 8 * MIB < unbounded
+
+
 def test_the_users_tunables_are_kept_and_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
     variables = CpuDevice(GIB).environment(Candidate())

@@ -1,9 +1,9 @@
 """What training meets later and the steps of a probe do not: rows of every length, and experts that all tokens take.
 
 Memory of a caching allocator falls to pieces when sizes change: a block that a short row took is too small for a long
-one, and what is left of a large block is lost to it. So lengths are drawn anew for every micro-step, with the longest
-between them. And random weights spread tokens evenly over experts, which trained ones do not: so all tokens take the
-same experts, in every layer.
+one, and what is left of a large block is lost to it; and a processor keeps kernels for each shape. So lengths are drawn
+anew for every micro-step, with the longest between them. And random weights spread tokens evenly over experts, which
+trained ones do not: so all tokens take the same experts, in every layer.
 
 Both run on all ranks alike, with the same lengths. Their losses and times are of nothing that is recorded.
 """
@@ -34,9 +34,6 @@ LONGEST_EVERY = 4
 """One micro-step in so many has the longest rows: they ask for the large blocks that shorter ones have cut up."""
 SHORTEST_SHARE = 8
 """The shortest rows have an eighth of the longest ones' tokens."""
-SHORTER_ON_CPU = 1
-"""Lengths beside the longest on a processor. Its memory has no cache of blocks to fall to pieces, while oneDNN keeps
-kernels for every new shape under bf16: 10 to 20 MiB a length for two layers, up to 1,024 kernels (docs/log.md)."""
 ALIGNED = 16
 """fp8 multiplies matrices whose sides are multiples of this."""
 
@@ -102,8 +99,7 @@ def _shuffled(request: ProbeRequest, stepper: Stepper, micro_steps: int, deadlin
         stepper.draw = _alternating(stepper)
         return _until(stepper, micro_steps, deadline)
     multiple = ALIGNED if request.candidate.precision == "fp8" else 1
-    distinct = SHORTER_ON_CPU if training.device.type == "cpu" else None
-    lengths = shuffled(request.seq_len, request.seed, multiple, distinct)
+    lengths = shuffled(request.seq_len, request.seed, multiple)
     shorter = training.shorter
     assert shorter is not None, "asked for only where there is one"
     tokens = 0
@@ -127,21 +123,13 @@ def _shuffled(request: ProbeRequest, stepper: Stepper, micro_steps: int, deadlin
         raise _NoShorter(f"rows of {tokens} tokens fail: {type(error).__name__}: {first}") from error
 
 
-def shuffled(longest: int, seed: int, multiple: int = 1, distinct: int | None = None) -> Iterator[int]:
-    """Yield lengths up to the longest, without end: drawn evenly, and every fourth the longest itself.
-
-    They are of a `multiple`, and at most so many `distinct` ones beside the longest; None sets no limit.
-    """
+def shuffled(longest: int, seed: int, multiple: int = 1) -> Iterator[int]:
+    """Yield lengths of a `multiple` up to the longest, drawn evenly without end; every fourth is the longest itself."""
     drawn = random.Random(seed)
     least = min(longest, max(2, longest // SHORTEST_SHARE))
-
-    def draw() -> int:
-        return min(longest, -(-drawn.randint(least, longest) // multiple) * multiple)
-
-    few = None if distinct is None else [draw() for _ in range(distinct)]
     while True:
-        for place in range(LONGEST_EVERY - 1):
-            yield draw() if few is None else few[place % len(few)]
+        for _ in range(LONGEST_EVERY - 1):
+            yield min(longest, -(-drawn.randint(least, longest) // multiple) * multiple)
         yield longest
 
 
