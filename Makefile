@@ -3,10 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 APART := $(abspath $(VENV))/apart
+LOWEST := $(abspath $(VENV))/lowest
+VERSIONED := tests/estimation tests/exports tests/memory tests/models tests/numerics tests/tracing tests/worker
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-long check-record test-fast test-stability test-gpu fuzz lint format clean
+.PHONY: run test test-long check-record test-versions test-fast test-stability test-gpu fuzz lint format clean
 
 run: $(VENV)/ready  ## the main job on this machine's CPU, with a real model
 	$(BIN)/autotune run --model gpt2 --seq-len 128 --target-global-batch 8K --device cpu:3GiB \
@@ -26,6 +28,11 @@ test-long: $(APART)/ready  ## the rest that needs no GPU (minutes a file, DeepSp
 
 check-record: $(VENV)/ready  ## whether test-long's record, tests/long_record.json, is of the code as it stands
 	$(BIN)/python -m tests.long_record check
+
+test-versions: $(LOWEST)/ready  ## what builds models, with the lowest transformers promised; wheels for Python 3.12
+	PYTHONPATH=$(LOWEST) $(SIDE_BY_SIDE) -m "not gpu and not alone and not long" $(VERSIONED)
+	$(BIN)/python -m pip install --dry-run --quiet --ignore-installed --only-binary=:all: --python-version 3.12 \
+		--target $(VENV)/3.12 --constraint constraints.txt '.[dev]'
 
 test-fast: $(VENV)/ready  ## without the tests that train for more than a few seconds
 	$(SIDE_BY_SIDE) -m "not gpu and not slow and not alone"
@@ -58,6 +65,12 @@ $(VENV)/ready: pyproject.toml constraints.txt
 $(APART)/ready: $(VENV)/ready
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt --target $(APART) \
 		torchao deepspeed einops hjson msgpack ninja py-cpuinfo
+	touch $@
+
+# Newer versions lie in the environment; what is found first is imported.
+$(LOWEST)/ready: $(VENV)/ready lowest.txt
+	rm -rf $(LOWEST)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(LOWEST) --requirement lowest.txt
 	touch $@
 
 clean:

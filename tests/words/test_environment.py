@@ -12,7 +12,8 @@ from autotune.environment import INSTALLED_AS, how_to_install, lowest
 from autotune.estimation.plot import DRAWN_BY
 from autotune.techniques.families import DECLARED
 
-PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OPTIONAL = sorted(
     {name for axis in DECLARED for value in axis.values.values() for name in value.packages}
     | {*DRAWN_BY.values(), *INSTALLED_AS}
@@ -41,3 +42,9 @@ def test_the_lowest_versions_are_those_of_the_metadata(monkeypatch):
 
     monkeypatch.setattr(environment.metadata, "requires", never_installed)
     assert lowest("torch") is None
+
+
+def test_the_promised_transformers_is_the_one_that_make_test_versions_runs():
+    pins = dict(line.split("==") for line in (ROOT / "lowest.txt").read_text().splitlines() if "==" in line)
+    (bound,) = (entry for entry in PROJECT["dependencies"] if entry.startswith("transformers"))
+    assert pins["transformers"] == bound.removeprefix("transformers>=") + ".0"
