@@ -8,7 +8,7 @@ VERSIONED := tests/estimation tests/exports tests/memory tests/models tests/nume
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-long check-record test-versions test-fast test-stability test-gpu fuzz lint format clean
+.PHONY: run test test-long check-record test-versions coverage test-fast test-stability test-gpu fuzz lint format clean
 
 run: $(VENV)/ready  ## the main job on this machine's CPU, with a real model
 	$(BIN)/autotune run --model gpt2 --seq-len 128 --target-global-batch 8K --device cpu:3GiB \
@@ -33,6 +33,10 @@ test-versions: $(LOWEST)/ready  ## what builds models, with the lowest transform
 	PYTHONPATH=$(LOWEST) $(SIDE_BY_SIDE) -m "not gpu and not alone and not long" $(VERSIONED)
 	$(BIN)/python -m pip install --dry-run --quiet --ignore-installed --only-binary=:all: --python-version 3.12 \
 		--target $(VENV)/3.12 --constraint constraints.txt '.[dev]'
+
+coverage: $(VENV)/ready  ## the lines of autotune that the tests of make test run, workers included
+	rm -rf build/coverage && mkdir -p build/coverage
+	$(SIDE_BY_SIDE) --cov --cov-report=term -m "not gpu and not alone and not long"
 
 test-fast: $(VENV)/ready  ## without the tests that train for more than a few seconds
 	$(SIDE_BY_SIDE) -m "not gpu and not slow and not alone"
