@@ -16,6 +16,7 @@ from autotune.memory.calibration import Calibration, Corrected, Observation, Pri
 from autotune.memory.reserved import allocator_usage
 from autotune.outcome import Breakdown, Ok, Oom, Phase
 from autotune.prediction import Prediction
+from autotune.techniques.sharding import SHARDINGS
 from autotune.timeline.step_events import CATEGORIES
 from autotune.timeline.timeline import Peak, Timeline
 from autotune.trial import History
@@ -62,12 +63,13 @@ class DeviceOverhead:
 
     def held(self, candidate: Candidate) -> int:
         """Return the baseline with what the candidate's groups of ranks and its compiler take beside it."""
-        in_rows = candidate.sharding == "hsdp" or candidate.tensor_parallel > 1
+        within_node = SHARDINGS[candidate.sharding].within_node
+        in_rows = within_node or candidate.tensor_parallel > 1
         if self.kind == "cpu":  # DeepSpeed makes another group of all ranks (`_clone_world_group`)
             groups = GLOO_GROUP * (2 * in_rows + (candidate.engine == "deepspeed"))
             return self.baseline + groups + CPU_COMPILER * (candidate.compile != "none")
         # A communicator is made for the groups that talk, of which all ranks together are then none.
-        two = candidate.sharding == "hsdp" or (candidate.tensor_parallel > 1 and candidate.sharding != "none")
+        two = within_node or (candidate.tensor_parallel > 1 and candidate.sharding != "none")
         return self.baseline + NCCL_BUFFERS * two
 
     @classmethod

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from autotune.devices.hardware import Hardware
 from autotune.outcome import Communication, Phase, Sample, StepTiming
+from autotune.techniques.sharding import REPLICATED, SHARDINGS
 from autotune.timeline.op_counts import COLLECTIVES, Kind, MathType, Operator, Work
 from autotune.timeline.timeline import Timeline
 from autotune.timing.collectives import ACHIEVED, NETWORK, SERVER, Links, collectives
@@ -249,7 +250,7 @@ def untraced(timeline: Timeline) -> Extra:
     optimizer's own are traced.
     """
     ranks = int(timeline.facts.get("world_size", 1))
-    if ranks < 2 or timeline.facts.get("sharding") not in ("ddp", "zero1") or _by_deepspeed(timeline):
+    if ranks < 2 or timeline.facts.get("sharding") not in REPLICATED or _by_deepspeed(timeline):
         return Extra()
     parameters = int(timeline.facts["parameters"])
     units = max(1, 4 * parameters // BUCKET)
@@ -262,8 +263,8 @@ def _in_the_last(timeline: Timeline) -> tuple[Kind, ...]:
     """Return the collectives of a traced backward pass that only the last micro-step of a global step has."""
     if _by_deepspeed(timeline):
         return ("all_reduce",) if timeline.facts.get("sharding") == "zero1" else ()
-    hybrid = timeline.facts.get("sharding") == "hsdp" and timeline.facts.get("reduce_dtype") != "bf16"
-    return ("all_reduce",) if hybrid else ()
+    across_nodes = SHARDINGS[str(timeline.facts.get("sharding", "none"))].within_node
+    return ("all_reduce",) if across_nodes and timeline.facts.get("reduce_dtype") != "bf16" else ()
 
 
 def _by_deepspeed(timeline: Timeline) -> bool:

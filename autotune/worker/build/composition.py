@@ -15,7 +15,7 @@ from autotune.probe.protocol import ProbeRequest
 from autotune.techniques.axis import Context, Kind
 from autotune.techniques.check import refusal
 from autotune.techniques.data import unpaddable
-from autotune.techniques.sharding import IN_SHARDS, REPLICATED
+from autotune.techniques.sharding import IN_SHARDS, REPLICATED, SHARDINGS
 from autotune.worker.build.context import Draft
 from autotune.worker.build.make_optimizer import maker_of, optimizer_of
 from autotune.worker.build.model_init import construct, cut
@@ -223,7 +223,7 @@ def _place_parameters(draft: Draft) -> None:
     if candidate.sharding in IN_SHARDS or (on_host and draft.files is None):
         from autotune.worker.techniques.sharding.fully_sharded import all_reduce_last, mesh_of_nodes, shard
 
-        hybrid = candidate.sharding == "hsdp"
+        hybrid = SHARDINGS[candidate.sharding].within_node
         mesh = None if draft.mesh is None else draft.mesh["data"]
         if hybrid:
             mesh = mesh_of_nodes(draft.device, draft.request.nodes)

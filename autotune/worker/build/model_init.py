@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from autotune.techniques.sharding import IN_SHARDS
+from autotune.techniques.sharding import IN_SHARDS, SHARDINGS
 from autotune.worker.blocks import find_blocks
 from autotune.worker.build.context import Draft
 from autotune.worker.built_model import BuiltModel
@@ -26,7 +26,8 @@ def construct(draft: Draft) -> None:
     request = draft.request
     # What will be sharded, offloaded or quantized is built whole off the device, and leaves for it block by block.
     candidate = request.candidate
-    shards = candidate.sharding in IN_SHARDS if candidate.engine == "torch" else candidate.sharding == "zero3"
+    by_torch = candidate.engine == "torch"
+    shards = candidate.sharding in IN_SHARDS if by_torch else SHARDINGS[candidate.sharding].weights
     sliced = candidate.tensor_parallel > 1
     away = candidate.offload == "full" or candidate.adapters == "qlora" or shards or sliced
     pure = request.candidate.precision == "bf16-pure"
@@ -47,7 +48,7 @@ def construct(draft: Draft) -> None:
         )
 
         # Meshes of two dimensions have groups of their own, beside which NCCL's buffers for all would cost memory.
-        direct = not sliced and candidate.sharding != "hsdp"
+        direct = not sliced and not SHARDINGS[candidate.sharding].within_node
         draft.rank0_weights = Rank0Weights(draft.device if direct else home, draft.files)
         bare = draft.ranks.rank > 0
         try:
