@@ -68,6 +68,9 @@ class Check(Frozen):
     """The number that the proof showed; None where the proof did not come that far."""
     tolerance: float | None
     """Relative difference that is allowed; None where the check is a plain yes or no."""
+    floor: float | None = None
+    """Difference that is allowed however small the record is, in the unit of both: what differs from one run to
+    the next on the same device. None where there is none."""
     interval: float | None = None
     """Half-width of the 95% interval of the difference: what noise explains, beside the tolerance; None without one."""
     passed: bool

@@ -59,8 +59,7 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
     predicted = best.evidence == "predicted"
     judge_speed = judge_speed and not predicted
     memory_tolerance = None if predicted else limits.memory_tolerance
-    if memory_tolerance is not None and best.device.kind == "cpu":
-        memory_tolerance = max(memory_tolerance, CPU_NOISE / max(1, recorded.allocated))
+    floor = None if predicted or best.device.kind != "cpu" else CPU_NOISE
     _, speed, interval = throughput(outcome.timing, best.accumulation, best.drift)
     noise = math.hypot(interval, best.tokens_per_second_interval)
     checks = (
@@ -70,8 +69,10 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
             recorded=recorded.allocated,
             proven=memory.allocated,
             tolerance=memory_tolerance,
+            floor=floor,
             passed=memory_tolerance is None
-            or abs(memory.allocated / max(1, recorded.allocated) - 1) <= memory_tolerance,
+            or abs(memory.allocated - recorded.allocated)
+            <= max(memory_tolerance * recorded.allocated, floor or 0),
         ),
         Check(
             name="peak with evaluation and checkpoint",
@@ -200,13 +201,14 @@ def _failed(checks: tuple[Check, ...]) -> str:
                     f"the allocator had to flush its cache {format_counted(int(check.proven or 0), 'time')}"
                 )
             case _:
+                least = "" if check.floor is None else f", or {show(check.floor)}"
                 noise = (
                     ""
                     if check.interval is None
                     else f", and {show(check.interval)} that both intervals explain"
                 )
                 said.append(
-                    f"{check.name} {proven} against {recorded} recorded (allowed {check.tolerance:.0%}{noise})"
+                    f"{check.name} {proven} against {recorded} recorded (allowed {check.tolerance:.0%}{least}{noise})"
                 )
     return "did not hold: " + "; ".join(said)
 
