@@ -6,12 +6,19 @@ from functools import partial
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as imported
 from torch.utils.checkpoint import checkpoint
 
-from autotune.worker.measuring.attention_kernel import AttentionKernels
+from autotune.worker.build.composition import assemble
+from autotune.worker.measuring.attention_kernel import AttentionKernels, CompiledAttention
+from autotune.worker.measuring.measure import compiled_attention
+from autotune.worker.measuring.steps import Stepper
+from autotune.worker.replacing import replaced
+from autotune.worker.techniques import compilation
+from tests.data.requests import family, request
 
 QUERY = torch.ones(1, 2, 8, 16, requires_grad=True)
 
@@ -49,3 +56,30 @@ def test_attention_of_a_models_own_is_none_of_torchs():
 def test_a_pass_without_gradients_chooses_for_itself_and_is_not_asked(frozen):
     with frozen():
         assert seen(attend) == ()
+
+
+@pytest.fixture
+def compiled():
+    torch._dynamo.reset()
+    yield torch.compile(
+        lambda tensor: imported(tensor, tensor, tensor, is_causal=True) * 2, backend="aot_eager"
+    )
+    torch._dynamo.reset()
+
+
+def test_compiled_code_tells_its_kernel_by_what_it_calls(compiled):
+    compiled(QUERY).sum().backward()
+    graphs = counters["stats"]["unique_graphs"]
+    with CompiledAttention() as kernels:
+        compiled(QUERY)
+    assert kernels.kernels == ("flash",)
+    assert counters["stats"]["unique_graphs"] == graphs, "nothing is compiled for looking"
+
+
+def test_a_probe_of_compiled_blocks_says_which_kernel_ran(compiled, tmp_path):
+    with replaced([(compilation, "BACKEND", "aot_eager")]):
+        training = assemble(request(family("llama"), tmp_path, compile="regional", precision="fp32"))
+    training.loss(training.batch(0, 2)).backward()
+    stepper = Stepper(training, 2, None)
+    assert compiled_attention(stepper) == ("flash",)
+    training.close()

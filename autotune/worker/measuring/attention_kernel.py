@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.outcome import AttentionKernel
 
@@ -24,7 +25,7 @@ class AttentionKernels(TorchFunctionMode):  # type: ignore[misc]  # mypy does no
     """While open, notes which kernels `scaled_dot_product_attention` chose in passes that will have a backward.
 
     It is the kernel that ran, not one asked for: torch chooses by device, types, mask and sizes. Not covered: compiled
-    code, and attention that a model or a package computes by itself.
+    code, for which there is `CompiledAttention`, and attention that a model or a package computes by itself.
     """
 
     def __init__(self) -> None:
@@ -43,6 +44,37 @@ class AttentionKernels(TorchFunctionMode):  # type: ignore[misc]  # mypy does no
         if func is torch.nn.functional.scaled_dot_product_attention and result.grad_fn is not None:
             self._found.add(_kernel_of(result))
         return result
+
+
+_OPERATORS: tuple[tuple[str, AttentionKernel], ...] = (
+    ("aten::_scaled_dot_product_flash_attention", "flash"),  # `..._for_cpu` too
+    ("aten::_scaled_dot_product_efficient_attention", "memory-efficient"),
+    ("aten::_scaled_dot_product_cudnn_attention", "cuDNN"),
+)
+"""How the fused operators are called, which compiled code calls as they are."""
+
+
+class CompiledAttention(TorchDispatchMode):  # type: ignore[misc]  # mypy does not follow torch
+    """While open, notes which fused attention compiled code calls.
+
+    Open it where the code was compiled already: the compiler compiles nothing while it is open. The math kernel is not
+    seen, for the compiler fuses its parts with what is around them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: set[AttentionKernel] = set()
+
+    @property
+    def kernels(self) -> tuple[AttentionKernel, ...]:
+        """Those seen so far, by name."""
+        return tuple(sorted(self._found))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._found.update(kernel for name, kernel in _OPERATORS if func.name().startswith(name))
+        return func(*args, **(kwargs or {}))
 
 
 def _kernel_of(result: Tensor) -> AttentionKernel:

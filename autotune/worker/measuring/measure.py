@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
-from autotune.outcome import Memory, Ok
+from autotune.outcome import AttentionKernel, Memory, Ok
 from autotune.probe.protocol import ProbeRequest
-from autotune.worker.measuring.attention_kernel import AttentionKernels
+from autotune.worker.measuring.attention_kernel import AttentionKernels, CompiledAttention
 from autotune.worker.measuring.communication import listen
 from autotune.worker.measuring.memory_breakdown import (
     Observer,
@@ -44,7 +44,22 @@ def measure(request: ProbeRequest, training: Training, phases: Phases, warmed_up
     phases.close_look = True
     outcome = report(request, stepper, samples, micro_steps, observer)
     # Last: what the profiler takes is none of the training's.
-    return outcome.model_copy(update={"communication": listen(request, stepper, micro_steps)})
+    found = {"communication": listen(request, stepper, micro_steps)}
+    if request.candidate.compile != "none":
+        return outcome.model_copy(update={**found, "attention_kernels": compiled_attention(stepper)})
+    return outcome.model_copy(update=found)
+
+
+def compiled_attention(stepper: Stepper) -> tuple[AttentionKernel, ...]:
+    """Return which kernels of attention the compiled blocks call, in one more forward pass."""
+    training = stepper.training
+    batch = training.batch(stepper.next_batch(), stepper.micro_batch)
+    seen = CompiledAttention()
+    with training.reduction(False), seen:
+        training.loss(batch)
+    if not seen.kernels and training.attention == "sdpa":
+        return ("math",)
+    return seen.kernels
 
 
 def warm_up(
