@@ -7,6 +7,7 @@ from typing import Literal
 from autotune.candidate import Candidate
 from autotune.outcome import Ok, Outcome
 from autotune.prediction import Prediction
+from autotune.site import Site
 from autotune.validation import Frozen
 
 TRIES = 3
@@ -52,6 +53,8 @@ class ProofFinished(Frozen):
     failed: tuple[str, ...] = ()
     """Names of the checks that failed; empty where the relaunch did not even train."""
     seconds: float
+    site: Site | None = None
+    """Where it ran, if elsewhere than its tuner's `opened` says."""
 
 
 History = tuple[Trial, ...]

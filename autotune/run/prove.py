@@ -147,6 +147,7 @@ class Proving:
             why=proof.why,
             failed=tuple(check.name for check in proof.checks if not check.passed),
             seconds=finding.seconds,
+            site=None if finding.site == self.site else finding.site,
         )
 
     def emit(self, context: SearchContext, choice: Choice, drift: Drift) -> Best:

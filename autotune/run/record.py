@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from autotune.candidate import Candidate
-from autotune.outcome import Lost, Outcome
+from autotune.outcome import Lost, Ok, Outcome
 from autotune.run.events import (
     Asked,
     Decided,
@@ -116,14 +116,21 @@ class Record:
         return self._probes[0].get(number, (None, None))[1]
 
     def site(self, number: int) -> Site | None:
-        """Return where a probe with a verdict ran; None while it has none."""
-        verdict, opened = self.finished(number), None
+        """Return where a trial was measured: by its proof, whose speed replaces the probe's, else by its probe.
+
+        None while it has no verdict.
+        """
+        found: Site | None = None
+        opened: Site | None = None
         for entry in self.entries:
-            if isinstance(entry, Opened):
-                opened = entry.site
-            elif entry is verdict:
-                return entry.site or opened
-        return None
+            match entry:
+                case Opened(site=here):
+                    opened = here
+                case Finished(number=of, site=elsewhere) if of == number:
+                    found = elsewhere or opened
+                case ProofFinished(number=of, outcome=Ok(), site=elsewhere) if of == number:
+                    found = elsewhere or opened
+        return found
 
     @property
     def pending(self) -> tuple[Started, ...]:

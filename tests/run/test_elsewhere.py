@@ -59,8 +59,8 @@ class Remote(ArithmeticExecutor):
         super().__init__(device)
         self.site = site
         self.asked = 0
-        self.moved: Site | None = None
-        """Where probes run that are not on the machine described."""
+        self.moved: dict[str, Site] = {}
+        """Where requests of a kind run, if not on the machine described."""
 
     def describe(self) -> Site:
         self.asked += 1
@@ -71,7 +71,7 @@ class Remote(ArithmeticExecutor):
         result = super().run(request, folder, timeout=timeout, on_progress=on_progress)
         told = {
             "variables": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
-            "site": self.moved or self.site,
+            "site": self.moved.get(request.kind, self.site),
         }
         return ProbeResult.model_validate_json(result.model_copy(update=told).model_dump_json())
 
@@ -84,7 +84,7 @@ def nothing_here(monkeypatch):
     assert set(this_machine().packages) == {"liger-kernel"}
 
 
-def remote_run(tmp_path, moved: Site | None = None):
+def remote_run(tmp_path, **moved: Site):
     spec = make_spec(SPACE).model_copy(update={"device": DeviceSpec(kind="cuda")})
     executor = Remote(Arithmetic(budget=1000), Site(device=TURING, machine=THERE))
     executor.moved = moved
@@ -123,17 +123,20 @@ def test_refusals_and_best_yaml_follow_the_machine_that_probes_run_on(tmp_path):
 
 
 @pytest.mark.usefixtures("nothing_here")
-def test_a_probe_that_ran_on_another_node_than_described_is_recorded_with_it(tmp_path):
-    node = Site(
-        device=TURING.model_copy(update={"driver": "570"}),
-        machine=THERE.model_copy(update={"python": "3.15"}),
+def test_what_ran_on_another_node_than_described_is_recorded_with_it_and_the_proof_s_counts(tmp_path):
+    node, other = (
+        Site(
+            device=TURING.model_copy(update={"driver": driver}),
+            machine=THERE.model_copy(update={"python": python}),
+        )
+        for driver, python in (("570", "3.15"), ("580", "3.16"))
     )
-    _, best, paths = remote_run(tmp_path, moved=node)
+    _, best, paths = remote_run(tmp_path, train=node, prove=other)
     record = read_record(paths.journal)
-    launched = [trial.number for trial in record.history if trial.outcome.kind != "unsupported"]
-    assert launched
-    assert all(record.site(number) == node for number in launched)
-    assert (best.device.driver, best.environment["python"]) == ("570", "3.15")
+    winner = record.decided.winner
+    assert record.finished(winner).site == node
+    assert record.proofs[-1].site == record.site(winner) == other
+    assert (best.device.driver, best.environment["python"]) == ("580", "3.16")
     assert document(paths)["state"] == "decided"
 
 
