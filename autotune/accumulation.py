@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import computed_field
 
-from autotune.bounds import Count, MicroBatch, Ranks
+from autotune.bounds import Count, MicroBatch, RankCount
 from autotune.errors import InputError
 from autotune.units import format_count
 from autotune.validation import Frozen
@@ -22,7 +22,7 @@ class Accumulation(Frozen):
     micro_batch: MicroBatch
     """Samples per device and micro-step."""
     tokens_per_sample: Count
-    world_size: Ranks
+    world_size: RankCount
     """Devices that take samples of their own: all, or one of each group that shares a model (tensor parallelism)."""
     steps: Count
     """Micro-steps per optimizer step."""

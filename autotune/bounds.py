@@ -57,7 +57,7 @@ BatchAmount = Annotated[
     int, Field(ge=1), AfterValidator(at_most(10**12, "and no training sees so much in one optimizer step"))
 ]
 """Tokens or samples of a global batch."""
-Ranks = Annotated[
+RankCount = Annotated[
     int, Field(ge=1), AfterValidator(at_most(MOST_RANKS, "more than any published training has had"))
 ]
 """Devices, or machines."""

@@ -24,7 +24,9 @@ LONGEST = 2**24
 MOST = 10**12
 """Sequences of one length."""
 _WHOLE = re.compile(r"-?[0-9]{1,30}")
-Count = Annotated[int, Field(ge=1), AfterValidator(at_most(10**15, "and no dataset has so many sequences"))]
+SequenceCount = Annotated[
+    int, Field(ge=1), AfterValidator(at_most(10**15, "and no dataset has so many sequences"))
+]
 Row = tuple[int, ...]
 """The documents of one row, each by its tokens."""
 
@@ -45,7 +47,7 @@ class Lengths(Frozen):
     """Where it was read from."""
     digest: str
     """SHA-256 of that file."""
-    counts: Annotated[tuple[tuple[SeqLen, Count], ...], Field(min_length=1, max_length=DISTINCT)]
+    counts: Annotated[tuple[tuple[SeqLen, SequenceCount], ...], Field(min_length=1, max_length=DISTINCT)]
     """(length, number of sequences), shortest first."""
     cut: Amount = 0
     """Sequences that were longer than training takes: they count as that long."""

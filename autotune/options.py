@@ -14,7 +14,7 @@ from autotune.bounds import (
     Headroom,
     MicroBatch,
     Probes,
-    Ranks,
+    RankCount,
     Seconds,
     Seed,
     SeqLen,
@@ -69,9 +69,9 @@ class RankOptions(Options):
 
     subject: ClassVar[str] = "Device"
 
-    gpus: Ranks = 1
+    gpus: RankCount = 1
     """Devices that train together, on each node."""
-    nodes: Ranks = 1
+    nodes: RankCount = 1
     """Machines that train together. On `cpu` groups of ranks on this machine stand for them, a simulated device prices
     them, and what is exported starts on each."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from autotune.bounds import BatchAmount, Headroom, Ranks, Seed, SeqLen
+from autotune.bounds import BatchAmount, Headroom, RankCount, Seed, SeqLen
 from autotune.candidate import Optimizer
 from autotune.lengths import Lengths
 from autotune.options import HEADROOM, Limits, StrategyName
@@ -181,9 +181,9 @@ class Goal(Frozen):
     """Tokens per sequence, or of a row that is padded or packed: the longest is what runs out of memory."""
     lengths: Lengths | None = None
     """How long the dataset's sequences are, none longer than `seq_len`; None where all are as long."""
-    gpus: Ranks = 1
+    gpus: RankCount = 1
     """World size: devices that train together, on all nodes."""
-    nodes: Ranks = 1
+    nodes: RankCount = 1
     """Machines that the devices are in, as many in each."""
     exact: bool = False
     """Refuse a micro-batch whose accumulation does not meet the target exactly."""

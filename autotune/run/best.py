@@ -18,7 +18,7 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from autotune.accumulation import Accumulation
-from autotune.bounds import MicroBatch, Ranks, Seed, SeqLen
+from autotune.bounds import MicroBatch, RankCount, Seed, SeqLen
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.lengths import Lengths
@@ -133,9 +133,9 @@ class Best(Frozen):
     """Tokens per sequence; of a row, where sequences are padded or packed."""
     lengths: Lengths | None = None
     """How long the dataset's sequences are, as (length, number) pairs; null where all are as long."""
-    gpus: Ranks
+    gpus: RankCount
     """World size: devices that train together, on all nodes; those of a tensor-parallel group share one model."""
-    nodes: Ranks = 1
+    nodes: RankCount = 1
     """Machines that the devices are in."""
     seed: Seed = 0
     headroom: Annotated[float, Field(ge=0, lt=0.9)]

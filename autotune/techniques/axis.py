@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from autotune.site import MachineFacts
     from autotune.specs import DeviceFacts, ModelFacts, ModelSpec
 
-Kind = Literal["cpu", "cuda"]
+DeviceKind = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Context:
     world_size: int | None = None
     """Ranks that train together, as many in each of `nodes` machines."""
     nodes: int = 1
-    kind: Kind | None = None
+    kind: DeviceKind | None = None
     """Whose kernels run: a processor's, or those of CUDA."""
     device: DeviceFacts | None = None
     """The device, which need not be on this machine."""
@@ -42,7 +42,7 @@ class Context:
     """The machine that it is to train on, where packages and a compiler have to be installed."""
 
 
-Check = Callable[[Candidate, Context], str | None]
+CheckFunction = Callable[[Candidate, Context], str | None]
 """Returns why a candidate cannot run in a context, or None."""
 
 
@@ -114,7 +114,7 @@ class Axis:
     values: Mapping[Any, Value]
     rules: tuple[Rule, ...] = ()
     """Of every value but the default."""
-    checks: tuple[Check, ...] = ()
+    checks: tuple[CheckFunction, ...] = ()
     """What no rule between axes can say."""
     title: Callable[[Candidate], str] | None = None
     """Gives the part of a candidate's title where other axes change it."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from autotune.candidate import AXES, Candidate, choices
 from autotune.environment import how_to_install, installed, look_around
 from autotune.site import MachineFacts
-from autotune.techniques.axis import Axis, Context, Kind, Rule, Value
+from autotune.techniques.axis import Axis, Context, DeviceKind, Rule, Value
 from autotune.techniques.families import DECLARED
 from autotune.techniques.sharding import SHARDINGS
 
@@ -98,7 +98,7 @@ def refusal(candidate: Candidate, context: Context = _ANYWHERE) -> str | None:
     return "; ".join(check(candidate, context)) or None
 
 
-def _lacking(value: Value, context: Context, kind: Kind | None) -> list[tuple[Cause, str]]:
+def _lacking(value: Value, context: Context, kind: DeviceKind | None) -> list[tuple[Cause, str]]:
     """Return what device and machine lack for a value."""
     reasons: list[tuple[Cause, str]] = []
     if kind == "cpu" and value.gpu_only:

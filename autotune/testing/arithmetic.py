@@ -14,7 +14,7 @@ from autotune.memory.predictor import DeviceOverhead, Predictor
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Outcome, Sample, StepTiming
 from autotune.search.context import SearchContext
 from autotune.search.strategy import Done, Strategy
-from autotune.timeline.step_events import Segment, Slots
+from autotune.timeline.step_events import Slots, StepEvents
 from autotune.timeline.timeline import Timeline
 from autotune.trial import History, Trial
 
@@ -82,7 +82,7 @@ def timeline(device: Arithmetic, rung: Candidate, factor: float = 1.0) -> Timeli
     weights = 0 if rung.offload == "full" else 2 * device.weights
     state = 0 if rung.offload != "none" else device.state
     activation = device.checkpointed if rung.checkpointing == "full" else device.activations
-    micro = Segment([1, ~1], [(0, "forward"), (1, "backward")])
+    micro = StepEvents([1, ~1], [(0, "forward"), (1, "backward")])
     return Timeline(
         device="cpu",
         slots=Slots(
@@ -90,9 +90,9 @@ def timeline(device: Arithmetic, rung: Candidate, factor: float = 1.0) -> Timeli
             slope=[0, int(factor * activation), 0, int(factor * activation) // 4],
             category=[0, 3, 2, 6], place=[0] * 4, module=[0] * 4,
         ),
-        modules=["model"], build=Segment([0], [(0, "build")]), micro=micro, single=micro,
-        first_update=Segment([2], [(0, "optimizer")]), update=Segment([], [(0, "optimizer")]),
-        evaluation=Segment([3, ~3], [(0, "evaluation")]),
+        modules=["model"], build=StepEvents([0], [(0, "build")]), micro=micro, single=micro,
+        first_update=StepEvents([2], [(0, "optimizer")]), update=StepEvents([], [(0, "optimizer")]),
+        evaluation=StepEvents([3, ~3], [(0, "evaluation")]),
     )  # fmt: skip
 
 

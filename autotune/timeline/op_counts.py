@@ -11,18 +11,18 @@ from typing import Any, Literal, NamedTuple
 
 from autotune.outcome import Phase
 
-Kind = Literal[
+OpKind = Literal[
     "memory", "matmul", "attention", "upload", "download", "host",
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
 ]  # fmt: skip
-KINDS: tuple[Kind, ...] = (
+KINDS: tuple[OpKind, ...] = (
     "memory", "matmul", "attention", "upload", "download", "host",
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
 )  # fmt: skip
 """`memory` moves bytes and computes little; `matmul` and `attention` run on matrix units; `upload` and `download` cross
 between host and device; `host` runs on the processor; the rest are collectives."""
 
-COLLECTIVES: frozenset[Kind] = frozenset(KINDS[KINDS.index("all_reduce") :])
+COLLECTIVES: frozenset[OpKind] = frozenset(KINDS[KINDS.index("all_reduce") :])
 
 MathType = Literal["none", "fp32", "tf32", "fp16", "bf16", "fp8"]
 MATH_TYPES: tuple[MathType, ...] = ("none", "fp32", "tf32", "fp16", "bf16", "fp8")
@@ -33,7 +33,7 @@ class Operator(NamedTuple):
     """What one call of an operator does, at one micro-batch."""
 
     name: str
-    kind: Kind
+    kind: OpKind
     math: MathType
     ranks: int
     """Devices that take part in a collective; 1 for everything else."""
@@ -88,7 +88,7 @@ Counts = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Work:
+class OpCounts:
     """The operators of one micro-step and of one optimizer step (the second: the first makes the state)."""
 
     operators: Operators
@@ -114,8 +114,8 @@ class Work:
         }
 
     @classmethod
-    def parse(cls, data: dict[str, Any]) -> Work:
-        """Rebuild what `dataclasses.asdict` and JSON made of a Work."""
+    def parse(cls, data: dict[str, Any]) -> OpCounts:
+        """Rebuild what `dataclasses.asdict` and JSON made of them."""
 
         def counts(phases: dict[str, list[list[int]]] | None) -> Any:
             if phases is None:

@@ -8,17 +8,17 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from autotune.outcome import Phase
-from autotune.timeline.step_events import Segment, into_existing, renamed, survivors, without
+from autotune.timeline.step_events import StepEvents, into_existing, renamed, survivors, without
 
 
 class Parts(NamedTuple):
     """The stretches that a training repeats."""
 
-    build: Segment
-    micro: Segment
-    first_update: Segment
+    build: StepEvents
+    micro: StepEvents
+    first_update: StepEvents
     """The optimizer step that makes the optimizer's state; its slots are named after those of `micro`."""
-    update: Segment
+    update: StepEvents
 
 
 class Fullest(NamedTuple):
@@ -38,7 +38,7 @@ class Program(NamedTuple):
     """The composed events of a whole probe."""
 
     events: list[int]
-    """As in `Segment`; a slot may be alive more than once (gradients of several micro-steps have their own)."""
+    """As in `StepEvents`; a slot may be alive more than once (gradients of several micro-steps have their own)."""
     marks: list[tuple[int, Phase, int]]
     """(index into `events`, phase, optimizer step)."""
 
@@ -95,7 +95,7 @@ class Program(NamedTuple):
                 yield position, names[~event].pop(), 0
 
 
-def compose(parts: Parts, micro: Segment, accumulating: bool, updates: int) -> Program:
+def compose(parts: Parts, micro: StepEvents, accumulating: bool, updates: int) -> Program:
     """Put a probe together: the build, then `updates` times one micro-step (two where accumulating) and an update.
 
     `micro` is the micro-step to take: the traced one of `parts`, or its variant for micro-batch 1.
@@ -110,7 +110,7 @@ def compose(parts: Parts, micro: Segment, accumulating: bool, updates: int) -> P
     again = without(into_existing(micro), kept) if accumulating else None
     leftovers = survivors(again) if again is not None else []
 
-    def append(segment: Segment, step: int) -> None:
+    def append(segment: StepEvents, step: int) -> None:
         marks.extend((len(events) + position, phase, step) for position, phase in segment.marks)
         events.extend(segment.events)
 
@@ -125,9 +125,9 @@ def compose(parts: Parts, micro: Segment, accumulating: bool, updates: int) -> P
     return Program(events, marks)
 
 
-def _releasing(update: Segment, names: dict[int, int]) -> Segment:
+def _releasing(update: StepEvents, names: dict[int, int]) -> StepEvents:
     """Return an update that releases the slots which the micro-step really made."""
     if not names:
         return update
     events = [~names.get(~event, ~event) if event < 0 else event for event in update.events]
-    return Segment(events, update.marks)
+    return StepEvents(events, update.marks)

@@ -50,7 +50,7 @@ class Accumulated(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Segment:
+class StepEvents:
     """A stretch of the training that repeats as a whole."""
 
     events: list[int] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Segment:
     accumulated: list[Accumulated] = field(default_factory=list)
 
     @classmethod
-    def parse(cls, data: dict[str, Any]) -> Segment:
+    def parse(cls, data: dict[str, Any]) -> StepEvents:
         """Return the segment that a timeline's JSON holds."""
         return cls(
             events=data["events"],
@@ -69,7 +69,7 @@ class Segment:
         )
 
 
-def into_existing(micro: Segment) -> Segment:
+def into_existing(micro: StepEvents) -> StepEvents:
     """Return a micro-step whose gradients are added to those of an earlier one.
 
     Autograd adds in place and drops the new gradient at once; where it had copied the gradient into storage of its
@@ -92,19 +92,19 @@ def into_existing(micro: Segment) -> Segment:
     if len(micro.events) in taken:
         events.append(~taken[len(micro.events)])
     moved.append(len(events))
-    return Segment(events, [(moved[position], phase) for position, phase in micro.marks])
+    return StepEvents(events, [(moved[position], phase) for position, phase in micro.marks])
 
 
-def without(segment: Segment, slots: set[int]) -> Segment:
+def without(segment: StepEvents, slots: set[int]) -> StepEvents:
     """Return a segment whose allocations of some slots are left out, for composing; it follows no gradients."""
     if not slots:
         return segment
     moved = [0, *accumulate(event not in slots for event in segment.events)]
     events = [event for event in segment.events if event not in slots]
-    return Segment(events, [(moved[position], phase) for position, phase in segment.marks])
+    return StepEvents(events, [(moved[position], phase) for position, phase in segment.marks])
 
 
-def survivors(segment: Segment) -> list[int]:
+def survivors(segment: StepEvents) -> list[int]:
     """Return the slots that are alive at the end of a segment which allocated them."""
     alive = dict.fromkeys(event for event in segment.events if event >= 0)
     for event in segment.events:
@@ -113,7 +113,7 @@ def survivors(segment: Segment) -> list[int]:
     return list(alive)
 
 
-def renamed(traced: Segment, micro: Segment) -> dict[int, int]:
+def renamed(traced: StepEvents, micro: StepEvents) -> dict[int, int]:
     """Map the slots that the micro-step `traced` leaves behind to those of `micro`: those that an update releases."""
     if micro is traced:
         return {}

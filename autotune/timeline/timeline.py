@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple
 
 from autotune.errors import InputError
 from autotune.outcome import AttentionKernel, Phase
-from autotune.timeline.op_counts import Work
+from autotune.timeline.op_counts import OpCounts
 from autotune.timeline.program import Fullest, Parts, Program, compose
-from autotune.timeline.step_events import CATEGORIES, CUDA_BLOCK, PLACES, Category, Place, Segment, Slots
+from autotune.timeline.step_events import CATEGORIES, CUDA_BLOCK, PLACES, Category, Place, Slots, StepEvents
 
 FORMAT = 5
 """Raised with every change that older code would misread; cached traces of another format are ignored."""
@@ -67,16 +67,16 @@ class Timeline:
     """Whose kernels and allocation sizes it follows."""
     slots: Slots
     modules: list[str]
-    build: Segment
-    micro: Segment
+    build: StepEvents
+    micro: StepEvents
     """One micro-step at any micro-batch from 2 on (or at `exact`)."""
-    single: Segment | None
+    single: StepEvents | None
     """One micro-step at micro-batch 1, where copies of dimensions of size 1 vanish."""
-    first_update: Segment
-    update: Segment
-    evaluation: Segment | None = None
+    first_update: StepEvents
+    update: StepEvents
+    evaluation: StepEvents | None = None
     """One forward pass without gradients between two steps, at any micro-batch; None where it was not traced."""
-    work: Work | None = None
+    work: OpCounts | None = None
     """What the operators compute and move; None in a timeline made by hand."""
     exact: int | None = None
     """The only micro-batch that the timeline holds for; None where sizes are affine and every one is covered."""
@@ -224,9 +224,9 @@ class Timeline:
     @classmethod
     def _parsed(cls, data: dict[str, Any]) -> Timeline:
         for name in ("build", "micro", "single", "first_update", "update", "evaluation"):
-            data[name] = None if data[name] is None else Segment.parse(data[name])
+            data[name] = None if data[name] is None else StepEvents.parse(data[name])
         data["attention_kernels"] = tuple(data["attention_kernels"])
         data["slots"] = Slots(**data["slots"])
-        data["work"] = None if data["work"] is None else Work.parse(data["work"])
+        data["work"] = None if data["work"] is None else OpCounts.parse(data["work"])
         data["several"] = None if data["several"] is None else cls._parsed(data["several"])
         return cls(**data)

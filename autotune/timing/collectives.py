@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune.timeline.op_counts import Kind, Operator
+from autotune.timeline.op_counts import Operator, OpKind
 
 ACHIEVED = 0.8
 """Share of a link's bandwidth that large collectives reach. nccl-tests on 8 A100 over NVLink: some 235 of 300 GB/s."""
@@ -23,7 +23,7 @@ Gb/s a card; one card for two GPUs in the former), DGX H100 and B200 (400 Gb/s).
 SERVER = 8
 """GPUs in a server, as in all of these."""
 
-Strategy = Literal["ddp", "zero1", "zero2", "zero3"]
+ParallelStrategy = Literal["ddp", "zero1", "zero2", "zero3"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Links:
             return self.within
         return min(self.within, max(1, self.server // stride) * self.across)
 
-    def seconds(self, kind: Kind, size: float, ranks: int, stride: int = 1) -> float:
+    def seconds(self, kind: OpKind, size: float, ranks: int, stride: int = 1) -> float:
         """Return the seconds of one collective over such devices, of `size` bytes in its larger tensor."""
         if ranks < 2:
             return 0.0
@@ -57,7 +57,13 @@ class Links:
 
 
 def collectives(
-    strategy: Strategy, parameters: int, units: int, ranks: int, compute: int, reduce: int, synchronized: bool
+    strategy: ParallelStrategy,
+    parameters: int,
+    units: int,
+    ranks: int,
+    compute: int,
+    reduce: int,
+    synchronized: bool,
 ) -> list[tuple[Operator, int]]:
     """Return the collectives of one micro-step of `parameters` in `units` blocks, by strategy.
 
@@ -68,7 +74,7 @@ def collectives(
     """
     found: list[tuple[Operator, int]] = []
 
-    def add(kind: Kind, width: int, times: int) -> None:
+    def add(kind: OpKind, width: int, times: int) -> None:
         size = parameters * width // units
         found.append((Operator(kind, kind, "none", ranks, 0, size), units * times))
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from autotune.devices.hardware import Hardware
 from autotune.outcome import Communication, Phase, Sample, StepTiming
 from autotune.techniques.sharding import REPLICATED, SHARDINGS
-from autotune.timeline.op_counts import COLLECTIVES, Kind, MathType, Operator, Work
+from autotune.timeline.op_counts import COLLECTIVES, MathType, OpCounts, Operator, OpKind
 from autotune.timeline.timeline import Timeline
 from autotune.timing.collectives import ACHIEVED, NETWORK, SERVER, Links, collectives
 from autotune.units import MIB
@@ -259,7 +259,7 @@ def untraced(timeline: Timeline) -> Extra:
     return Extra(last_micro_step={"backward": found})
 
 
-def _in_the_last(timeline: Timeline) -> tuple[Kind, ...]:
+def _in_the_last(timeline: Timeline) -> tuple[OpKind, ...]:
     """Return the collectives of a traced backward pass that only the last micro-step of a global step has."""
     if _by_deepspeed(timeline):
         return ("all_reduce",) if timeline.facts.get("sharding") == "zero1" else ()
@@ -280,7 +280,7 @@ def _accumulation(timeline: Timeline) -> list[tuple[Operator, int]]:
     ]
 
 
-def _shared(work: Work, micro_batch: int, share: float) -> list[tuple[Operator, int]]:
+def _shared(work: OpCounts, micro_batch: int, share: float) -> list[tuple[Operator, int]]:
     return [
         (operator._replace(flops=int(operator.flops * share), bytes=int(operator.bytes * share)), count)
         for operator, count in work.of("optimizer", micro_batch)

@@ -22,8 +22,8 @@ from autotune.run.proof import judge
 from autotune.run.write_best import PREDICTED
 from autotune.search.shipped import load_space
 from autotune.specs import DeviceSpec, Goal, ModelSpec, RunSpec
-from autotune.timeline.op_counts import Operator, Operators, Work
-from autotune.timeline.step_events import CATEGORIES, Accumulated, Segment, Slots
+from autotune.timeline.op_counts import OpCounts, Operator, Operators
+from autotune.timeline.step_events import CATEGORIES, Accumulated, Slots, StepEvents
 from autotune.timeline.timeline import Timeline
 from autotune.tracing.client import Trace
 from autotune.units import GIB
@@ -41,16 +41,16 @@ def timeline(parameters=4 * GIB, activation=10 * GIB, work=True):
     operators.add(Operator("mm", "matmul", "bf16", 1, 10**13, 10**9), 10**13, 10**9, 1)
     operators.add(Operator("_fused_adamw_", "memory", "none", 1, 0, 7 * parameters), 0, 0, 1)
     micro = {"forward": [(0, 1)], "backward": [(0, 2)]}
-    step = Segment([1, 2, ~1], [(0, "forward"), (1, "backward")], [Accumulated(2, 0, 2, False)])
+    step = StepEvents([1, 2, ~1], [(0, "forward"), (1, "backward")], [Accumulated(2, 0, 2, False)])
     return Timeline(
         device="cuda",
         slots=Slots(
             base=[parameters, 0, parameters, 2 * parameters], slope=[0, activation, 0, 0],
             category=[PARAMETER, ACTIVATION, GRADIENT, STATE], place=[0] * 4, module=[0] * 4,
         ),
-        modules=["model"], build=Segment([0], [(0, "build")]), micro=step, single=step,
-        first_update=Segment([3, ~2], [(0, "optimizer")]), update=Segment([~2], [(0, "optimizer")]),
-        work=Work(operators, micro, micro, {"optimizer": [(1, 1)]}) if work else None,
+        modules=["model"], build=StepEvents([0], [(0, "build")]), micro=step, single=step,
+        first_update=StepEvents([3, ~2], [(0, "optimizer")]), update=StepEvents([~2], [(0, "optimizer")]),
+        work=OpCounts(operators, micro, micro, {"optimizer": [(1, 1)]}) if work else None,
         facts={"attention": "sdpa"}, attention_kernels=("flash",),
     )  # fmt: skip
 

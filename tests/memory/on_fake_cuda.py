@@ -16,7 +16,7 @@ from autotune.worker.techniques import activation_offload
 from autotune.worker.techniques.offload_store import BUFFER, BUFFERS
 from autotune.worker.tracing.fakes.cuda import fake_cuda
 from autotune.worker.tracing.fakes.triton import MULTIPROCESSORS, _LargestChunks
-from autotune.worker.tracing.storage_recorder import Recorder
+from autotune.worker.tracing.storage_recorder import StorageRecorder
 from autotune.worker.tracing.trace import trace
 from benchmarks import coverage
 from tests.data.own_family import WIDE
@@ -251,7 +251,7 @@ def test_activations_in_several_operators_and_eager_attention_are_known_by_modul
 
 @pytest.fixture(scope="class")
 def device():
-    with fake_cuda() as device, Recorder(device.type, {}):
+    with fake_cuda() as device, StorageRecorder(device.type, {}):
         yield device
 
 

@@ -9,7 +9,7 @@ from autotune.estimation.curve import curve
 from autotune.memory.predictor import GLOO_GROUP, NCCL_BUFFERS, DeviceOverhead, Predictor
 from autotune.memory.reserved import allocator_usage
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Sample, StepTiming
-from autotune.timeline.step_events import CATEGORIES, Accumulated, Segment, Slots, into_existing
+from autotune.timeline.step_events import CATEGORIES, Accumulated, Slots, StepEvents, into_existing
 from autotune.timeline.timeline import Timeline
 from autotune.trial import Trial
 from autotune.units import MIB
@@ -33,11 +33,11 @@ def timeline(device="cpu"):
             module=[0] * 4,
         ),
         modules=["model"],
-        build=Segment([0], [(0, "build")]),
-        micro=Segment([1, 2, ~1], [(0, "forward"), (1, "backward")], [Accumulated(2, 0, 2, False)]),
-        single=Segment([1, 2, ~1], [(0, "forward"), (1, "backward")], [Accumulated(2, 0, 2, False)]),
-        first_update=Segment([3, ~2], [(0, "optimizer")]),
-        update=Segment([~2], [(0, "optimizer")]),
+        build=StepEvents([0], [(0, "build")]),
+        micro=StepEvents([1, 2, ~1], [(0, "forward"), (1, "backward")], [Accumulated(2, 0, 2, False)]),
+        single=StepEvents([1, 2, ~1], [(0, "forward"), (1, "backward")], [Accumulated(2, 0, 2, False)]),
+        first_update=StepEvents([3, ~2], [(0, "optimizer")]),
+        update=StepEvents([~2], [(0, "optimizer")]),
     )
 
 
@@ -62,9 +62,9 @@ def test_an_engine_has_a_timeline_of_its_own_for_several_micro_steps():
     two = replace(
         one, micro_steps=2,
         slots=Slots(base, [*one.slots.slope, 0, 0], [0] * 6, [0] * 6, [0] * 6),
-        build=Segment([0, 4], [(0, "build")]),
-        micro=Segment([1, 5, ~1, 1, 2, ~1], [(0, "forward"), (1, "backward"), (3, "forward"), (4, "backward")]),
-        update=Segment([~2, ~5], [(0, "optimizer")]), first_update=Segment([3, ~2, ~5], [(0, "optimizer")]),
+        build=StepEvents([0, 4], [(0, "build")]),
+        micro=StepEvents([1, 5, ~1, 1, 2, ~1], [(0, "forward"), (1, "backward"), (3, "forward"), (4, "backward")]),
+        update=StepEvents([~2, ~5], [(0, "optimizer")]), first_update=StepEvents([3, ~2, ~5], [(0, "optimizer")]),
     )  # fmt: skip
     both = replace(one, several=two)
     assert Timeline.parse(both.dump()) == both
@@ -128,9 +128,9 @@ def test_what_the_first_micro_step_leaves_for_good_is_counted_once():
 
 
 def test_a_gradient_that_autograd_copied_is_not_copied_again():
-    micro = Segment([5, 6, 7, ~6, ~5], [(0, "forward"), (1, "backward")], [Accumulated(3, 0, 7, True)])
+    micro = StepEvents([5, 6, 7, ~6, ~5], [(0, "forward"), (1, "backward")], [Accumulated(3, 0, 7, True)])
     assert into_existing(micro).events == [5, 6, ~6, ~5]
-    stolen = Segment([5, 6, ~5], [(0, "forward"), (1, "backward")], [Accumulated(2, 0, 6, False)])
+    stolen = StepEvents([5, 6, ~5], [(0, "forward"), (1, "backward")], [Accumulated(2, 0, 6, False)])
     assert into_existing(stolen).events == [5, 6, ~6, ~5]
     assert into_existing(stolen).marks == stolen.marks
 

@@ -16,7 +16,7 @@ from autotune.worker.build.composition import assemble
 from autotune.worker.measuring.steps import gradient_norm
 from autotune.worker.techniques import activation_offload, offload_store
 from autotune.worker.techniques.mapped_files import MappedFiles
-from autotune.worker.tracing.storage_recorder import Recorder
+from autotune.worker.tracing.storage_recorder import StorageRecorder
 from autotune.worker.tracing.trace import CannotTrace, trace, trace_alike
 
 SEQ_LEN = 64
@@ -309,7 +309,7 @@ def test_a_trace_survives_its_cache():
 
 
 def test_what_is_written_into_a_tensor_that_was_given_is_no_allocation():
-    with Recorder("cpu", {}) as recorder:
+    with StorageRecorder("cpu", {}) as recorder:
         matrix, result = torch.empty(4, 4), torch.empty(4, 4)
         for _ in range(2):  # the second call is replayed
             with recorder.segment() as segment:
@@ -318,7 +318,7 @@ def test_what_is_written_into_a_tensor_that_was_given_is_no_allocation():
 
 
 def test_values_of_positions_and_masks_are_known_and_floats_are_not():
-    with Recorder("cpu", {}):
+    with StorageRecorder("cpu", {}):
         positions = torch.arange(8)[None] + torch.tensor([[0], [1]])
         assert bool((positions.diff(dim=-1) == 1).all())
         positions[:, 3] = 7

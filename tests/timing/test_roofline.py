@@ -3,8 +3,8 @@
 import pytest
 
 from autotune.devices.hardware import find_hardware, table
-from autotune.timeline.op_counts import MATH_TYPES, Operator, Operators, Work
-from autotune.timeline.step_events import Accumulated, Segment, Slots
+from autotune.timeline.op_counts import MATH_TYPES, OpCounts, Operator, Operators
+from autotune.timeline.step_events import Accumulated, Slots, StepEvents
 from autotune.timeline.timeline import Timeline
 from autotune.timing.collectives import LATENCY, Links, collectives
 from autotune.timing.roofline import Busy, Extra, Machine, busy, step_time
@@ -26,17 +26,17 @@ def timeline(**phases):
     operators.add(operator("matmul", 2 * 10**10, 2 * 10**9), 2 * 10**10, 2 * 10**9, 1)
     operators.add(operator("memory", 0, 5 * 10**9), 0, 0, 1)
     micro = {"forward": [(0, 1)], "backward": [(1, 1)]}
-    empty = Segment()
+    empty = StepEvents()
     return Timeline(
         device="cuda",
         slots=Slots([10**9], [0], [0], [0], [0]),
         modules=["model"],
         build=empty,
-        micro=Segment(accumulated=[Accumulated(0, 0, 0, False)]),
+        micro=StepEvents(accumulated=[Accumulated(0, 0, 0, False)]),
         single=None,
         first_update=empty,
         update=empty,
-        work=Work(operators, micro, None, {"optimizer": [(2, 1)]}, **phases),
+        work=OpCounts(operators, micro, None, {"optimizer": [(2, 1)]}, **phases),
     )
 
 

@@ -10,14 +10,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from autotune.timeline.op_counts import Operator
 from autotune.timeline.timeline import Timeline
 from autotune.worker.tracing.op_counter import NOTHING
-from autotune.worker.tracing.storage_recorder import Recorder
+from autotune.worker.tracing.storage_recorder import StorageRecorder
 from autotune.worker.tracing.trace import trace
 from tests.memory.test_trace import SEQ_LEN, request
 
 
 def done(run, *tensors, device="cpu"):
     """Return what a function of tensors makes operators do, in order."""
-    with Recorder(device, {}) as recorder, recorder.segment():
+    with StorageRecorder(device, {}) as recorder, recorder.segment():
         fakes = [recorder.from_tensor(tensor) for tensor in tensors]
         recorder.mark("forward")
         run(*fakes)

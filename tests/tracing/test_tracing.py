@@ -13,7 +13,7 @@ from autotune.outcome import Crash, Unsupported
 from autotune.probe.exit import Exit, Report
 from autotune.probe.protocol import Result, TraceAnswer, TracedRung
 from autotune.techniques import check
-from autotune.timeline.step_events import Segment, Slots
+from autotune.timeline.step_events import Slots, StepEvents
 from autotune.timeline.timeline import Timeline
 from autotune.tracing import cache
 from autotune.tracing.cache import TraceCache
@@ -22,8 +22,8 @@ from autotune.tracing.import_closure import import_closure
 from tests.data.requests import OWN, family, request
 
 TIMELINE = Timeline(
-    device="cpu", slots=Slots([64], [8], [0], [0], [0]), modules=["m"], build=Segment([0], [(0, "build")]),
-    micro=Segment([], []), single=Segment([], []), first_update=Segment([], []), update=Segment([], []),
+    device="cpu", slots=Slots([64], [8], [0], [0], [0]), modules=["m"], build=StepEvents([0], [(0, "build")]),
+    micro=StepEvents([], []), single=StepEvents([], []), first_update=StepEvents([], []), update=StepEvents([], []),
 )  # fmt: skip
 
 

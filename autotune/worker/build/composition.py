@@ -12,11 +12,11 @@ from torch import Tensor
 from autotune.candidate import Candidate
 from autotune.environment import how_to_install
 from autotune.probe.protocol import ProbeRequest
-from autotune.techniques.axis import Context, Kind
+from autotune.techniques.axis import Context, DeviceKind
 from autotune.techniques.check import refusal
 from autotune.techniques.data import unpaddable
 from autotune.techniques.sharding import IN_SHARDS, REPLICATED, SHARDINGS
-from autotune.worker.build.context import Draft
+from autotune.worker.build.context import BuildContext
 from autotune.worker.build.make_optimizer import maker_of, optimizer_of
 from autotune.worker.build.model_init import construct, cut
 from autotune.worker.built_model import loss_of
@@ -54,7 +54,7 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
     device = torch.device(request.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # streams and sharding work on the current device
-    draft = Draft(request, device, offload_store(request.candidate, request.folder, device, files))
+    draft = BuildContext(request, device, offload_store(request.candidate, request.folder, device, files))
     try:
         for apply in TECHNIQUES:
             apply(draft)
@@ -101,9 +101,9 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
     )
 
 
-def _check(draft: Draft) -> None:
+def _check(draft: BuildContext) -> None:
     request = draft.request
-    kind: Kind = "cuda" if draft.files is None else "cpu"
+    kind: DeviceKind = "cuda" if draft.files is None else "cpu"
     context = Context(
         accumulation_steps=request.accumulation_steps, world_size=request.world_size, nodes=request.nodes, kind=kind,
         with_lengths=request.lengths is not None,
@@ -119,7 +119,7 @@ def check_engine(candidate: Candidate) -> None:
         raise CannotRun(f"deepspeed is not installed: {how_to_install('deepspeed')}")
 
 
-def _check_attention(draft: Draft) -> None:
+def _check_attention(draft: BuildContext) -> None:
     attention = draft.request.candidate.attention
     if attention in {"flash_attention_2", "flex_attention"} and draft.device.type == "cpu":
         raise CannotRun(f"{attention} trains on a GPU only")
@@ -127,7 +127,7 @@ def _check_attention(draft: Draft) -> None:
         raise CannotRun(f"flash_attention_2 needs flash-attn: {how_to_install('flash-attn')}")
 
 
-def _form_group(draft: Draft) -> None:
+def _form_group(draft: BuildContext) -> None:
     candidate = draft.request.candidate
     if not candidate.distributed and (candidate.offload != "full" or draft.files is not None):
         return
@@ -141,7 +141,7 @@ def _form_group(draft: Draft) -> None:
         draft.mesh = process_group.form_mesh(draft.device, draft.ranks)
 
 
-def _set_precision(draft: Draft) -> None:
+def _set_precision(draft: BuildContext) -> None:
     candidate = draft.request.candidate
     # Under full offload a kept bf16 copy would hold on the device what was moved away from it.
     # DeepSpeed casts the model itself.
@@ -154,7 +154,7 @@ def _set_precision(draft: Draft) -> None:
         draft.closing.enter_context(fp32_products("high"))
 
 
-def _check_packing(draft: Draft) -> None:
+def _check_packing(draft: BuildContext) -> None:
     built = draft.built
     if draft.request.candidate.sequences != "packed" or unpaddable(built.task):
         return
@@ -165,14 +165,14 @@ def _check_packing(draft: Draft) -> None:
             check_packing(built, text_symbols(built, draft.request.seed), draft.precision)
 
 
-def _fuse_kernels(draft: Draft) -> None:
+def _fuse_kernels(draft: BuildContext) -> None:
     if draft.request.candidate.kernels == "liger":
         from autotune.worker.techniques.kernels import fused_kernels
 
         draft.closing.enter_context(fused_kernels(draft.built))
 
 
-def _add_adapters(draft: Draft) -> None:
+def _add_adapters(draft: BuildContext) -> None:
     candidate = draft.request.candidate
     if candidate.adapters != "none" and draft.request.model.train:
         raise CannotRun("adapters are all that trains beside a frozen model: leave out --train, or adapters")
@@ -186,36 +186,36 @@ def _add_adapters(draft: Draft) -> None:
         add_adapters(draft.built.model, draft.blocks)
 
 
-def _use_float8(draft: Draft) -> None:
+def _use_float8(draft: BuildContext) -> None:
     if draft.request.candidate.precision == "fp8":
         tokens = draft.request.candidate.micro_batch * draft.built.tokens_per_sample
         use_float8(draft.built.model, draft.blocks, draft.device, tokens)
 
 
-def _chunk_loss(draft: Draft) -> None:
+def _chunk_loss(draft: BuildContext) -> None:
     if draft.request.candidate.loss == "chunked":
         chunk_loss(draft.built)
 
 
-def _compile(draft: Draft) -> None:
+def _compile(draft: BuildContext) -> None:
     candidate = draft.request.candidate
     if candidate.compile == "regional":
         draft.closing.enter_context(compile_blocks(draft.blocks, draft.device, candidate.kept_share))
 
 
-def _checkpoint(draft: Draft) -> None:
+def _checkpoint(draft: BuildContext) -> None:
     how = draft.request.candidate.checkpointing
     if how != "none":
         elsewhere = ActivationOffload(draft.device, draft.place) if how == "offloaded" else None
         checkpoint_blocks(draft.blocks, how, elsewhere)
 
 
-def _offload_activations(draft: Draft) -> None:
+def _offload_activations(draft: BuildContext) -> None:
     if draft.request.candidate.activation_offload:
         draft.saving = ActivationOffload(draft.device, draft.place)
 
 
-def _place_parameters(draft: Draft) -> None:
+def _place_parameters(draft: BuildContext) -> None:
     candidate, model = draft.request.candidate, draft.built.model
     on_host = candidate.offload == "full"
     if candidate.engine == "deepspeed":
@@ -245,7 +245,7 @@ def _place_parameters(draft: Draft) -> None:
         draft.gradients = HostGradients(model.parameters(), draft.place)
 
 
-def _replicate(draft: Draft) -> None:
+def _replicate(draft: BuildContext) -> None:
     candidate = draft.request.candidate
     if candidate.sharding not in REPLICATED or candidate.engine == "deepspeed":
         return
@@ -255,7 +255,7 @@ def _replicate(draft: Draft) -> None:
     draft.forward, draft.reduction = replica.model, replica.reduction
 
 
-def _add_optimizer(draft: Draft) -> None:
+def _add_optimizer(draft: BuildContext) -> None:
     candidate, model = draft.request.candidate, draft.built.model
     if candidate.engine == "deepspeed":
         from autotune.worker.techniques.sharding.deepspeed import (
@@ -282,13 +282,13 @@ def make_optimizer(request: ProbeRequest, training: Training) -> StepOptimizer:
     return optimizer_of(request.candidate, training.model, training.device, place)
 
 
-def _scale_loss(draft: Draft) -> None:
+def _scale_loss(draft: BuildContext) -> None:
     if draft.request.candidate.precision == "fp16":
         parameters = draft.built.model.parameters()
         draft.optimizer = draft.scaling = ScaledOptimizer(draft.optimizer, parameters, draft.device)
 
 
-TECHNIQUES: tuple[Callable[[Draft], None], ...] = (
+TECHNIQUES: tuple[Callable[[BuildContext], None], ...] = (
     _check,  # first: it may refuse, and costs nothing
     _set_precision,  # likewise
     _check_attention,

@@ -31,7 +31,7 @@ def _as_it_is(batch: Batch) -> Batch:
 
 
 @dataclass
-class Draft:
+class BuildContext:
     """A training in the making; each technique reads what those before it left."""
 
     request: ProbeRequest

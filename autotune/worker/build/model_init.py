@@ -9,7 +9,7 @@ import torch
 
 from autotune.techniques.sharding import IN_SHARDS, SHARDINGS
 from autotune.worker.blocks import find_blocks
-from autotune.worker.build.context import Draft
+from autotune.worker.build.context import BuildContext
 from autotune.worker.built_model import BuiltModel
 from autotune.worker.errors import CannotRun
 from autotune.worker.experts import inseparable, shared_rows
@@ -18,7 +18,7 @@ from autotune.worker.techniques.mapped_files import MappedFiles, host_is_short, 
 from autotune.worker.techniques.precision import born_in, cast_inputs, cast_parameter
 
 
-def construct(draft: Draft) -> None:
+def construct(draft: BuildContext) -> None:
     """Build the model with fresh weights, equal on all ranks, and find its blocks.
 
     Raises CannotRun, and as `build_model`.
@@ -73,7 +73,7 @@ def construct(draft: Draft) -> None:
     torch.manual_seed(request.seed + draft.ranks.data_rank)
 
 
-def _kept(draft: Draft, away: bool) -> AbstractContextManager[object]:
+def _kept(draft: BuildContext, away: bool) -> AbstractContextManager[object]:
     """Return what puts into files the parameters of a model that is built whole: where that is `away` from a CPU, all.
 
     Away from a GPU, where a user's function always builds, those that host memory gets short of.
@@ -85,21 +85,21 @@ def _kept(draft: Draft, away: bool) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _built_by_one(draft: Draft) -> bool:
+def _built_by_one(draft: BuildContext) -> bool:
     """Tell whether rank 0 builds for all; what a user's own function does, every rank does for itself."""
     candidate, model = draft.request.candidate, draft.request.model
     apart = candidate.sharding in IN_SHARDS or candidate.tensor_parallel > 1
     return apart and candidate.engine == "torch" and draft.ranks.size > 1 and model.source != "function"
 
 
-def _check_experts(draft: Draft) -> None:
+def _check_experts(draft: BuildContext) -> None:
     request = draft.request
     reason = inseparable(request.candidate, draft.files is None, request.model.source)
     if shared_rows(draft.built.model) and reason:
         raise CannotRun(reason)
 
 
-def cut(draft: Draft) -> None:
+def cut(draft: BuildContext) -> None:
     """Share matrices out to the ranks of one model; what is sharded too is prepared for that block by block."""
     if draft.mesh is not None:
         from autotune.worker.techniques.sharding.tensor_parallel import (

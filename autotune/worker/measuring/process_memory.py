@@ -16,7 +16,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _RESET_PEAK = b"5"  # proc_pid_clear_refs(5)
 
 
-class MemoryUse(NamedTuple):
+class ProcessMemory(NamedTuple):
     """What a process holds, in bytes, as proc_pid_statm(5) has it.
 
     Memory that it shares with a mapped file is in `mapped` alone.
@@ -57,23 +57,23 @@ class OwnMemory:
         self._first = self.now()
         self.begin()
 
-    def now(self) -> MemoryUse:
+    def now(self) -> ProcessMemory:
         """Return what the process holds now."""
         fields = os.pread(self._statm, 256, 0).split()
         resident, mapped, data = (int(fields[index]) * _PAGE for index in (1, 2, 5))
-        return MemoryUse(resident - mapped, data, mapped)
+        return ProcessMemory(resident - mapped, data, mapped)
 
-    def peak(self) -> MemoryUse:
+    def peak(self) -> ProcessMemory:
         """Return the peaks since the last `begin`, each for itself."""
         first, last = self._first, self.now()
         lap, *pages = PEAKS.unpack_from(self._board, LAP.size)
-        seen = MemoryUse(*(count * _PAGE for count in pages)) if lap == self._lap else last
+        seen = ProcessMemory(*(count * _PAGE for count in pages)) if lap == self._lap else last
         mapped = max(first.mapped, last.mapped, seen.mapped)
         anonymous = max(first.anonymous, last.anonymous, seen.anonymous)
         if self._reset is not None:
             anonymous = max(anonymous, self._resident_peak() - mapped)
         untouched = min(first.data - first.anonymous, last.data - last.anonymous)
-        return MemoryUse(anonymous, max(first.data, last.data, seen.data, anonymous + untouched), mapped)
+        return ProcessMemory(anonymous, max(first.data, last.data, seen.data, anonymous + untouched), mapped)
 
     def begin(self) -> None:
         """Begin a new lap: peaks count from here."""

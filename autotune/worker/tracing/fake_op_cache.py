@@ -66,7 +66,7 @@ class _NotHashable(Exception):
     """The call cannot be remembered."""
 
 
-class Shapes:
+class FakeOpCache:
     """Outcomes by operator and arguments, for one fake-tensor mode."""
 
     def __init__(self, mode: FakeTensorMode) -> None:

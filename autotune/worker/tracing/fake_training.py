@@ -13,7 +13,7 @@ from torch.amp import GradScaler
 
 from autotune.candidate import Candidate
 from autotune.probe.protocol import ProbeRequest
-from autotune.timeline.step_events import Segment
+from autotune.timeline.step_events import StepEvents
 from autotune.worker.build import composition
 from autotune.worker.replacing import replaced
 from autotune.worker.techniques import mapped_files, offload_store
@@ -26,12 +26,14 @@ from autotune.worker.tracing.fakes.cuda import fake_cuda
 from autotune.worker.tracing.fakes.flash import fake_flash
 from autotune.worker.tracing.fakes.triton import fake_triton
 from autotune.worker.tracing.step_tracer import StepTracer
-from autotune.worker.tracing.storage_recorder import Recorder
+from autotune.worker.tracing.storage_recorder import StorageRecorder
 from autotune.worker.training import Training
 
 
 @contextmanager
-def recording(request: ProbeRequest, micro_steps: int = 1) -> Iterator[tuple[Recorder, Training, Segment]]:
+def recording(
+    request: ProbeRequest, micro_steps: int = 1
+) -> Iterator[tuple[StorageRecorder, Training, StepEvents]]:
     """Build the training under a recorder; `micro_steps` are those of an engine's optimizer step."""
     on_cuda = request.device.startswith("cuda")
     _import_libraries(request.candidate)
@@ -45,7 +47,9 @@ def recording(request: ProbeRequest, micro_steps: int = 1) -> Iterator[tuple[Rec
         with (
             _as_if_real(),
             fake_cuda() if on_cuda else nullcontext(torch.device("cpu")) as device,
-            _compiling(request, recorder := Recorder(device.type, kernel_workspace.of_device(on_cuda))),
+            _compiling(
+                request, recorder := StorageRecorder(device.type, kernel_workspace.of_device(on_cuda))
+            ),
             recorder,
             _with_packages(request, recorder, on_cuda),
             _in_files(recorder),
@@ -103,7 +107,7 @@ def _as_if_real() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _with_packages(request: ProbeRequest, recorder: Recorder, on_cuda: bool) -> Iterator[None]:
+def _with_packages(request: ProbeRequest, recorder: StorageRecorder, on_cuda: bool) -> Iterator[None]:
     """Provide what the candidate needs and a machine without a GPU cannot have."""
     with ExitStack() as provided:
         if on_cuda and request.candidate.attention == "flash_attention_2":
@@ -113,7 +117,7 @@ def _with_packages(request: ProbeRequest, recorder: Recorder, on_cuda: bool) -> 
         yield
 
 
-def _compiling(request: ProbeRequest, recorder: Recorder) -> AbstractContextManager[None]:
+def _compiling(request: ProbeRequest, recorder: StorageRecorder) -> AbstractContextManager[None]:
     if request.candidate.compile == "none":
         return nullcontext()
     from autotune.worker.tracing.fakes.compiler import fake_compiler  # late: it imports the compiler
@@ -121,7 +125,7 @@ def _compiling(request: ProbeRequest, recorder: Recorder) -> AbstractContextMana
     return fake_compiler(recorder)
 
 
-def _in_files(recorder: Recorder) -> AbstractContextManager[None]:
+def _in_files(recorder: StorageRecorder) -> AbstractContextManager[None]:
     """Let offload to mapped files make tensors that are not counted, and no files."""
 
     class Files(MappedFiles):
@@ -139,7 +143,7 @@ def _sharded(request: ProbeRequest) -> bool:
 
 
 def _among_ranks(
-    request: ProbeRequest, recorder: Recorder, device: torch.device
+    request: ProbeRequest, recorder: StorageRecorder, device: torch.device
 ) -> AbstractContextManager[None]:
     if not _sharded(request):
         return nullcontext()

@@ -15,7 +15,7 @@ import torch
 
 aten = torch.ops.aten
 
-Scratch = Callable[[tuple[Any, ...], Mapping[str, Any]], Iterable[int]]
+Workspace = Callable[[tuple[Any, ...], Mapping[str, Any]], Iterable[int]]
 """The sizes (bytes) of a kernel's scratch buffers, from its arguments."""
 
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
@@ -61,7 +61,7 @@ def _embedding_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ite
     yield count * gradient.shape[-1] * 4 // 10
 
 
-ON_CUDA: dict[Any, Scratch] = {
+ON_CUDA: dict[Any, Workspace] = {
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
     aten.embedding_dense_backward.default: _embedding_backward,
@@ -170,7 +170,7 @@ def _gloo_reduce_scatter(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> It
     yield args[1].numel() * args[1].element_size()
 
 
-ON_CPU: dict[Any, Scratch] = {
+ON_CPU: dict[Any, Workspace] = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     torch.ops.c10d._allgather_base_.default: _gloo_all_gather,
@@ -179,7 +179,7 @@ ON_CPU: dict[Any, Scratch] = {
 """Collectives run on gloo there (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp); those of NCCL take none."""
 
 
-def of_device(cuda: bool) -> dict[Any, Scratch]:
+def of_device(cuda: bool) -> dict[Any, Workspace]:
     """Return the table of a device, with the operators of bitsandbytes if that was imported."""
     if cuda:
         return ON_CUDA

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from autotune.outcome import Phase
-from autotune.timeline.op_counts import Counts, Operator, Operators, Work
+from autotune.timeline.op_counts import Counts, OpCounts, Operator, Operators
 from autotune.worker.tracing.op_facts import OpFacts, tensor_bytes
 
 NOTHING = -1
@@ -19,7 +19,7 @@ Calls = dict[Phase, list[int]]
 """By phase, the numbers of the operators that ran, in order."""
 
 
-class WorkLog:
+class OpCounter:
     """Numbers operators by what they do, and keeps the numbers of those that ran."""
 
     def __init__(self, device: str) -> None:
@@ -68,7 +68,7 @@ class WorkLog:
 
     def work(
         self, least: Calls, more: Calls, single: Calls | None, update: Calls, micro_batch: int, apart: int = 1
-    ) -> Work:
+    ) -> OpCounts:
         """Fold the calls of micro-steps at `micro_batch` and at `apart` more into operators affine in it.
 
         The optimizer step does not know the micro-batch. What ran at only one of the two counts as constant. For a
@@ -78,15 +78,15 @@ class WorkLog:
         micro = {phase: folder.affine(calls, more.get(phase, [])) for phase, calls in least.items()}
         alone = None if single is None else {phase: folder.same(calls) for phase, calls in single.items()}
         updates = {phase: folder.same(calls) for phase, calls in update.items()}
-        work = Work(folder.operators, micro, alone, updates)
+        work = OpCounts(folder.operators, micro, alone, updates)
         if single is None:
             return work
         said = sum(work.flops(1).values())
-        thought = sum(Work(folder.operators, micro, None, updates).flops(1).values())
+        thought = sum(OpCounts(folder.operators, micro, None, updates).flops(1).values())
         if abs(said - thought) <= 0.01 * said:
             return work
         note = f"FLOPs are not affine in the micro-batch: {said:.3g} at 1, where {thought:.3g} were expected"
-        return Work(folder.operators, micro, alone, updates, note)
+        return OpCounts(folder.operators, micro, alone, updates, note)
 
 
 class _Folder:

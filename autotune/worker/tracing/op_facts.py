@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from autotune.timeline.op_counts import Kind, MathType, Operator
+from autotune.timeline.op_counts import MathType, Operator, OpKind
 
 _NO_WORK = {
     "empty",
@@ -56,7 +56,7 @@ _UNREAD = {"nll_loss_backward": (1,), "nll_loss2d_backward": (1,)}
 """Positions of arguments that are only looked at for their shape."""
 _GRADIENTS_KEPT = ("_fused_adam", "_fused_sgd", "_fused_adagrad")
 """Schemas call the gradients written, which they are only where a loss scale is taken out of them."""
-_COLLECTIVES: tuple[tuple[str, Kind], ...] = (
+_COLLECTIVES: tuple[tuple[str, OpKind], ...] = (
     ("reduce_scatter", "reduce_scatter"), ("all_to_all", "all_to_all"), ("alltoall", "all_to_all"),
     ("allgather", "all_gather"), ("all_gather", "all_gather"), ("allreduce", "all_reduce"),
     ("all_reduce", "all_reduce"), ("broadcast", "broadcast"),
@@ -88,7 +88,7 @@ class OpFacts:
         names = [argument.name for argument in schema.arguments]
         self.causal = names.index("is_causal") if "is_causal" in names else None
         self.attention = "_attention" in self.name and self.formula is not None
-        self.collective: Kind | None = None
+        self.collective: OpKind | None = None
         if self.namespace in {"c10d", "_c10d_functional", "_c10d_functional_autograd"}:
             self.collective = next((kind for part, kind in _COLLECTIVES if part in self.name), None)
 
@@ -119,7 +119,7 @@ class OpFacts:
         moved = out + self._read(args, kwargs, given, out)
         places = {_place(value, device) for value in [*given, *written] if value.dim() or len(given) == 1}
         if places == {"host", "device"} and self.name in {"_to_copy", "copy_"}:
-            kind: Kind = "upload" if _place(written[0], device) == "device" else "download"
+            kind: OpKind = "upload" if _place(written[0], device) == "device" else "download"
             return Operator(self.name, kind, "none", 1, 0, out)
         if places == {"host"}:
             return Operator(self.name, "host", "none", 1, _elements(written), moved)

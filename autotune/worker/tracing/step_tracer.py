@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from autotune.timeline.step_events import Segment, survivors
+from autotune.timeline.step_events import StepEvents, survivors
 from autotune.worker.measuring.steps import gradient_norm
 from autotune.worker.tracing.op_counter import Calls
-from autotune.worker.tracing.storage_recorder import Recorder
+from autotune.worker.tracing.storage_recorder import StorageRecorder
 from autotune.worker.training import StepOptimizer, Training
 
 
@@ -38,10 +38,10 @@ weights', and the order changes from one micro-batch to the next; the peaks of a
 class Updates(NamedTuple):
     """What an optimizer does."""
 
-    making: Segment
-    first: Segment
+    making: StepEvents
+    first: StepEvents
     """Its first step, and the clearing of gradients."""
-    second: Segment
+    second: StepEvents
     calls: Calls
     """What ran in the second step."""
 
@@ -50,7 +50,7 @@ class StepTracer:
     """Takes a training through its parts, as `autotune.worker.measuring.steps` does, one segment each."""
 
     def __init__(
-        self, recorder: Recorder, training: Training, micro_steps: int = 1, pair: Pair = PLAIN
+        self, recorder: StorageRecorder, training: Training, micro_steps: int = 1, pair: Pair = PLAIN
     ) -> None:
         """Take a training, and how many micro-steps are recorded as one: all that an optimizer step has."""
         self._recorder = recorder
@@ -64,7 +64,7 @@ class StepTracer:
         self.sample_bytes = 0
         """Of a batch's tensors, for one sample."""
 
-    def make_state(self, building: Segment) -> None:
+    def make_state(self, building: StepEvents) -> None:
         """Take a first step for an optimizer that makes its state inside backward, and count the state as built.
 
         So all micro-steps are alike. The peak is that of a later step, which has the state from its start.
@@ -77,7 +77,7 @@ class StepTracer:
         recorder.call(training.optimizer.state_tensors(), "optimizer_state")
         building.events.extend(survivors(segment))
 
-    def micro_step(self, micro_batch: int) -> Segment:
+    def micro_step(self, micro_batch: int) -> StepEvents:
         """Record forward and backward, of each micro-step."""
         recorder, training = self._recorder, self._training
         with recorder.segment() as segment:
@@ -106,7 +106,7 @@ class StepTracer:
             (loss / self._micro_steps).backward()
         self._losses.append(loss.detach())
 
-    def update(self) -> Segment:
+    def update(self) -> StepEvents:
         """Record the optimizer step and the clearing of the gradients."""
         recorder, training = self._recorder, self._training
         with recorder.segment() as segment:
@@ -120,7 +120,7 @@ class StepTracer:
         self.calls.append(recorder.log.calls)
         return segment
 
-    def settle(self, building: Segment, micro_batch: int | None = None) -> None:
+    def settle(self, building: StepEvents, micro_batch: int | None = None) -> None:
         """Run one micro-step and keep of it what it leaves for good, as part of the build.
 
         The first pass of sharded training prepares: FSDP2 makes the tensors that it gathers into, and DDP's buckets
@@ -130,9 +130,9 @@ class StepTracer:
         first = self.micro_step(micro_batch or self._pair.more + 1)
         with self._recorder.segment() as cleared:
             self.drop()
-        building.events.extend(_lasting(Segment([*first.events, *cleared.events])))
+        building.events.extend(_lasting(StepEvents([*first.events, *cleared.events])))
 
-    def evaluate(self) -> tuple[Segment, dict[int, int]] | None:
+    def evaluate(self) -> tuple[StepEvents, dict[int, int]] | None:
         """Record a forward pass without gradients between two steps, and the slots of a larger one by its own.
 
         What a first pass makes for good (FSDP2 may keep what it gathered) is part of it. None if passes differ.
@@ -143,9 +143,9 @@ class StepTracer:
         if len(small.events) != len(large.events):
             return None
         grown = {our: their for our, their in zip(small.events, large.events, strict=True) if our >= 0}
-        return Segment([*_lasting(first), *small.events]), grown
+        return StepEvents([*_lasting(first), *small.events]), grown
 
-    def _forward(self, micro_batch: int) -> Segment:
+    def _forward(self, micro_batch: int) -> StepEvents:
         recorder, training = self._recorder, self._training
         training.model.eval()
         try:
@@ -158,13 +158,13 @@ class StepTracer:
         self._batch += 1
         return segment
 
-    def settle_whole(self, building: Segment, micro_batch: int | None = None) -> None:
+    def settle_whole(self, building: StepEvents, micro_batch: int | None = None) -> None:
         """Run two whole steps, and keep of them what they leave for good, as part of the build.
 
         For an engine that lets go of gradients in its step alone. It makes the optimizer's state as it is set up, and
         knows from its second step on in which order parameters are needed.
         """
-        whole = Segment()
+        whole = StepEvents()
         for _ in range(2):
             for segment in (self.micro_step(micro_batch or self._pair.more + 1), self.update()):
                 whole.events.extend(segment.events)
@@ -208,13 +208,13 @@ class StepTracer:
                 del norms[0]
             ends.append(end)
         first, second = (
-            Segment([*step.events, *cleared.events, *end.events], step.marks)
+            StepEvents([*step.events, *cleared.events, *end.events], step.marks)
             for step, end in zip(steps, ends, strict=True)
         )
         return Updates(making, first, second, calls)
 
 
-def _lasting(segment: Segment) -> list[int]:
+def _lasting(segment: StepEvents) -> list[int]:
     """Return the allocations that outlive a segment, and the releases of what was there before."""
     lasting: dict[int, None] = {}
     for event in segment.events:

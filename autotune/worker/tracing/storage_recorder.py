@@ -14,13 +14,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from autotune.outcome import Phase
-from autotune.timeline.step_events import CATEGORIES, PLACES, Accumulated, Category, Segment
+from autotune.timeline.step_events import CATEGORIES, PLACES, Accumulated, Category, StepEvents
 from autotune.worker.measuring.memory_breakdown import local
 from autotune.worker.tracing.constant_values import KnownValues
-from autotune.worker.tracing.fake_op_cache import Shapes
-from autotune.worker.tracing.kernel_workspace import Scratch
+from autotune.worker.tracing.fake_op_cache import FakeOpCache
+from autotune.worker.tracing.kernel_workspace import Workspace
 from autotune.worker.tracing.module_attribution import Attribution
-from autotune.worker.tracing.op_counter import WorkLog
+from autotune.worker.tracing.op_counter import OpCounter
 
 _GRADIENT, _ACTIVATION, _WORKSPACE, _TEMPORARY = (
     CATEGORIES.index(name) for name in ("gradient", "activation", "workspace", "temporary")
@@ -55,7 +55,7 @@ class _Storage(weakref.ref):  # type: ignore[type-arg]
     slot: int
 
 
-class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow torch
+class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow torch
     """A fake-tensor mode that records the storages behind the tensors that operators return.
 
     Being the mode itself, and not a second one on top of it, halves the cost of a traced operator. Only outermost
@@ -65,7 +65,7 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
     `log`.
     """
 
-    def __init__(self, device: str, scratch: Mapping[Any, Scratch]) -> None:
+    def __init__(self, device: str, scratch: Mapping[Any, Workspace]) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.sizes: list[int] = []
         """Bytes of every allocation so far, by slot."""
@@ -73,11 +73,11 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         self.place: list[int] = []
         self.module: list[int] = []
         self._modules = Attribution()
-        self.log = WorkLog(device)
+        self.log = OpCounter(device)
         self._device = device
-        self._scratch_of = scratch
+        self._workspace_of = scratch
         self._known = KnownValues()
-        self._shapes = Shapes(self)
+        self._cache = FakeOpCache(self)
         self._inside = False
         self._to_disk = False
         self._muted = False
@@ -85,7 +85,7 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         self._backward = False
         self._live: dict[int, _Storage] = {}
         self._newest: _Storage
-        self._segment = Segment()
+        self._segment = StepEvents()
         self._entered = 0
         self._first = 0  # slot with which the segment began
         self._parameters: dict[int, tuple[int, int]] = {}  # by identity: number and module
@@ -122,10 +122,10 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         adding = func is _ADD and self._backward and not torch.is_grad_enabled()
         self._inside = True
         try:
-            key = self._shapes.key(func, args, kwargs)
-            known = None if key is None else self._shapes.find(key)
+            key = self._cache.key(func, args, kwargs)
+            known = None if key is None else self._cache.find(key)
             if known is not None:
-                result = self._shapes.replay(known, _given(args, kwargs))
+                result = self._cache.replay(known, _given(args, kwargs))
                 self.log.running.append(known.work)
             else:
                 if func is _GROUPED_MM and args[0].dtype != torch.bfloat16:
@@ -141,7 +141,7 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
                 work = self.log.number(func, args, kwargs or {}, result)
                 self.log.running.append(work)
                 if key is not None:
-                    self._shapes.remember(key, _given(args, kwargs), result, work)
+                    self._cache.remember(key, _given(args, kwargs), result, work)
         finally:
             self._inside = False
         self._known.follow(func, args, kwargs or {}, result)
@@ -153,8 +153,8 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
             for value in tree_leaves(result):
                 if isinstance(value, Tensor):
                     self.see(value)
-        if func in self._scratch_of:
-            self._scratch(self._scratch_of[func](args, kwargs or {}))
+        if func in self._workspace_of:
+            self._add_workspace(self._workspace_of[func](args, kwargs or {}))
         return result
 
     def _faked(self, real: Tensor, args: tuple[Any, ...]) -> Tensor:
@@ -258,7 +258,7 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
         self._copies.discard(slot)
         self._newest.slot = held
 
-    def _scratch(self, sizes: Iterable[int]) -> None:
+    def _add_workspace(self, sizes: Iterable[int]) -> None:
         slots = [self._allocate(size, _DEVICE) for size in sizes if size]
         for slot in slots:
             self.category[slot] = _WORKSPACE
@@ -267,14 +267,14 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
     # What surrounds it.
 
     @contextmanager
-    def segment(self) -> Iterator[Segment]:
+    def segment(self) -> Iterator[StepEvents]:
         """Record what happens inside into a segment of its own."""
-        self._segment = segment = Segment()
+        self._segment = segment = StepEvents()
         self.log.begin()
         self._first = len(self.sizes)
         self._modules.forget()
         yield segment
-        self._segment = Segment()
+        self._segment = StepEvents()
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
@@ -380,6 +380,6 @@ class Recorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not follow to
 
 
 # torch keeps its compiler out of every dispatch mode, at a cost for each call; nothing compiles while recording.
-Recorder.__torch_dispatch__ = getattr(  # type: ignore[method-assign]
-    Recorder.__torch_dispatch__, "__wrapped__", Recorder.__torch_dispatch__
+StorageRecorder.__torch_dispatch__ = getattr(  # type: ignore[method-assign]
+    StorageRecorder.__torch_dispatch__, "__wrapped__", StorageRecorder.__torch_dispatch__
 )

@@ -29,8 +29,8 @@ from torch._subclasses.fake_tensor import (
 
 from autotune.candidate import Candidate
 from autotune.probe.protocol import ProbeRequest
-from autotune.timeline.op_counts import Work
-from autotune.timeline.step_events import Segment, Slots, renamed
+from autotune.timeline.op_counts import OpCounts
+from autotune.timeline.step_events import Slots, StepEvents, renamed
 from autotune.timeline.timeline import Timeline
 from autotune.worker.build import composition
 from autotune.worker.errors import CannotRun
@@ -42,7 +42,7 @@ from autotune.worker.tracing.fake_training import recording
 from autotune.worker.tracing.fakes.compiler import GraphBreak
 from autotune.worker.tracing.op_counter import Calls
 from autotune.worker.tracing.step_tracer import COMPILED, PLAIN, Pair, StepTracer
-from autotune.worker.tracing.storage_recorder import Recorder
+from autotune.worker.tracing.storage_recorder import StorageRecorder
 from autotune.worker.training import Training
 
 
@@ -165,9 +165,9 @@ def _affine(
         def timeline(
             request: ProbeRequest,
             began: float,
-            built: Segment,
-            first: Segment,
-            later: Segment,
+            built: StepEvents,
+            first: StepEvents,
+            later: StepEvents,
             of_update: Calls,
         ) -> Timeline:
             slopes = slope + [0] * (len(sizes) - len(slope))
@@ -195,7 +195,7 @@ def _affine(
                 break  # tracing it by itself says why
             if updates is None:
                 break
-            made = Segment([*building.events, *updates.making.events], building.marks)
+            made = StepEvents([*building.events, *updates.making.events], building.marks)
             back = renamed(left, small)
             first, later = _renamed(updates.first, back), _renamed(updates.second, back)
             found[candidate] = timeline(alone, began, made, first, later, updates.calls)
@@ -240,7 +240,7 @@ def _exact(request: ProbeRequest, began: float, micro_steps: int = 1) -> Timelin
         )  # fmt: skip
 
 
-def _matched(ours: Segment, theirs: Segment) -> dict[int, int]:
+def _matched(ours: StepEvents, theirs: StepEvents) -> dict[int, int]:
     """Map the slots of one micro-step to those of another. Raises _Unlike where their events differ."""
     if len(ours.events) != len(theirs.events):
         raise _Unlike(f"{len(ours.events)} and {len(theirs.events)} events")
@@ -253,8 +253,8 @@ def _matched(ours: Segment, theirs: Segment) -> dict[int, int]:
     return same
 
 
-def _renamed(segment: Segment, names: dict[int, int]) -> Segment:
-    return Segment([_translated(event, names) for event in segment.events], segment.marks)
+def _renamed(segment: StepEvents, names: dict[int, int]) -> StepEvents:
+    return StepEvents([_translated(event, names) for event in segment.events], segment.marks)
 
 
 def _translated(event: int, names: dict[int, int]) -> int:
@@ -263,12 +263,12 @@ def _translated(event: int, names: dict[int, int]) -> int:
 
 def _timeline(
     request: ProbeRequest,
-    recorder: Recorder,
+    recorder: StorageRecorder,
     training: Training,
     base: list[int],
     slope: list[int],
-    segments: tuple[Segment, Segment, Segment, Segment, Segment | None, Segment | None],
-    work: Work,
+    segments: tuple[StepEvents, StepEvents, StepEvents, StepEvents, StepEvents | None, StepEvents | None],
+    work: OpCounts,
     exact: int | None,
     began: float,
     sample_bytes: int,
@@ -286,8 +286,8 @@ def _timeline(
     def of(values: list[int]) -> list[int]:
         return [values[slot] for slot in kept]
 
-    def renumbered(segment: Segment) -> Segment:
-        return Segment(
+    def renumbered(segment: StepEvents) -> StepEvents:
+        return StepEvents(
             [_translated(event, used) for event in segment.events],
             segment.marks,
             [entry._replace(slot=used[entry.slot]) for entry in segment.accumulated],

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from autotune.worker.replacing import replaced
 from autotune.worker.techniques import compilation
-from autotune.worker.tracing.storage_recorder import Recorder
+from autotune.worker.tracing.storage_recorder import StorageRecorder
 
 SIZES = 4
 """Micro-batches that one trace runs at most, each of which is compiled for itself, as it is in a probe."""
@@ -37,7 +37,7 @@ class GraphBreak(Exception):
 class Kernel:
     """What stands for a fused kernel: it moves the bytes of its arguments, and nothing else is known of it."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: StorageRecorder) -> None:
         self._recorder = recorder
 
     def __call__(self, *args: Any) -> None:
@@ -46,7 +46,7 @@ class Kernel:
 
 
 @contextmanager
-def fake_compiler(recorder: Recorder) -> Iterator[None]:
+def fake_compiler(recorder: StorageRecorder) -> Iterator[None]:
     """Let blocks that are compiled within be compiled for the recorder. Enter it before the recorder.
 
     Every shape is compiled for itself, as in a probe, which sees one. Nothing is kept: what is compiled here would be
@@ -111,7 +111,7 @@ def _outside_modes(forward: Callable[..., Any]) -> Callable[..., Any]:
     return outside
 
 
-def _program(recorder: Recorder, key: str, path: str, attrs: dict[str, Any]) -> ModuleType:
+def _program(recorder: StorageRecorder, key: str, path: str, attrs: dict[str, Any]) -> ModuleType:
     """Load a generated program, and let its buffers be the recorder's."""
     module = ModuleType(f"autotune_traced_{key}")
     module.__file__ = path

@@ -26,13 +26,13 @@ from autotune.units import GIB
 from autotune.worker.techniques.precision import cast_parameter
 from autotune.worker.techniques.sharding.deepspeed import DeepSpeedEngine
 from autotune.worker.tracing.fakes.autocast import NAME
-from autotune.worker.tracing.storage_recorder import Recorder
+from autotune.worker.tracing.storage_recorder import StorageRecorder
 
 Changes = list[tuple[Any, str, Any]]
 
 
 def fake_engine(
-    recorder: Recorder, device: torch.device, move: Callable[[nn.Module, torch.device], None]
+    recorder: StorageRecorder, device: torch.device, move: Callable[[nn.Module, torch.device], None]
 ) -> Changes:
     """Return what has to be replaced while DeepSpeed's engine runs under a recorder; `move` places a model."""
 

@@ -24,7 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from autotune.worker.replacing import replaced
 from autotune.worker.techniques.sharding import fully_sharded, process_group, rank0_init, replicated
-from autotune.worker.tracing.storage_recorder import Recorder
+from autotune.worker.tracing.storage_recorder import StorageRecorder
 from autotune.worker.training import Ranks
 
 BUCKET_BYTES = 25 * 2**20
@@ -32,7 +32,7 @@ BUCKET_BYTES = 25 * 2**20
 
 
 @contextmanager
-def fake_ranks(recorder: Recorder, device: torch.device, deepspeed: bool = False) -> Iterator[None]:
+def fake_ranks(recorder: StorageRecorder, device: torch.device, deepspeed: bool = False) -> Iterator[None]:
     """While open, groups are formed with ranks that do not exist, and sharding works on fake tensors of `device`."""
 
     def alloc_storage(tensor: Tensor) -> None:

@@ -26,7 +26,7 @@ from autotune.environment import how_to_install
 from autotune.worker.errors import CannotRun
 from autotune.worker.replacing import replaced
 from autotune.worker.tracing.fakes.autocast import NAME
-from autotune.worker.tracing.storage_recorder import Recorder
+from autotune.worker.tracing.storage_recorder import StorageRecorder
 
 MULTIPROCESSORS = 132
 """Of an H100 (NVIDIA's white paper). Backward passes of norms keep a row of sums for each until they are added: 2 MiB
@@ -46,7 +46,7 @@ find the sum of their exponentials and once more to divide by it (liger-kernel 0
 CHUNKED = "liger_kernel.ops.fused_linear_cross_entropy"
 
 
-def fake_triton(recorder: Recorder) -> AbstractContextManager[None]:
+def fake_triton(recorder: StorageRecorder) -> AbstractContextManager[None]:
     """Let kernels do nothing while open; what they would move goes to the recorder's log.
 
     liger-kernel must have been imported. Raises CannotRun where Triton is not installed.
