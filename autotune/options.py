@@ -197,5 +197,5 @@ class EstimateOptions(ModelOptions, GpuOptions, BatchOptions):
 
     subject: ClassVar[str] = "Table of rungs, where no technique is named"
 
-    space: str = "default"
-    """The search space whose rungs make up the table."""
+    space: str | None = None
+    """The search space whose rungs make up the table; else `default`, or `packing` with --lengths."""

@@ -25,7 +25,7 @@ from autotune.models.sequence_length import LONGEST_DEFAULT, sequence_length
 from autotune.options import EstimateOptions
 from autotune.probe.launch import end_all
 from autotune.probe.protocol import ProbeRequest
-from autotune.search.shipped import load_space
+from autotune.search.shipped import default_space, load_space
 from autotune.search.space import Space
 from autotune.specs import ModelSpec
 from autotune.techniques.axis import Context
@@ -155,7 +155,9 @@ def settle(question: EstimateRequest, base: Path, flags: Container[str] = ()) ->
         ).model_copy(update={"train": question.train})
     )  # fmt: skip
     hardware = attempt(lambda: find_hardware(question.gpu))
-    space = attempt(lambda: load_space(question.space))
+    # Of one device, whatever there are: the table has every sharding of each rung.
+    named = question.space or default_space(1, question.lengths is not None)
+    space = attempt(lambda: load_space(named))
     chosen = attempt(lambda: Candidate.load(question.candidate, "options", flags))
     lengths = attempt(lambda: read_lengths(question.lengths, base))
     longest = lengths.longest if lengths else LONGEST_DEFAULT

@@ -41,7 +41,7 @@ class MadeTracer:
         found = {}
         for candidate in (request.candidate, *request.also):
             made = timeline(device, candidate)
-            made.facts.update(tokens_per_sample=request.seq_len, seconds=0.5)
+            made.facts.update(tokens_per_sample=request.seq_len, seq_len=request.seq_len, seconds=0.5)
             reason = "operator x needs values" if title_of(candidate) == self.untraceable else ""
             found[candidate] = Trace(None, reason) if reason else Trace(made, cached=self.cached)
         return found
@@ -347,3 +347,11 @@ def test_a_command_line_may_say_flash_and_off():
             ask(candidate=candidate)
     asked = EstimateRequest.gather({"model": "tiny-gpt2", "candidate": {"micro_batch": 3}}, Path.cwd())
     assert (asked.micro_batch, asked.candidate) == (3, {})
+
+
+def test_known_lengths_are_priced_padded_and_packed(tmp_path):
+    (tmp_path / "lengths.csv").write_text("length,count\n16,5\n100,3\n")
+    answer = ask(lengths=str(tmp_path / "lengths.csv"))
+    assert {rung.estimate.candidate.sequences for rung in answer.priced} == {"padded", "packed"}
+    alone = ask(lengths=str(tmp_path / "lengths.csv"), space="default")
+    assert {rung.estimate.candidate.sequences for rung in alone.priced} == {"padded"}
