@@ -68,5 +68,7 @@ if AcceleratorState._shared_state:
         "device": str(state.device),
     }
 seen["variable"] = os.environ.get("MALLOC_TOP_PAD_")
+ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+seen["ranks"] = {name: os.environ[name] for name in ranks if name in os.environ}
 seen["threads"] = torch.get_num_threads()
 (result.parent / f"{result.name}.{os.environ.get('RANK', '0')}.json").write_text(json.dumps(seen))

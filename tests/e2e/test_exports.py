@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from autotune.candidate import Candidate
+from autotune.devices.cpu import CpuDevice
+from autotune.executors.ranks import RanksExecutor
 from autotune.exports import export
+from autotune.outcome import Ok
+from autotune.probe.folder import ProbeFolder
+from autotune.probe.launch import launch as launch_probe
+from autotune.probe.protocol import ProbeRequest
 from tests.configurations import make_best
 
 OBSERVE = Path(__file__).parents[1] / "data" / "observe.py"
@@ -17,6 +24,7 @@ LAYERS = 2
 TENSORS = 28
 """Parameters of tiny-gpt2, each tied one counted once."""
 STEPS = 2
+BUDGET = 3 << 30
 
 
 def write(best, target, folder):
@@ -173,6 +181,42 @@ def test_native_trains_on_two_ranks_as_they_were_measured(tmp_path):
             STEPS * best.accumulation.steps * LAYERS
         )
         assert rank["variable"] == best.variables["MALLOC_TOP_PAD_"]
+
+
+@pytest.mark.slow
+def test_ranks_of_torchs_launcher_do_what_those_of_a_probe_did(tmp_path):
+    """A probe's ranks are started by autotune, each under a supervisor; the export's by torch.distributed.run."""
+    told = {}
+
+    def launcher(*where, environment, **options):
+        told[environment["RANK"]] = environment
+        return launch_probe(*where, environment=environment, **options)
+
+    ranks = RanksExecutor([CpuDevice(BUDGET)] * 2, launcher)
+    best = make_best(
+        gpus=2, sharding="fsdp2", precision="fp32", steps=1, variables=ranks.environment(Candidate())
+    )
+    request = ProbeRequest(
+        kind="train", model=best.model, candidate=best.candidate, seq_len=best.seq_len, accumulation_steps=1,
+        device="cpu", world_size=2, budget=BUDGET, seed=best.seed, sample_seconds=1, sample_steps=STEPS,
+        folder="",
+    )  # fmt: skip
+    found = ranks.run(request, tmp_path / "probe", timeout=240)
+    assert isinstance(found.answer, Ok), found
+    place = ProbeFolder(tmp_path / "probe")
+    each = [
+        json.loads(place.of_rank(rank).result.read_text())["answer"]["outcome"]["losses"] for rank in range(2)
+    ]
+    (tmp_path / "export").mkdir()
+    seen, output = launch(best, "native", tmp_path / "export")
+    assert losses(output) == pytest.approx(
+        [sum(both) / 2 for both in zip(*each, strict=True)][:STEPS], abs=1e-4
+    )
+    assert len(seen) == 2
+    for rank, exported in enumerate(seen):
+        assert len(exported["ranks"]) == 5, "torch's launcher says who each rank is, and among how many"
+        assert exported["ranks"] == {name: told[str(rank)][name] for name in exported["ranks"]}
+        assert exported["threads"] == int(told[str(rank)]["OMP_NUM_THREADS"])
 
 
 @pytest.mark.slow
