@@ -209,17 +209,23 @@ def test_interruptions_in_the_same_place_change_nothing_and_say_how_to_resume(tm
 
 
 def test_a_full_disk_loses_nothing_and_says_how_to_go_on(tmp_path):
-    # A limit on the size of files refuses writes to the journal as a full disk does; it holds for this command alone.
-    # The journal has 8.2 kB when the first probe is finished, and 9.7 kB when the second is started.
+    # A limit on the size of files refuses writes to the journal as a full disk does. It is set while the tuner runs, to
+    # the size that the journal has when a probe is finished.
     arguments = ["run", "--model", "tiny-gpt2", "--target-global-batch", "1K", "--device", ROOMY, *QUICK]
-    done = subprocess.run(
-        [*AUTOTUNE, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=280,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9000, resource.RLIM_INFINITY)),
-    )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    assert "cannot be written" in done.stderr
-    assert "go on with: autotune resume runs/" in done.stderr
-    assert "Traceback" not in done.stderr
+    running = subprocess.Popen(
+        [*AUTOTUNE, *arguments], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while running.poll() is None:
+        written = b"".join(path.read_bytes() for path in tmp_path.glob("runs/*/journal.jsonl"))
+        if b'"type":"finished"' in written:
+            resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (len(written), resource.RLIM_INFINITY))
+            break
+        time.sleep(0.01)
+    _, told = running.communicate(timeout=280)
+    assert running.returncode == 1, told
+    assert "cannot be written" in told
+    assert "go on with: autotune resume runs/" in told
+    assert "Traceback" not in told
     assert probes_alive(tmp_path) == []
     finished = autotune("report", "last", "--json", cwd=tmp_path).document["trials"]
     assert finished
