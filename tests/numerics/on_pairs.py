@@ -1,0 +1,197 @@
+"""Every legal pair of values of axes that a processor can run, by a covering array, against the plain run.
+
+Left out, because a processor runs nothing of them or does nothing with them: flash and flex attention, liger-kernel,
+fp8, TF32, the CUDA allocator's options; and a loader's workers, which make batches of a user's own dataset alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autotune.candidate import Candidate
+from autotune.lengths import Lengths
+from autotune.specs import ModelSpec
+from autotune.techniques.axis import Context
+from autotune.worker.build.composition import assemble
+from autotune.worker.errors import CannotRun
+from autotune.worker.replacing import replaced
+from autotune.worker.techniques import activation_offload, compilation
+from autotune.worker.techniques.sharding import process_group
+from tests.data.requests import family, request
+from tests.numerics.covering import Covering, Pair, Values
+
+STEPS, SAMPLES, SEQ_LEN = 2, 8, 32
+LENGTHS = Lengths(file="lengths.csv", digest="0", counts=((5, 8), (20, 3), (SEQ_LEN, 2)))
+AXES: dict[str, tuple[Any, ...]] = {
+    "precision": ("fp32", "bf16", "fp16", "bf16-pure"),
+    "adapters": ("none", "lora", "qlora"),
+    "attention": ("sdpa", "eager"),
+    "checkpointing": ("none", "selective", "alternate", "every-4", "every-2", "full", "offloaded"),
+    "sequences": ("full", "padded", "packed"),
+    "loss": ("full", "chunked"),
+    "compile": ("none", "regional"),
+    "memory_budget": ("none", "75%", "50%", "25%"),
+    "activation_offload": (False, True),
+    "offload": ("none", "optimizer", "gradients", "full"),
+    "offload_to": ("auto", "disk"),
+    "optimizer": ("adamw", "adamw-8bit", "adafactor", "momentum", "sgd"),
+    "optimizer_kernel": ("fused", "foreach"),
+    "optimizer_in_backward": (False, True),
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that train together, and what several of them add to the axes."""
+
+    ranks: int = 1
+    nodes: int = 1
+    axes: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    families: tuple[str, ...] = ("gpt2", "llama", "mixtral")
+
+
+GROUPS = {
+    "one": Group(),
+    "two": Group(2, axes={"sharding": ("ddp", "zero1", "zero2", "fsdp2"), "reduce_dtype": ("fp32", "bf16")}),
+}
+SAME_BITS = frozenset(
+    {
+        "checkpointing", "activation_offload", "offload", "offload_to", "optimizer_in_backward",
+    }
+)  # fmt: skip
+"""Axes that move memory, or when something happens, on one rank: the same kernels meet the same numbers."""
+LEARNING = ("precision", "adapters", "optimizer", "sequences")
+"""Axes that change what is learned: the plain run has these values too."""
+
+
+@cache
+def arrays() -> dict[str, Covering]:
+    """Return the candidates of each group; a group needs none for the pairs that those before it hold."""
+    found: dict[str, Covering] = {}
+    known: frozenset[Pair] = frozenset()
+    for name, group in GROUPS.items():
+        context = Context(world_size=group.ranks, nodes=group.nodes, kind="cpu")
+        found[name] = Covering({**AXES, **group.axes}, context).fill(known)
+        known |= frozenset(found[name].covered)
+    return found
+
+
+def model_of(name: str, values: Values, ranks: int) -> ModelSpec:
+    """Return a family's tiny model, without dropout where masks would differ or are refused."""
+    plain = ranks > 1 or values.get("memory_budget", "none") != "none"
+    without = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0} if name == "gpt2" and plain else {}
+    blocks = {"gpt2": "n_layer"}.get(name, "num_hidden_layers")
+    return family(name, **{blocks: 4}, **without)  # of which every fourth can be checkpointed
+
+
+@dataclass(frozen=True)
+class Result:
+    losses: list[float]
+    gradients: dict[str, torch.Tensor]
+    """Of the first step, whole; empty where they do not outlive the backward pass on the device."""
+    refused: str = ""
+
+
+def train(values: Values, spec: ModelSpec, size: int = 1, nodes: int = 1) -> Result:
+    """Take two optimizer steps of as many samples, however many ranks share them."""
+    micro_batch = SAMPLES * values.get("tensor_parallel", 1) // size
+    with tempfile.TemporaryDirectory() as folder:
+        probe = request(spec, Path(folder), seq_len=SEQ_LEN, micro_batch=micro_batch, **values)
+        lengths = None if probe.candidate.sequences == "full" else LENGTHS
+        probe = probe.model_copy(update={"world_size": size, "nodes": nodes, "lengths": lengths})
+        try:
+            training = assemble(probe)
+            losses, gradients = [], {}
+            for step in range(STEPS):
+                batch = training.batch(step, micro_batch)
+                (share,) = training.shares([batch])
+                with training.reduction(True):
+                    loss = training.loss(batch)
+                    (loss * share).backward()
+                if step == 0 and probe.candidate.engine == "torch":
+                    named = training.model.named_parameters()
+                    gradients = {
+                        name.removeprefix("module."): _whole(p.grad)
+                        for name, p in named
+                        if p.grad is not None
+                    }
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+                losses.append(training.ranks.mean(float(loss.detach()) * share))
+            training.close()
+        except CannotRun as error:
+            return Result([], {}, str(error))
+    return Result(losses, gradients)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+
+
+def plain(values: Values) -> Values:
+    """Return the values of the plain run that a candidate is compared with."""
+    return {axis: values[axis] for axis in LEARNING}
+
+
+def changes(values: Values) -> set[str]:
+    """Return the axes by which a candidate differs from its plain run."""
+    defaults = Candidate()
+    return {
+        axis for axis, value in values.items() if axis not in LEARNING and value != getattr(defaults, axis)
+    }
+
+
+@contextmanager
+def on_tiny_models() -> Iterator[None]:
+    """Let tiny activations leave, and the compiler run its graph's operators one by one, as they are without it."""
+    with replaced([(activation_offload, "SMALL", 1 << 10), (compilation, "BACKEND", "aot_eager")]):
+        yield
+
+
+def run(group: str) -> list[tuple[Values, str, Result]]:
+    """Train every candidate of a group with every family, as one of its ranks."""
+    size, nodes = GROUPS[group].ranks, GROUPS[group].nodes
+    results = []
+    with on_tiny_models():
+        for values in arrays()[group].candidates:
+            for name in GROUPS[group].families:
+                torch._dynamo.reset()
+                results.append((values, name, train(values, model_of(name, values, size), size, nodes)))
+    return results
+
+
+def forked(rank: int, group: str, file: str) -> None:
+    """Be one of several processes that share what was imported."""
+    size, nodes = GROUPS[group].ranks, GROUPS[group].nodes
+    place = {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size // nodes,
+        "AUTOTUNE_RENDEZVOUS": f"{file}.at",
+    }
+    os.environ.update({name: str(value) for name, value in place.items()}, GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
+    cut = max(GROUPS[group].axes.get("tensor_parallel", (1,)))
+    formed = process_group.form_group(torch.device("cpu"), size, cut)
+    with replaced(
+        [(process_group, "form_group", lambda *_: formed), (process_group, "end_group", lambda: None)]
+    ):
+        results = run(group)
+    if rank == 0:
+        torch.save([(values, name, vars(result)) for values, name, result in results], file)
+    process_group.end_group()
+
+
+if __name__ == "__main__":
+    which, into = sys.argv[1], sys.argv[2]
+    torch.multiprocessing.start_processes(forked, (which, into), GROUPS[which].ranks, start_method="fork")
