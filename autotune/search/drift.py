@@ -19,7 +19,8 @@ from autotune.trial import History, ProofFinished
 
 FLOOR = 0.02
 """Half-width of the 95% interval of one measurement on a quiet machine, as a share: what is taken before a run has
-shown anything, and never less. benchmarks/repeatability.py measures it on the cpu device; on GPUs nobody did yet."""
+shown anything, and never less. An assumption: `benchmarks/repeatability.py` gave 25 to 37% on a virtual machine that
+was not quiet (docs/log.md), which a run there finds by itself; on GPUs nobody measured it yet."""
 PRIOR_WEIGHT = 4
 """Comparisons that FLOOR counts as much as: a run that shows more drift is believed after a few probes."""
 
