@@ -23,7 +23,9 @@ def record(
     document = {
         "benchmark": name,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "command": shlex.join(
+            ["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *_asked(sys.argv[1:])]
+        ),
         "environment": look_around().environment(),
         **summary,
         "rows": rows,
@@ -31,3 +33,12 @@ def record(
     path = folder / f"{name}.json"
     path.write_text(json.dumps(document, indent=2) + "\n")
     return path
+
+
+def _asked(arguments: list[str]) -> list[str]:
+    """Return arguments without the folder that the record was written to: it is of one machine."""
+    kept = [argument for argument in arguments if not argument.startswith("--out=")]
+    while "--out" in kept:
+        place = kept.index("--out")
+        del kept[place : place + 2]
+    return kept
