@@ -21,12 +21,8 @@ _STEPS = 4
 """Nodes between a result and its kernel, at most: what cuts off padding, and views."""
 
 
-class AttentionKernels(TorchFunctionMode):  # type: ignore[misc]  # mypy does not follow torch
-    """While open, notes which kernels `scaled_dot_product_attention` chose in passes that will have a backward.
-
-    It is the kernel that ran, not one asked for: torch chooses by device, types, mask and sizes. Not covered: compiled
-    code, for which there is `CompiledAttention`, and attention that a model or a package computes by itself.
-    """
+class _Noting:
+    """What a mode has noted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,6 +32,14 @@ class AttentionKernels(TorchFunctionMode):  # type: ignore[misc]  # mypy does no
     def kernels(self) -> tuple[AttentionKernel, ...]:
         """Those seen so far, by name."""
         return tuple(sorted(self._found))
+
+
+class AttentionKernels(_Noting, TorchFunctionMode):  # type: ignore[misc]  # mypy does not follow torch
+    """While open, notes which kernels `scaled_dot_product_attention` chose in passes that will have a backward.
+
+    It is the kernel that ran, not one asked for: torch chooses by device, types, mask and sizes. Not covered: compiled
+    code, for which there is `CompiledAttention`, and attention that a model or a package computes by itself.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -54,21 +58,12 @@ _OPERATORS: tuple[tuple[str, AttentionKernel], ...] = (
 """How the fused operators are called, which compiled code calls as they are."""
 
 
-class CompiledAttention(TorchDispatchMode):  # type: ignore[misc]  # mypy does not follow torch
+class CompiledAttention(_Noting, TorchDispatchMode):  # type: ignore[misc]  # mypy does not follow torch
     """While open, notes which fused attention compiled code calls.
 
     Open it where the code was compiled already: the compiler compiles nothing while it is open. The math kernel is not
     seen, for the compiler fuses its parts with what is around them.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._found: set[AttentionKernel] = set()
-
-    @property
-    def kernels(self) -> tuple[AttentionKernel, ...]:
-        """Those seen so far, by name."""
-        return tuple(sorted(self._found))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
