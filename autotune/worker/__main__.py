@@ -9,6 +9,7 @@ that to the parent.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import os
 import sys
@@ -265,6 +266,7 @@ class Probe:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()  # where Python was when native code died, for the person who reads standard error
     main(sys.argv[1], Channel(int(sys.argv[2])))
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(

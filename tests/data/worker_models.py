@@ -1,5 +1,6 @@
 """Models of a user's own, each with one fault: `worker_models:NAME`."""
 
+import ctypes
 import os
 
 import torch
@@ -24,6 +25,8 @@ class Faulty(nn.Module):
                     torch.empty(2**50)
                 except RuntimeError as error:
                     raise ValueError("the library says something else") from error
+            case "die":
+                ctypes.string_at(0)
             case "nan":
                 return loss * float("nan")
             case "steep":  # a finite loss whose gradient is not
@@ -45,6 +48,10 @@ def exiting():
 
 def wrapping():
     return make("wrap")
+
+
+def dying():
+    return make("die")
 
 
 def nan():

@@ -6,6 +6,7 @@ fp8, TF32, the CUDA allocator's options; and a loader's workers, which make batc
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import tempfile
@@ -172,6 +173,7 @@ def run(group: str) -> list[tuple[Values, str, Result]]:
 
 def forked(rank: int, group: str, file: str) -> None:
     """Be one of several processes that share what was imported."""
+    faulthandler.enable()
     size, nodes = GROUPS[group].ranks, GROUPS[group].nodes
     place = {
         "RANK": rank,

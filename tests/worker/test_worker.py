@@ -1,7 +1,9 @@
 """The worker as a process: what it says over its pipe, for every way in which a probe can end."""
 
 import os
+import re
 import resource
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -12,7 +14,7 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.devices.cpu import CpuDevice
 from autotune.outcome import Crash, NonFinite, Ok, Oom
-from autotune.probe.protocol import MESSAGE, DiskFull, Inspection, ProbeRequest, Progress
+from autotune.probe.protocol import MESSAGE, DiskFull, Inspection, ProbeRequest, Progress, Result
 from autotune.specs import ModelSpec
 from autotune.units import GIB, MIB
 from autotune.worker.measuring.prove import LOSSES_KEPT
@@ -279,6 +281,13 @@ def test_a_bug_in_the_users_model_keeps_its_traceback(run, kind):
     assert (outcome.reason, outcome.phase) == ("exception", "forward")
     assert outcome.message == "ValueError: a bug of mine"
     assert 'raise ValueError("a bug of mine")' in outcome.traceback
+
+
+def test_native_code_that_dies_says_where_python_was(run):
+    died = run(model="dying")
+    assert died.returncode == -signal.SIGSEGV
+    assert not any(isinstance(message, Result) for message in died.messages)
+    assert re.search(r"worker_models.py\", line \d+ in forward", died.stderr)
 
 
 def test_a_model_that_exits_is_not_a_probe_that_ended(run):
