@@ -18,18 +18,18 @@ Checkpointing = Literal["none", "selective", "alternate", "every-4", "every-2", 
 Adapters = Literal["none", "lora", "qlora"]
 Loss = Literal["full", "chunked"]
 Sequences = Literal["full", "padded", "packed"]
-Workers = Literal[0, 1, 2, 4, 8]
-Prefetch = Literal[2, 4]
+NumWorkers = Literal[0, 1, 2, 4, 8]
+PrefetchFactor = Literal[2, 4]
 Compile = Literal["none", "regional"]
 Kernels = Literal["torch", "liger"]
-MemoryBudget = Literal["none", "75%", "50%", "25%"]
+ActivationMemoryBudget = Literal["none", "75%", "50%", "25%"]
 Offload = Literal["none", "optimizer", "gradients", "full"]
 OffloadTo = Literal["auto", "host", "disk"]
 OffloadPlace = Literal["host", "disk"]
 Optimizer = Literal["adamw", "adamw-8bit", "adafactor", "momentum", "sgd"]
 OptimizerKernel = Literal["fused", "foreach"]
-SplitLimit = Literal["none", "64MiB", "256MiB"]
-CollectAbove = Literal["none", "60%", "80%"]
+MaxSplitSize = Literal["none", "64MiB", "256MiB"]
+GarbageCollectionThreshold = Literal["none", "60%", "80%"]
 Sharding = Literal["none", "ddp", "zero1", "zero2", "hsdp", "fsdp2", "zero3"]
 Engine = Literal["torch", "deepspeed"]
 TensorParallel = Literal[1, 2, 4, 8]
@@ -63,10 +63,10 @@ class Candidate(Frozen):
     """What a row of a batch holds. `full` is one sequence of the whole length. With a dataset's length histogram
     (--lengths) `padded` is one sequence and padding, and `packed` as many sequences as fit, none of which attends to
     another."""
-    workers: Workers = 0
+    num_workers: NumWorkers = 0
     """Worker processes of torch's DataLoader, which make batches of a dataset while the model trains. 0 makes batches
     between the steps."""
-    prefetch: Prefetch = 2
+    prefetch_factor: PrefetchFactor = 2
     """Batches that each worker makes in advance (torch's `prefetch_factor`)."""
     pin_memory: bool = False
     """Whether batches are put into pinned host memory, from which a GPU copies while it computes. It has no effect on
@@ -77,7 +77,7 @@ class Candidate(Frozen):
     compile: Compile = "none"
     """What torch.compile compiles. `regional` compiles the repeated block once: steps are faster, after a start of a
     minute or so."""
-    memory_budget: MemoryBudget = "none"
+    activation_memory_budget: ActivationMemoryBudget = "none"
     """Share of its activations that a compiled block may keep (torch's `activation_memory_budget`). The compiler
     recomputes the others in backward. It is rough: a smaller budget may take more memory or less time than a larger
     one, so each value has to be tried for itself."""
@@ -123,10 +123,10 @@ class Candidate(Frozen):
     expandable_segments: bool = True
     """Whether the CUDA caching allocator maps memory into segments that grow, which fragment less. It has no
     effect on `cpu`."""
-    split_limit: SplitLimit = "none"
+    max_split_size: MaxSplitSize = "none"
     """Block size from which on the CUDA caching allocator splits no cached block (`max_split_size_mb`). It
     has no effect on `cpu`."""
-    collect_above: CollectAbove = "none"
+    garbage_collection_threshold: GarbageCollectionThreshold = "none"
     """Share of the GPU's memory above which the allocator frees cached blocks that were long unused, before
     it asks for more (`garbage_collection_threshold`). It has no effect on `cpu`."""
     micro_batch: MicroBatch = 1
@@ -139,7 +139,7 @@ class Candidate(Frozen):
         """Take a number's text, as options give it."""
         return int(value) if isinstance(value, str) and value.isdecimal() else value
 
-    @field_validator("workers", "prefetch", mode="before")
+    @field_validator("num_workers", "prefetch_factor", mode="before")
     @classmethod
     def _accept_digits(cls, value: object) -> object:
         """Take numbers as a command line gives them."""
@@ -168,20 +168,26 @@ class Candidate(Frozen):
     @property
     def kept_share(self) -> float:
         """The memory budget as a share; 1 where there is none."""
-        return 1.0 if self.memory_budget == "none" else int(self.memory_budget.rstrip("%")) / 100
+        return (
+            1.0
+            if self.activation_memory_budget == "none"
+            else int(self.activation_memory_budget.rstrip("%")) / 100
+        )
 
     @property
-    def split_limit_bytes(self) -> int | None:
+    def max_split_size_bytes(self) -> int | None:
         """The split limit in bytes; None where there is none."""
-        return None if self.split_limit == "none" else parse_bytes(self.split_limit)
+        return None if self.max_split_size == "none" else parse_bytes(self.max_split_size)
 
     def allocator(self) -> dict[str, str]:
         """Return the options of the CUDA allocator that the candidate sets, as PYTORCH_ALLOC_CONF names them."""
         options = {"expandable_segments": str(self.expandable_segments)}
-        if self.split_limit_bytes is not None:
-            options["max_split_size_mb"] = str(self.split_limit_bytes // MIB)
-        if self.collect_above != "none":
-            options["garbage_collection_threshold"] = str(int(self.collect_above.rstrip("%")) / 100)
+        if self.max_split_size_bytes is not None:
+            options["max_split_size_mb"] = str(self.max_split_size_bytes // MIB)
+        if self.garbage_collection_threshold != "none":
+            options["garbage_collection_threshold"] = str(
+                int(self.garbage_collection_threshold.rstrip("%")) / 100
+            )
         return options
 
     def offload_place(self, kind: Literal["cpu", "cuda"]) -> OffloadPlace:
@@ -239,11 +245,11 @@ AXES: tuple[str, ...] = tuple(name for name in Candidate.model_fields if name !=
 """The fields that make up a rung, in the order in which keys and tables show them."""
 
 
-ALLOCATOR: tuple[str, ...] = ("expandable_segments", "split_limit", "collect_above")
+ALLOCATOR: tuple[str, ...] = ("expandable_segments", "max_split_size", "garbage_collection_threshold")
 """The fields that set up the CUDA allocator."""
 
 
-LOADER: tuple[str, ...] = ("workers", "pin_memory", "prefetch")
+LOADER: tuple[str, ...] = ("num_workers", "pin_memory", "prefetch_factor")
 """The fields that set up the DataLoader."""
 
 

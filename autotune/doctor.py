@@ -140,7 +140,9 @@ def _loading() -> Finding:
     text = f"{cores} cores for workers"
     if not SHARED_MEMORY.exists():
         return Finding(
-            subject="data loading", state="warning", text=f"{text}, but no {SHARED_MEMORY}: only workers=0"
+            subject="data loading",
+            state="warning",
+            text=f"{text}, but no {SHARED_MEMORY}: only num_workers: 0",
         )
     free = shutil.disk_usage(SHARED_MEMORY).free
     text += f", {format_bytes(free)} of shared memory for their batches ({SHARED_MEMORY})"

@@ -135,7 +135,7 @@ class SimulatedExecutor:
         try:
             usage = allocator_usage(timeline,
                 candidate.micro_batch, accumulating, candidate.expandable_segments,
-                split_limit=candidate.split_limit_bytes,
+                max_split_size=candidate.max_split_size_bytes,
                 capacity=request.budget - held, blas_workspace=ground.blas_workspace,
             )  # fmt: skip
         except OutOfDeviceMemory as refused:

@@ -32,15 +32,15 @@ FIELDS = {
     "tf32": Expressed("training.json: tf32 (no effect on a cpu)"),
     "attention": Expressed("settings.json: attention"),
     "checkpointing": Expressed("training.json: checkpointing", refuse_checkpointing),
-    "workers": Expressed("training.json: workers"),
+    "num_workers": Expressed("training.json: num_workers"),
     "pin_memory": Expressed("training.json: pin_memory"),
-    "prefetch": Expressed("training.json: prefetch", refuse_prefetch),
+    "prefetch_factor": Expressed("training.json: prefetch_factor", refuse_prefetch),
     "kernels": Expressed("training.json: kernels"),
     "optimizer": Expressed("training.json: optimizer"),
     "optimizer_kernel": Expressed("training.json: optimizer_kernel"),
     "sharding": Expressed("training.json: sharding, of `ddp` alone", _refuse_sharding),
     "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
-    "split_limit": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
+    "max_split_size": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
     "micro_batch": Expressed("training.json: micro_batch"),
 }
 
@@ -68,9 +68,9 @@ def export(best: Best) -> dict[str, str]:
         "blocks": (best.facts.block_class or "").split(","),
         "optimizer_kernel": best.candidate.optimizer_kernel,
         "tf32": best.candidate.tf32 and best.device.kind == "cuda",
-        "workers": best.candidate.workers,
+        "num_workers": best.candidate.num_workers,
         "pin_memory": best.candidate.pin_memory,
-        "prefetch": best.candidate.prefetch if best.candidate.workers else None,
+        "prefetch_factor": best.candidate.prefetch_factor if best.candidate.num_workers else None,
         "seed": best.seed,
     }
     command = "-m accelerate.commands.launch --config_file accelerate_config.yaml train.py"

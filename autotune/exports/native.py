@@ -11,8 +11,8 @@ _LAUNCH = "launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"
 FIELDS = {
     **{name: Expressed("best.yaml: candidate") for name in Candidate.model_fields},
     "expandable_segments": Expressed(_LAUNCH),
-    "split_limit": Expressed(_LAUNCH),
-    "collect_above": Expressed(f"best.yaml: candidate; {_LAUNCH}"),
+    "max_split_size": Expressed(_LAUNCH),
+    "garbage_collection_threshold": Expressed(f"best.yaml: candidate; {_LAUNCH}"),
 }
 
 

@@ -62,7 +62,7 @@ def _example_rows(best: Best) -> list[tuple[int, ...]]:
 
 def refuse_prefetch(best: Best) -> str | None:
     """Return why batches in advance cannot be expressed, or None."""
-    if best.candidate.prefetch == 2 or best.candidate.workers:
+    if best.candidate.prefetch_factor == 2 or best.candidate.num_workers:
         return None
     return "without loader workers nothing is made in advance, and torch's DataLoader refuses the number"
 

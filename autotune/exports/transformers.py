@@ -47,9 +47,9 @@ FIELDS = {
     "attention": Expressed("settings.json: attention"),
     "checkpointing": Expressed("training_arguments.json: gradient_checkpointing", refuse_checkpointing),
     "sequences": Expressed("settings.json: sequences; rows.json", refuse_packing),
-    "workers": Expressed("training_arguments.json: dataloader_num_workers"),
+    "num_workers": Expressed("training_arguments.json: dataloader_num_workers"),
     "pin_memory": Expressed("training_arguments.json: dataloader_pin_memory"),
-    "prefetch": Expressed("training_arguments.json: dataloader_prefetch_factor", refuse_prefetch),
+    "prefetch_factor": Expressed("training_arguments.json: dataloader_prefetch_factor", refuse_prefetch),
     "kernels": Expressed("training_arguments.json: use_liger_kernel"),
     "offload": Expressed(
         "deepspeed.json: zero_optimization, of DeepSpeed's alone", lambda best: not_expressed(best, "offload")
@@ -66,7 +66,7 @@ FIELDS = {
     ),
     "engine": Expressed("deepspeed.json"),
     "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
-    "split_limit": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
+    "max_split_size": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
     "micro_batch": Expressed("training_arguments.json: per_device_train_batch_size"),
 }
 
@@ -129,14 +129,14 @@ def _arguments(best: Best) -> dict[str, Any]:
         "seed": best.seed,
         "use_cpu": best.device.kind == "cpu",
         "dataloader_drop_last": True,
-        "dataloader_num_workers": candidate.workers,
+        "dataloader_num_workers": candidate.num_workers,
         "dataloader_pin_memory": candidate.pin_memory,
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",
     }
-    if candidate.workers:  # the Trainer refuses the name itself without workers
-        arguments["dataloader_prefetch_factor"] = candidate.prefetch
+    if candidate.num_workers:  # the Trainer refuses the name itself without workers
+        arguments["dataloader_prefetch_factor"] = candidate.prefetch_factor
     if candidate.checkpointing == "full":
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
     if (

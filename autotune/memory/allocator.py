@@ -94,11 +94,14 @@ class CachingAllocator:
     """
 
     def __init__(
-        self, capacity: int | None = None, expandable_segments: bool = False, split_limit: int | None = None
+        self,
+        capacity: int | None = None,
+        expandable_segments: bool = False,
+        max_split_size: int | None = None,
     ) -> None:
         self.capacity = capacity
         self.expandable = expandable_segments
-        self.split_limit = None if expandable_segments else split_limit
+        self.max_split_size = None if expandable_segments else max_split_size
         """Bytes from which on a block is not split."""
         self.requested = self.allocated = self.reserved = 0
         self.requested_peak = self.allocated_peak = self.reserved_peak = 0
@@ -125,7 +128,7 @@ class CachingAllocator:
         if self.expandable or pool.small:
             split = remaining >= CUDA_BLOCK
         else:
-            split = remaining > SMALL_LIMIT and (self.split_limit is None or rounded < self.split_limit)
+            split = remaining > SMALL_LIMIT and (self.max_split_size is None or rounded < self.max_split_size)
         if split:
             pool.add(block.cut(rounded))
         block.used = True
@@ -181,10 +184,10 @@ class CachingAllocator:
             # requests that need it and a later, really smaller block is taken instead.
             while index + 1 < len(free) and free[index + 1][2].reach < free[index][2].reach:
                 index += 1
-        elif self.split_limit is not None:
+        elif self.max_split_size is not None:
             found = free[index][0]
-            if size < self.split_limit <= found or (
-                size >= self.split_limit and found >= size + LARGE_SEGMENT
+            if size < self.max_split_size <= found or (
+                size >= self.max_split_size and found >= size + LARGE_SEGMENT
             ):
                 return None
         return free.pop(index)[2]
@@ -204,14 +207,14 @@ class CachingAllocator:
 
     def _after_giving_back(self, pool: Pool, size: int) -> Block | None:
         """Return oversize blocks to the device, as many as the request needs, and try it again."""
-        if self.split_limit is None:
+        if self.max_split_size is None:
             return None
-        wanted = max(size, self.split_limit)
+        wanted = max(size, self.max_split_size)
         index = bisect_left(pool.free, (wanted,))
         if index < len(pool.free):
             self._give_back(pool.free[index][2], pool)
         else:
-            oversize = [block for held, _, block in reversed(pool.free) if held >= self.split_limit]
+            oversize = [block for held, _, block in reversed(pool.free) if held >= self.max_split_size]
             given = 0
             for block in oversize:
                 if given >= wanted:
@@ -282,14 +285,14 @@ def simulate(
     events: Iterable[tuple[int, int]],
     capacity: int | None = None,
     expandable_segments: bool = False,
-    split_limit: int | None = None,
+    max_split_size: int | None = None,
 ) -> AllocatorUsage:
     """Replay `(identity, size)` events and return the peaks.
 
     A positive size allocates under that identity, a size of 0 or less releases it; an identity may be used
     again after its release. Raises OutOfDeviceMemory when `capacity` (bytes) does not do.
     """
-    allocator = CachingAllocator(capacity, expandable_segments, split_limit)
+    allocator = CachingAllocator(capacity, expandable_segments, max_split_size)
     allocate, release = allocator.allocate, allocator.release
     live: dict[int, Block] = {}
     for identity, size in events:

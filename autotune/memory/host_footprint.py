@@ -78,13 +78,17 @@ def built_bytes(candidate: Candidate, facts: ModelFacts, ranks: int, own: bool, 
 
 def batches_ahead(candidate: Candidate) -> int:
     """Return the batches that its DataLoader holds in host memory before they are trained on, at most."""
-    return candidate.workers * candidate.prefetch if candidate.workers else int(candidate.pin_memory)
+    return (
+        candidate.num_workers * candidate.prefetch_factor
+        if candidate.num_workers
+        else int(candidate.pin_memory)
+    )
 
 
 def loader_bytes(candidate: Candidate, sample_bytes: int) -> int:
     """Return the host memory of batches in advance: in shared memory, pinned or not, of workers; else a pinned one."""
     copies = (
-        2 if candidate.workers and candidate.pin_memory else 1
+        2 if candidate.num_workers and candidate.pin_memory else 1
     )  # out of shared memory into pinned, one by one
     return batches_ahead(candidate) * candidate.micro_batch * sample_bytes * copies
 

@@ -259,7 +259,7 @@ class Predictor:
             else:
                 usage = allocator_usage(timeline,
                     candidate.micro_batch, accumulating, candidate.expandable_segments,
-                    split_limit=candidate.split_limit_bytes,
+                    max_split_size=candidate.max_split_size_bytes,
                     blas_workspace=self.ground.blas_workspace,
                 )  # fmt: skip
                 self._raw[candidate] = (usage.allocated_peak, usage.reserved_peak)

@@ -14,7 +14,7 @@ def allocator_usage(
     accumulating: bool = False,
     expandable_segments: bool = False,
     *,
-    split_limit: int | None = None,
+    max_split_size: int | None = None,
     capacity: int | None = None,
     blas_workspace: int = 0,
 ) -> AllocatorUsage:
@@ -34,7 +34,7 @@ def allocator_usage(
             yield name, size
 
     try:
-        return simulate(requests(), capacity, expandable_segments, split_limit)
+        return simulate(requests(), capacity, expandable_segments, max_split_size)
     except OutOfDeviceMemory as refused:
         refused.phase = program.phase_at(position)[0]
         raise

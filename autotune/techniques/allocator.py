@@ -18,7 +18,7 @@ EXPANDABLE_SEGMENTS = Axis(
 )
 
 SPLIT_LIMIT = Axis(
-    "split_limit",
+    "max_split_size",
     "CUDA's caching allocator cuts no block of this size or more",
     {
         "none": Value(),
@@ -53,7 +53,7 @@ SPLIT_LIMIT = Axis(
 )
 
 COLLECT_ABOVE = Axis(
-    "collect_above",
+    "garbage_collection_threshold",
     "share of a GPU's memory above which the allocator gives back unused blocks",
     {
         "none": Value(),

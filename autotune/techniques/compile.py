@@ -47,7 +47,7 @@ COMPILE = Axis(
 )
 
 MEMORY_BUDGET = Axis(
-    "memory_budget",
+    "activation_memory_budget",
     "share of its activations that a compiled block may keep",
     {
         "none": Value(),

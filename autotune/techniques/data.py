@@ -26,10 +26,10 @@ def unpaddable(task: str) -> str | None:
 
 
 def _workers(candidate: Candidate) -> str:
-    if not candidate.workers:
+    if not candidate.num_workers:
         return ""
-    ahead = "" if candidate.prefetch == 2 else f" {candidate.prefetch} ahead"
-    return f"{candidate.workers} loader worker{'s' * (candidate.workers > 1)}{ahead}"
+    ahead = "" if candidate.prefetch_factor == 2 else f" {candidate.prefetch_factor} ahead"
+    return f"{candidate.num_workers} loader worker{'s' * (candidate.num_workers > 1)}{ahead}"
 
 
 def _nothing(_candidate: Candidate) -> str:
@@ -70,7 +70,7 @@ SEQUENCES = Axis(
 )
 
 WORKERS = Axis(
-    "workers",
+    "num_workers",
     "processes that make batches of a dataset",
     {
         0: Value(),
@@ -90,7 +90,7 @@ WORKERS = Axis(
 )
 
 PREFETCH = Axis(
-    "prefetch",
+    "prefetch_factor",
     "batches that each of these processes makes in advance",
     {
         2: Value(),
@@ -98,7 +98,7 @@ PREFETCH = Axis(
             saves="Time where batches take unequal times to make.",
             costs="Host memory: twice as many batches in advance.",
             avoid="there are no workers, since nothing is made in advance then.",
-            rules=(Rule({"workers": [0]}, "without loader workers nothing is made in advance (workers)"),),
+            rules=(Rule({"num_workers": [0]}, "without loader workers nothing is made in advance"),),
         ),
     },
     title=_nothing,

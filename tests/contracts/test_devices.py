@@ -249,7 +249,7 @@ def test_expandable_segments_join_the_users_own_options(monkeypatch: pytest.Monk
     assert device.environment(Candidate(expandable_segments=False))["PYTORCH_ALLOC_CONF"] == (
         "max_split_size_mb:128,expandable_segments:False"
     )
-    chosen = Candidate(expandable_segments=False, split_limit="64MiB", collect_above="80%")
+    chosen = Candidate(expandable_segments=False, max_split_size="64MiB", garbage_collection_threshold="80%")
     assert device.environment(chosen)["PYTORCH_ALLOC_CONF"] == (
         "expandable_segments:False,max_split_size_mb:64,garbage_collection_threshold:0.8"
     )

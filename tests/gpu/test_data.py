@@ -22,7 +22,9 @@ LENGTHS = Lengths(file="lengths.csv", digest="0", counts=((3, 4), (7, 3), (12, 2
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pinned_batches_are_those_of_the_dataset(workers):
     plain = Loader(Texts(), pad, Candidate(), torch.device("cpu"), seed=0)
-    pinned = Loader(Texts(), pad, Candidate(workers=workers, pin_memory=True), torch.device("cuda:0"), seed=0)
+    pinned = Loader(
+        Texts(), pad, Candidate(num_workers=workers, pin_memory=True), torch.device("cuda:0"), seed=0
+    )
     for index in range(6):
         expected, found = plain.batch(index, 3), pinned.batch(index, 3)
         torch.cuda.synchronize()

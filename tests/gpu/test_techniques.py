@@ -240,7 +240,9 @@ def test_a_memory_budget_agrees_with_the_plain_run(budget, tmp_path):
     model = family("llama", hidden_size=256, intermediate_size=512)
     reference, weights = train(tmp_path, model, precision="fp32")
     torch._dynamo.reset()
-    run, _ = train(tmp_path, model, weights, precision="fp32", compile="regional", memory_budget=budget)
+    run, _ = train(
+        tmp_path, model, weights, precision="fp32", compile="regional", activation_memory_budget=budget
+    )
     assert_same(run, reference, "fp32")
     torch._dynamo.reset()
 

@@ -192,7 +192,7 @@ def test_what_was_reserved_without_a_limit_fits_within_it(steps, expandable):
 
 
 def test_a_block_from_the_split_limit_on_is_whole_or_not_used():
-    allocator = CachingAllocator(split_limit=64 * MIB)
+    allocator = CachingAllocator(max_split_size=64 * MIB)
     large = allocator.allocate(100 * MIB)
     allocator.release(large)
     allocator.allocate(30 * MIB)  # would be cut from the block of 100 MiB
@@ -208,11 +208,11 @@ def test_a_block_from_the_split_limit_on_is_whole_or_not_used():
 
 
 def test_oversize_blocks_go_back_to_the_device_before_all_others():
-    allocator = CachingAllocator(capacity=300 * MIB, split_limit=64 * MIB)
+    allocator = CachingAllocator(capacity=300 * MIB, max_split_size=64 * MIB)
     held = [allocator.allocate(size * MIB) for size in (20, 70, 80, 90)]
     for block in held:
         allocator.release(block)
     allocator.allocate(150 * MIB)  # the two largest make room for it; the others stay cached
     assert (allocator.reserved, allocator.retries) == ((20 + 70 + 150) * MIB, 0)
-    expandable = CachingAllocator(expandable_segments=True, split_limit=64 * MIB)
-    assert expandable.split_limit is None
+    expandable = CachingAllocator(expandable_segments=True, max_split_size=64 * MIB)
+    assert expandable.max_split_size is None

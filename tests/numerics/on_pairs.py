@@ -41,7 +41,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "sequences": ("full", "padded", "packed"),
     "loss": ("full", "chunked"),
     "compile": ("none", "regional"),
-    "memory_budget": ("none", "75%", "50%", "25%"),
+    "activation_memory_budget": ("none", "75%", "50%", "25%"),
     "activation_offload": (False, True),
     "offload": ("none", "optimizer", "gradients", "full"),
     "offload_to": ("auto", "disk"),
@@ -89,7 +89,7 @@ def arrays() -> dict[str, Covering]:
 
 def model_of(name: str, values: Values, ranks: int) -> ModelSpec:
     """Return a family's tiny model, without dropout where masks would differ or are refused."""
-    plain = ranks > 1 or values.get("memory_budget", "none") != "none"
+    plain = ranks > 1 or values.get("activation_memory_budget", "none") != "none"
     without = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0} if name == "gpt2" and plain else {}
     blocks = {"gpt2": "n_layer"}.get(name, "num_hidden_layers")
     return family(name, **{blocks: 4}, **without)  # of which every fourth can be checkpointed

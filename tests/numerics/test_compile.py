@@ -92,7 +92,7 @@ def saved(graphs, monkeypatch):
 def test_a_memory_budget_keeps_less_and_changes_no_bit(saved):
     reference, whole = saved("llama")
     for budget in ("75%", "25%"):
-        run, kept = saved("llama", memory_budget=budget)
+        run, kept = saved("llama", activation_memory_budget=budget)
         assert run == reference
         assert kept < whole
 
@@ -100,15 +100,17 @@ def test_a_memory_budget_keeps_less_and_changes_no_bit(saved):
 def test_a_memory_budget_is_refused_where_it_would_make_dropouts_masks_anew(saved):
     # Without the refusal, gradients of the first step are off by 14% at 50% (torch 2.13).
     with pytest.raises(CannotRun, match=r"GPT2Block has dropout .* gradients would be wrong"):
-        saved("gpt2", memory_budget="75%")
+        saved("gpt2", activation_memory_budget="75%")
     config = {**MODELS["gpt2"].config, "resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.1}
-    assert saved(MODELS["gpt2"].model_copy(update={"config": config}), memory_budget="75%")[0].losses
+    assert saved(MODELS["gpt2"].model_copy(update={"config": config}), activation_memory_budget="75%")[
+        0
+    ].losses
 
 
 @pytest.mark.slow
 def test_the_compilers_own_code_agrees_within_a_memory_budget():
     torch._dynamo.reset()
-    run = train("llama", precision="fp32", compile="regional", memory_budget="25%")
+    run = train("llama", precision="fp32", compile="regional", activation_memory_budget="25%")
     reference = plain("llama", "fp32")
     assert run.losses == pytest.approx(reference.losses, rel=1e-5)  # as above
     assert 0 < run.gradient_error(reference) < 1e-4
@@ -140,7 +142,7 @@ def test_a_trace_counts_the_bytes_of_compiled_blocks(no_kernels, tmp_path):
 
 def test_a_memory_budgets_trace_holds_for_its_micro_batch_and_knows_all_products(no_kernels, tmp_path):
     fields = {"precision": "fp32", "micro_batch": 5, "seq_len": 64}
-    probe = request(MODELS["llama"], tmp_path, compile="regional", memory_budget="50%", **fields)
+    probe = request(MODELS["llama"], tmp_path, compile="regional", activation_memory_budget="50%", **fields)
     timeline, plain = trace(probe), trace(request(MODELS["llama"], tmp_path, **fields))
     assert timeline.exact == 5
     assert timeline.allocated(5) == pytest.approx(peak_on_cpu(probe), rel=0.01)
@@ -156,7 +158,7 @@ def test_what_compile_lacks_is_told(tmp_path, monkeypatch):
     with pytest.raises(CannotTrace, match="only a probe shows"):
         trace(request(MODELS["llama"], tmp_path, device="cuda:0", compile="regional"))
     with pytest.raises(CannotRun, match="without it nothing chooses"):
-        assemble(request(MODELS["llama"], tmp_path, memory_budget="50%"))
+        assemble(request(MODELS["llama"], tmp_path, activation_memory_budget="50%"))
     with (
         pytest.raises(CannotRun, match="choose among operators"),
         closing(assemble(request(MODELS["llama"], tmp_path, compile="regional", checkpointing="selective"))),

@@ -55,13 +55,13 @@ def of_ranks(tmp_path_factory):
 
 @cache
 def reference(name, ranks, without_dropout, **values):
-    asked = {**values, "memory_budget": "50%"} if without_dropout else values
+    asked = {**values, "activation_memory_budget": "50%"} if without_dropout else values
     return train(values, model_of(name, asked, ranks))
 
 
 def compare(values, name, found: Result, ranks=1):
     assert not found.refused, found.refused
-    budget = values["memory_budget"] != "none"
+    budget = values["activation_memory_budget"] != "none"
     expected = reference(name, ranks, budget, **plain(values))
     assert not expected.refused
     precision = values["precision"]

@@ -224,10 +224,10 @@ class OfItsOwnMind(Arithmetic):
     """A compiler whose peak rises and falls with the budget, and whose speed does too."""
 
     def outcome(self, candidate):
-        each = {"none": 50, "75%": 60, "50%": 20, "25%": 120}[candidate.memory_budget]
+        each = {"none": 50, "75%": 60, "50%": 20, "25%": 120}[candidate.activation_memory_budget]
         outcome = Arithmetic(self.budget, activations=each).outcome(candidate)
         if isinstance(outcome, Ok):
-            pace = {"none": 0.02, "75%": 0.03, "50%": 0.02, "25%": 0.01}[candidate.memory_budget]
+            pace = {"none": 0.02, "75%": 0.03, "50%": 0.02, "25%": 0.01}[candidate.activation_memory_budget]
             outcome = ok(outcome.memory.peak(), pace * candidate.micro_batch, budget=self.budget)
         return outcome
 
@@ -236,14 +236,15 @@ class OfItsOwnMind(Arithmetic):
 def test_a_budget_that_takes_more_when_it_allows_less_does_not_mislead(budget, context):
     bounds = context(budget=budget, space=load_space("compiled"))
     history, _ = search(OfItsOwnMind(budget), bounds, WALK)
-    seen = {(trial.candidate.memory_budget, trial.outcome.kind) for trial in history}
+    seen = {(trial.candidate.activation_memory_budget, trial.outcome.kind) for trial in history}
     if budget == 455:
         assert {("75%", "oom"), ("50%", "ok"), ("25%", "oom")} < seen
     else:
         assert {(kept, "ok") for kept in ("none", "75%", "50%", "25%")} < seen
     winner = rank(history, bounds)[0].trial.candidate
-    assert winner.memory_budget == {455: "none", 1000: "25%"}[budget]
+    assert winner.activation_memory_budget == {455: "none", 1000: "25%"}[budget]
     largest = {kept: max((trial.candidate.micro_batch for trial in history if isinstance(trial.outcome, Ok)
-               and (trial.candidate.memory_budget, trial.candidate.checkpointing) == (kept, "none")), default=0)
+               and trial.candidate.activation_memory_budget == kept
+               and trial.candidate.checkpointing == "none"), default=0)
                for kept in ("none", "75%", "50%", "25%")}  # fmt: skip
     assert all(largest["50%"] > most for kept, most in largest.items() if kept != "50%")

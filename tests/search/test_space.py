@@ -128,11 +128,11 @@ COMPILED = (SPACES / "compiled.yaml").read_text()
         ("{ok: grow_75, oom: budget_50, oom_build", "{ok: grow_75, oom: checkpointing, oom_build"),
         ("{ok: grow_75, oom: budget_50, oom_b", "{ok: grow_75, oom: budget_50, oom_backward: checkpointing, oom_b"),
         ("{oom: budget_50, limit: budget_50}", "{oom: budget_50}"),
-        ("set: {memory_budget: 50%}\n", "set: {memory_budget: 50%}\n      micro_batch: beyond\n"),
+        ("set: {activation_memory_budget: 50%}\n", "set: {activation_memory_budget: 50%}\n      micro_batch: beyond\n"),
     ],
 )  # fmt: skip
 def test_a_memory_budget_is_never_tried_or_left_out_by_what_another_came_to(edges, shortcut):
     assert edges in COMPILED
-    assert "what memory_budget 75% came to (budget_75) tells nothing of 50%" in refused(
+    assert "what activation_memory_budget 75% came to (budget_75) tells nothing of 50%" in refused(
         COMPILED.replace(edges, shortcut)
     )

@@ -69,7 +69,7 @@ def test_what_trains_and_computes_the_same_is_not_refused(fields):
         ({"compile": "regional", "sharding": "zero3", "engine": "deepspeed"}, "the layers inside a block"),
         ({"precision": "fp8", "sharding": "zero3", "engine": "deepspeed"}, "casts the parameters"),
         (
-            {"checkpointing": "every-2", "compile": "regional", "memory_budget": "50%"},
+            {"checkpointing": "every-2", "compile": "regional", "activation_memory_budget": "50%"},
             "a trace does not tell",
         ),
     ],

@@ -128,7 +128,7 @@ def test_what_a_space_says_is_drawn_as_text():
 
 
 @pytest.mark.parametrize(
-    ("axis", "value"), [("tf32", 1), ("tensor_parallel", True), ("workers", 0.0), ("precision", ["bf16"])]
+    ("axis", "value"), [("tf32", 1), ("tensor_parallel", True), ("num_workers", 0.0), ("precision", ["bf16"])]
 )
 def test_a_value_of_an_axis_is_of_its_very_type(axis, value):
     space = graph({"n0": {"title": "x", "set": {}}})

@@ -48,12 +48,12 @@ def equal(ours, theirs):
 
 def test_batches_are_the_same_whatever_the_number_of_workers(open_loader):
     """Though samples draw random numbers, and whatever was drawn or taken before."""
-    alone, several = open_loader(), open_loader(workers=2, prefetch=4)
+    alone, several = open_loader(), open_loader(num_workers=2, prefetch_factor=4)
     expected = [alone.batch(index, 3) for index in range(6)]
     torch.rand(3)
     assert all(equal(several.batch(index, 3), batch) for index, batch in enumerate(expected))
     assert equal(several.batch(2, 3), expected[2]), "one that does not follow the last"
-    second = open_loader(workers=1, stride=2)
+    second = open_loader(num_workers=1, stride=2)
     assert all(equal(second.batch(index, 3), expected[index]) for index in (1, 3, 5)), (
         "every second one, of a rank"
     )
@@ -75,7 +75,7 @@ def test_every_sample_comes_once_before_one_comes_again(open_loader):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_loading_draws_nothing_of_the_trainings_numbers(open_loader, workers):
-    loader = open_loader(workers=workers)
+    loader = open_loader(num_workers=workers)
     torch.manual_seed(3)
     random.seed(3)
     expected = (torch.rand(1), random.random())
@@ -105,7 +105,7 @@ class Sometimes(Texts):
 
 def test_an_error_of_the_dataset_s_own_comes_through(open_loader):
     with pytest.raises(ZeroDivisionError, match=r"worker process 0(.|\n)*a bug of the user's own"):
-        open_loader(Sometimes(), workers=1).batch(0, 2)
+        open_loader(Sometimes(), num_workers=1).batch(0, 2)
 
 
 def test_shared_memory_that_is_too_small_is_refused_before_the_workers_start(open_loader, monkeypatch):
@@ -114,7 +114,7 @@ def test_shared_memory_that_is_too_small_is_refused_before_the_workers_start(ope
     with pytest.raises(
         CannotRun, match=r"4 loader workers with 2 batches each in advance take up to .* 1000 B are free"
     ):
-        open_loader(workers=4).batch(0, 2)
+        open_loader(num_workers=4).batch(0, 2)
 
 
 @pytest.mark.parametrize(("number", "error", "said"), [
@@ -123,13 +123,13 @@ def test_shared_memory_that_is_too_small_is_refused_before_the_workers_start(ope
 ])  # fmt: skip
 def test_a_worker_that_dies_is_explained(open_loader, number, error, said):
     with pytest.raises(error, match=said):
-        open_loader(Sometimes(number), workers=1).batch(0, 2)
+        open_loader(Sometimes(number), num_workers=1).batch(0, 2)
 
 
 def test_waiting_for_data_is_measured_apart(tmp_path):
     """Through a whole measurement, whose memory is of the largest sample."""
     before = set(psutil.Process().children())
-    probe = request(DATA, tmp_path, seq_len=8, precision="fp32", workers=1, micro_batch=2)
+    probe = request(DATA, tmp_path, seq_len=8, precision="fp32", num_workers=1, micro_batch=2)
     training = assemble(probe)
     phases = Phases(lambda *_: None)
     phases.measure_with(meter_for(CPU))
@@ -144,16 +144,18 @@ def test_waiting_for_data_is_measured_apart(tmp_path):
 
 
 def test_a_dataset_is_traced_at_its_largest_sample(tmp_path):
-    with_workers, alone = (trace(request(DATA, tmp_path, seq_len=8, workers=workers)) for workers in (2, 0))
+    with_workers, alone = (
+        trace(request(DATA, tmp_path, seq_len=8, num_workers=workers)) for workers in (2, 0)
+    )
     assert with_workers.allocated(5) == alone.allocated(5)
     assert alone.facts["sample_bytes"] == 2 * 40 * 8
 
 
 def test_batches_in_advance_are_host_memory():
-    assert [batches_ahead(Candidate(workers=workers, prefetch=4)) for workers in (1, 8)] == [4, 32]
+    assert [batches_ahead(Candidate(num_workers=workers, prefetch_factor=4)) for workers in (1, 8)] == [4, 32]
     assert loader_bytes(Candidate(), 100) == 0
     assert loader_bytes(Candidate(pin_memory=True, micro_batch=3), 100) == 300
-    assert loader_bytes(Candidate(workers=2, micro_batch=3), 100) == 1200
-    assert loader_bytes(Candidate(workers=2, pin_memory=True, micro_batch=3), 100) == 2400
-    assert reasons(Candidate(prefetch=4)) == [("prefetch", "axes", "workers")]
-    assert Candidate(workers="4").workers == 4
+    assert loader_bytes(Candidate(num_workers=2, micro_batch=3), 100) == 1200
+    assert loader_bytes(Candidate(num_workers=2, pin_memory=True, micro_batch=3), 100) == 2400
+    assert reasons(Candidate(prefetch_factor=4)) == [("prefetch_factor", "axes", "num_workers")]
+    assert Candidate(num_workers="4").num_workers == 4

@@ -321,7 +321,7 @@ def test_loader_workers_are_the_host_s_and_not_the_budget_s(tmp_path):
     """Each of two takes 400 MiB, and the probe may take little more than its libraries."""
     limit = 900 * MIB
     process, read = start(
-        tmp_path, model="loading", limit=limit, precision="fp32", workers=2, accumulation_steps=1
+        tmp_path, model="loading", limit=limit, precision="fp32", num_workers=2, accumulation_steps=1
     )
     run = finish(process, read, tmp_path)
     assert isinstance(run.outcome, Ok), run.outcome

@@ -77,9 +77,9 @@ def take_steps(accelerator: Accelerator, steps: int) -> None:
         ExampleData(model.config, samples),
         batch_size=TRAINING["micro_batch"],
         drop_last=True,
-        num_workers=TRAINING["workers"],
+        num_workers=TRAINING["num_workers"],
         pin_memory=TRAINING["pin_memory"],
-        prefetch_factor=TRAINING["prefetch"],
+        prefetch_factor=TRAINING["prefetch_factor"],
     )
     optimizer = OPTIMIZERS[TRAINING["optimizer"]](model.parameters())
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)

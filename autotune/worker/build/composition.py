@@ -147,7 +147,7 @@ def _set_precision(draft: BuildContext) -> None:
     # DeepSpeed casts the model itself.
     precision = "fp32" if candidate.engine == "deepspeed" else candidate.precision
     draft.precision = compute_in(precision, draft.device, keep_casts=candidate.offload != "full")
-    if candidate.collect_above != "none" and draft.device.type == "cuda":
+    if candidate.garbage_collection_threshold != "none" and draft.device.type == "cuda":
         # torch looks at the threshold only where the process has a share of the memory: here all of it.
         torch.cuda.set_per_process_memory_fraction(1.0, draft.device)
     if candidate.tf32 and draft.device.type != "cpu":

@@ -88,7 +88,7 @@ class Loader:
             self._of_largest(micro_batch)
         check_collated(batch, micro_batch, self._single)
         self._next = (index + self._stride, micro_batch)
-        return self._placed(batch, shared=self._candidate.workers > 0)
+        return self._placed(batch, shared=self._candidate.num_workers > 0)
 
     def heaviest(self, micro_batch: int) -> dict[str, Tensor]:
         """Return a batch of the largest sample alone: the most memory that a batch takes."""
@@ -111,17 +111,17 @@ class Loader:
     def _start(self, first: int, micro_batch: int) -> None:
         self.close()
         candidate = self._candidate
-        if candidate.workers:
+        if candidate.num_workers:
             self._check_shared_memory(micro_batch)
         loader: DataLoader[Any] = DataLoader(
             self._seeded,
             batch_sampler=_Order(len(self._seeded), first, self._stride, micro_batch),
             collate_fn=self._collate,
-            num_workers=candidate.workers,
+            num_workers=candidate.num_workers,
             pin_memory=self._pin,
-            prefetch_factor=candidate.prefetch if candidate.workers else None,
+            prefetch_factor=candidate.prefetch_factor if candidate.num_workers else None,
             worker_init_fn=_unlimited,
-            multiprocessing_context="fork" if candidate.workers else None,
+            multiprocessing_context="fork" if candidate.num_workers else None,
             generator=torch.Generator().manual_seed(self._seed),  # or each start would draw of the training's
         )
         self._batches = iter(loader)
@@ -161,8 +161,8 @@ class Loader:
         candidate = self._candidate
         needed = (batches_ahead(candidate) + 1) * self._bytes(micro_batch)
         return (
-            f"{candidate.workers} loader workers with {candidate.prefetch} batches each in advance take up to "
-            f"{format_bytes(needed)} of shared memory ({SHARED_MEMORY})"
+            f"{candidate.num_workers} loader workers with {candidate.prefetch_factor} batches each in advance take "
+            f"up to {format_bytes(needed)} of shared memory ({SHARED_MEMORY})"
         )
 
     def _explain(self, error: RuntimeError, micro_batch: int) -> None:

@@ -103,7 +103,7 @@ def _attempts(candidate: Candidate) -> tuple[bool, ...]:
 
     Compiling a third size would cost more than it may give. A memory budget is kept by a choice for each size.
     """
-    if candidate.memory_budget != "none":
+    if candidate.activation_memory_budget != "none":
         return ()
     return (False, True) if candidate.compile == "none" else (False,)
 
