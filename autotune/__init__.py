@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     )
     from autotune.outcome import Outcome
     from autotune.run.best import Best
+    from autotune.run.callbacks import RunCallbacks
 
 __version__ = "0.1.0"
 __all__ = [
     "AutotuneError", "Best", "Candidate", "InputError", "JournalError", "ModelError", "NoDiskSpace", "NotPriced",
-    "NothingFits", "NothingProven", "NothingTrained", "Outcome", "ProbeError", "Run", "estimate", "load_run", "tune",
+    "NothingFits", "NothingProven", "NothingTrained", "Outcome", "ProbeError", "Run", "RunCallbacks",
+    "estimate", "load_run", "tune",
 ]  # fmt: skip
 
 _HOMES = {
@@ -34,6 +36,7 @@ _HOMES = {
     "Candidate": "autotune.candidate",
     "Outcome": "autotune.outcome",
     "Run": "autotune.api",
+    "RunCallbacks": "autotune.run.callbacks",
     "estimate": "autotune.api",
     "load_run": "autotune.api",
     "tune": "autotune.api",

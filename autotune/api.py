@@ -51,7 +51,7 @@ def tune(
     default. Times are seconds or text such as "10m", the global batch is tokens or text such as "512 samples". A model
     may be a function at the top level of a file: workers import it, so a script that passes one of its own calls
     `tune` under `if __name__ == "__main__":`. `runs` is the folder that gets the run's;
-    `callbacks` are told of every event.
+    `callbacks` are told of every event (a subclass of `RunCallbacks`).
 
     Raises InputError with every mistake, NothingFits, NothingTrained, NothingProven, ModelError with the model's own
     traceback, or another AutotuneError where this machine fails. What was recorded stays: `load_run("last")`.

@@ -34,6 +34,8 @@ Sharding = Literal["none", "ddp", "zero1", "zero2", "hsdp", "fsdp2", "zero3"]
 Engine = Literal["torch", "deepspeed"]
 TensorParallel = Literal[1, 2, 4, 8]
 ReduceType = Literal["fp32", "bf16"]
+DeviceKind = Literal["cpu", "cuda"]
+"""What a step trains on: a simulated GPU is of kind `cuda`."""
 
 
 class Candidate(Frozen):
@@ -190,7 +192,7 @@ class Candidate(Frozen):
             )
         return options
 
-    def offload_place(self, kind: Literal["cpu", "cuda"]) -> OffloadPlace:
+    def offload_place(self, kind: DeviceKind) -> OffloadPlace:
         """Return where a device of a kind sends what leaves it."""
         if self.offload_to != "auto":
             return self.offload_to

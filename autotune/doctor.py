@@ -51,12 +51,10 @@ def _software() -> Iterator[Finding]:
         ("plotly", "only needed for `autotune estimate --plot FILE.html`"),
     ):
         found, least = installed(package), lowest(package)
-        if found is None and purpose.startswith("only"):
+        if found is None:
             text = f"not installed ({purpose}): {how_to_install(package)}"
-            yield Finding(subject=package, state="warning", text=text)
-        elif found is None:
-            text = f"not installed ({purpose}): pip install {package}"
-            yield Finding(subject=package, state="missing", text=text)
+            state: Literal["warning", "missing"] = "warning" if purpose.startswith("only") else "missing"
+            yield Finding(subject=package, state=state, text=text)
         elif least is not None and _numbers(found) < _numbers(least):
             yield Finding(subject=package, state="warning", text=f"{found}; {least} or newer is needed")
         else:

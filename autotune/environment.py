@@ -20,10 +20,13 @@ INSTALLED_AS = {
     "flash-attn": "flash-attn",
     "liger-kernel": "'autotune[liger]'",
     "matplotlib": "'autotune[plots]'",
+    "nvidia-ml-py": "nvidia-ml-py",
     "plotly": "'autotune[plots]'",
+    "torch": "torch",
+    "transformers": "transformers",
     "triton": "triton",
 }
-"""What to hand to pip for an optional package, where that is not autotune's extra of the package's name."""
+"""What to hand to pip for a package, where that is not autotune's extra of the package's name."""
 
 
 def look_around(packages: Iterable[str] = ()) -> MachineFacts:
@@ -54,7 +57,7 @@ def installed(package: str) -> str | None:
 
 
 def how_to_install(package: str) -> str:
-    """Return the command that installs a package which autotune can do without, by its name on PyPI."""
+    """Return the command that installs a package, by its name on PyPI."""
     return f"pip install {INSTALLED_AS.get(package) or repr(f'autotune[{package}]')}"
 
 

@@ -138,12 +138,12 @@ def _counted(text: str, file: str) -> dict[int, int]:
     return counts
 
 
-Pair = tuple[str, object, object]
+RawCount = tuple[str, object, object]
 """Where it stands, length, count."""
 
 
-def _lines(text: str) -> tuple[list[Pair], list[str]]:
-    pairs: list[Pair] = []
+def _lines(text: str) -> tuple[list[RawCount], list[str]]:
+    pairs: list[RawCount] = []
     problems = []
     for number, line in enumerate(text.splitlines(), start=1):
         cells = [cell.strip() for cell in line.split(",")]
@@ -158,11 +158,11 @@ def _lines(text: str) -> tuple[list[Pair], list[str]]:
     return pairs, problems
 
 
-def _json_pairs(text: str, file: str) -> tuple[list[Pair], list[str]]:
+def _json_pairs(text: str, file: str) -> tuple[list[RawCount], list[str]]:
     data = parse_json_value(text, f"--lengths {file}")
     if isinstance(data, dict):
         return [(f"key {quoted(key)}", key, value) for key, value in data.items()], []
-    pairs: list[Pair] = []
+    pairs: list[RawCount] = []
     problems = []
     for index, entry in enumerate(data):
         if isinstance(entry, list) and len(entry) != 2:

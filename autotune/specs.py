@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from autotune.bounds import BatchAmount, Headroom, RankCount, Seed, SeqLen
-from autotune.candidate import Optimizer
+from autotune.candidate import DeviceKind, Optimizer
 from autotune.lengths import Lengths
 from autotune.options import HEADROOM, Limits, StrategyName
 from autotune.printable import quoted
@@ -121,7 +121,7 @@ _GLOBAL_BATCH = re.compile(r"^(?P<amount>\d\S*?)(?:\s*(?P<unit>token|sample|sequ
 class DeviceFacts(Frozen):
     """What a device is. Memory in bytes."""
 
-    kind: Literal["cpu", "cuda"]
+    kind: DeviceKind
     """Whose kernels and rules hold."""
     simulated: bool = False
     """Nothing runs on it: what is said of it is predicted."""

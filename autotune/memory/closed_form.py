@@ -21,16 +21,15 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from autotune.candidate import Sharding
+from autotune.candidate import Optimizer, Sharding
 from autotune.techniques.sharding import SHARDINGS
 from autotune.validation import Frozen
 
-Count = Annotated[int, Field(ge=0)]
+NonNegative = Annotated[int, Field(ge=0)]
 
-Precision = Literal["fp32", "bf16", "fp16", "autocast"]
+Weights = Literal["fp32", "bf16", "fp16", "autocast"]
 """`fp32`; 16-bit weights and gradients with a float32 master copy (`bf16`, `fp16`); `autocast`: float32 weights and
 gradients, 16-bit activations."""
-Optimizer = Literal["sgd", "momentum", "adamw", "adamw-8bit", "adafactor"]
 
 BLOCK_8BIT = 256
 """Values that share one float32 scale in 8-bit optimizer state (bitsandbytes)."""
@@ -43,20 +42,20 @@ BLOCK_SCALES = 256
 class Architecture(Frozen):
     """The numbers of a decoder-only Transformer that its memory depends on."""
 
-    layers: Count
-    hidden: Count
-    heads: Count
-    kv_heads: Count
+    layers: NonNegative
+    hidden: NonNegative
+    heads: NonNegative
+    kv_heads: NonNegative
     """Heads of keys and values: equal to `heads` without grouped-query attention."""
-    head_dim: Count
-    intermediate: Count
+    head_dim: NonNegative
+    intermediate: NonNegative
     """Width of the feed-forward layer, of one expert in a mixture."""
-    vocab: Count
+    vocab: NonNegative
     gated: bool = True
     """Three matrices in a feed-forward layer (SwiGLU and the like) instead of two."""
-    experts: Count = 0
+    experts: NonNegative = 0
     """Experts a layer; 0 for a dense model."""
-    experts_per_token: Count = 0
+    experts_per_token: NonNegative = 0
     tied: bool = False
     """Input and output embeddings are one matrix."""
 
@@ -116,14 +115,14 @@ def state_bytes(optimizer: Optimizer, rows: int = 0, columns: int = 0) -> float:
             return 4 * (rows + columns) / (rows * columns) if rows and columns else 4.0
 
 
-def weight_bytes(precision: Precision) -> tuple[int, int, int]:
+def weight_bytes(precision: Weights) -> tuple[int, int, int]:
     """Return the bytes a parameter of weights, gradients and master weights take (ZeRO, section 3.1)."""
     return (2, 2, 4) if precision in {"bf16", "fp16"} else (4, 4, 0)
 
 
 def states(
     trained: float,
-    precision: Precision = "bf16",
+    precision: Weights = "bf16",
     optimizer: Optimizer = "adamw",
     sharding: Sharding = "none",
     world: int = 1,
@@ -211,7 +210,7 @@ class Setup(Frozen):
     seq_len: Annotated[int, Field(ge=1)]
     micro_batch: Annotated[int, Field(ge=1)] = 1
     """Sequences a device."""
-    precision: Precision = "bf16"
+    precision: Weights = "bf16"
     optimizer: Optimizer = "adamw"
     sharding: Sharding = "none"
     world: Annotated[int, Field(ge=1)] = 1
@@ -230,10 +229,10 @@ class Setup(Frozen):
     dropout: bool = False
     fused_loss: bool = False
     """The loss makes no float32 copy of the logits, as flash-attn's cross-entropy does not."""
-    trained: Count | None = None
+    trained: NonNegative | None = None
     """Parameters that get gradients; None for all. The others are frozen, and stored as `frozen_bits` says."""
     frozen_bits: Literal[4, 16, 32] = 16
-    framework: Count = 0
+    framework: NonNegative = 0
     """Bytes outside the tensors: the device's context, communication buffers, the matrix library's workspace."""
 
 

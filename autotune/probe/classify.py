@@ -5,13 +5,12 @@ from __future__ import annotations
 import signal
 from typing import Literal
 
+from autotune.candidate import DeviceKind
 from autotune.errors import NoDiskSpace
 from autotune.outcome import Crash, Lost, Ok, Oom, Outcome, Phase, Timeout
 from autotune.probe.exit import Exit, Report
 from autotune.probe.protocol import DiskFull, Inspection, ProbeRequest, Result, TraceAnswer
 from autotune.units import format_bytes
-
-Kind = Literal["cpu", "cuda"]
 
 NEAR_LIMIT = 0.95
 """Share of the data limit from which a worker that died in native code is taken to have died of a refusal."""
@@ -27,7 +26,7 @@ def classify(
     request: ProbeRequest,
     report: Report,
     *,
-    kind: Kind,
+    kind: DeviceKind,
     data_limit: int | None = None,
     device_peak: int | None = None,
 ) -> Outcome:
@@ -98,7 +97,7 @@ def _disk_full(answer: DiskFull) -> NoDiskSpace:
     )
 
 
-def _killed_for_memory(report: Report, ending: Exit, kind: Kind) -> Oom | None:
+def _killed_for_memory(report: Report, ending: Exit, kind: DeviceKind) -> Oom | None:
     """SIGKILL while the kernel counted an out-of-memory kill in the probe's cgroup."""
     if ending.signal != signal.SIGKILL or not ending.oom_kills:
         return None
@@ -111,7 +110,7 @@ def _killed_for_memory(report: Report, ending: Exit, kind: Kind) -> Oom | None:
     )
 
 
-def _died_of_refusal(report: Report, ending: Exit, kind: Kind, data_limit: int | None) -> Oom | None:
+def _died_of_refusal(report: Report, ending: Exit, kind: DeviceKind, data_limit: int | None) -> Oom | None:
     """Return the OOM where a native library died just when the kernel was about to refuse it memory, else None.
 
     The supervisor's samples are the only evidence: private memory within 5% of the limit during the last quarter

@@ -20,11 +20,14 @@ PROTOCOL: Final = 1
 """Raised with every change that an older worker or tuner would misread."""
 
 
+ProbeKind = Literal["inspect", "trace", "train", "prove"]
+
+
 class ProbeRequest(Frozen):
     """All that a worker needs for one probe; stored as `request.json`."""
 
     protocol: Literal[1] = PROTOCOL
-    kind: Literal["inspect", "trace", "train", "prove"]
+    kind: ProbeKind
     """`inspect` builds the model without memory, `trace` runs its steps without data, `train` measures, `prove`
     runs whole global steps."""
     model: ModelSpec

@@ -14,6 +14,7 @@ from autotune.candidate import Candidate
 from autotune.outcome import Lost
 from autotune.probe.protocol import Progress
 from autotune.reporting.tables import not_measured, trial_line, trial_table
+from autotune.run.callbacks import RunCallbacks
 from autotune.run.events import RungTraced
 from autotune.search.context import SearchContext
 from autotune.search.selection import Score
@@ -25,7 +26,7 @@ from autotune.trial import History, ProofFinished, Trial
 from autotune.units import format_bytes, format_count, format_counted, format_duration
 
 
-class Terminal:
+class Terminal(RunCallbacks):
     """Callbacks that show a live table on a terminal, and plain lines anywhere else (a log, CI)."""
 
     def __init__(self, console: Console, spec: RunSpec) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal
 
 from autotune.candidate import Candidate
 from autotune.outcome import Lost
@@ -15,8 +15,11 @@ from autotune.specs import ModelFacts
 from autotune.trial import History, ProofFinished, Trial
 
 
-class RunCallbacks(Protocol):
-    """Told of every event of a run, in order. Must not raise, and must not change anything."""
+class RunCallbacks:
+    """Told of every event of a run, in order; does nothing of itself. Subclass it and override what you want to hear.
+
+    What overrides must not raise, and must not change anything.
+    """
 
     def inspecting(self) -> None:
         """Say that a worker looks at the model."""
@@ -53,43 +56,3 @@ class RunCallbacks(Protocol):
 
     def proved(self, proof: ProofFinished) -> None:
         """Say what the relaunch showed."""
-
-
-class NoCallbacks:
-    """Callbacks that say nothing."""
-
-    def inspecting(self) -> None:
-        """Do nothing."""
-
-    def inspected(self, facts: ModelFacts, context: SearchContext, history: History) -> None:
-        """Do nothing."""
-
-    def tracing(self, candidate: Candidate) -> None:
-        """Do nothing."""
-
-    def traced(self, entry: RungTraced) -> None:
-        """Do nothing."""
-
-    def skipping(self, skip: Skip) -> None:
-        """Do nothing."""
-
-    def trying(self, number: int, attempt: Try, ahead: int) -> None:
-        """Do nothing."""
-
-    def progressing(self, progress: Progress) -> None:
-        """Do nothing."""
-
-    def tried(self, trial: Trial) -> None:
-        """Do nothing."""
-
-    def lost(self, work: Literal["probe", "proof"], number: int, outcome: Lost) -> None:
-        """Do nothing."""
-
-    def searched(self, done: Done) -> None:
-        """Do nothing."""
-
-    def proving(self, score: Score) -> None:
-        """Do nothing."""
-
-    def proved(self, proof: ProofFinished) -> None:
-        """Do nothing."""

@@ -160,7 +160,7 @@ class ProofStarted(Frozen):
     time: str
 
 
-class Cause(Frozen):
+class LastVerdict(Frozen):
     """How a rung ended in a search that found nothing to prove."""
 
     candidate: Candidate
@@ -177,7 +177,7 @@ class Decided(Frozen):
     type: Literal["decided"] = "decided"
     winner: int | None
     why: str
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[LastVerdict, ...] = ()
     """How each rung ended, where nothing could be proven."""
     time: str
 

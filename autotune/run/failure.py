@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from autotune.errors import AutotuneError, InputError, ModelError, NothingFits, NothingTrained, ProbeError
 from autotune.outcome import Crash, Lost, Ok, Oom, Outcome, Timeout, Unsupported
-from autotune.run.events import Cause
+from autotune.run.events import LastVerdict
 from autotune.run.record import Unknown
 from autotune.search.context import SearchContext
 from autotune.search.selection import missing
@@ -136,7 +136,7 @@ def _trained_below(trial: Trial, history: History) -> int | None:
 
 def no_winner(
     history: History, context: SearchContext, done: Done, unknown: Sequence[Unknown] = ()
-) -> tuple[NothingFits | NothingTrained, tuple[Cause, ...]]:
+) -> tuple[NothingFits | NothingTrained, tuple[LastVerdict, ...]]:
     """Return the error for a search that found nothing to prove, and how each rung ended.
 
     Nothing fits where only memory was lacking: then it says what came nearest, and how much is missing. Where a rung
@@ -164,10 +164,10 @@ def no_winner(
     return NothingFits(why + hole, lines), causes
 
 
-def last_verdicts(history: History, context: SearchContext, done: Done) -> tuple[Cause, ...]:
+def last_verdicts(history: History, context: SearchContext, done: Done) -> tuple[LastVerdict, ...]:
     """Return how each rung ended, in the order in which they were come to: its last trial, or a prediction."""
     causes = {
-        skip.candidate.rung(): Cause(
+        skip.candidate.rung(): LastVerdict(
             candidate=skip.candidate,
             verdict="passed over",
             why=f"predicted to take {expected(skip.prediction)}",
@@ -178,7 +178,7 @@ def last_verdicts(history: History, context: SearchContext, done: Done) -> tuple
     for rung, trial in trials.items():
         behind = _short(detail(trial.outcome))
         said = verdict(trial.outcome, context) + (f": {behind}" if behind else "")
-        causes[rung] = Cause(candidate=trial.candidate, verdict=trial.outcome.kind, why=said)
+        causes[rung] = LastVerdict(candidate=trial.candidate, verdict=trial.outcome.kind, why=said)
     rungs = dict.fromkeys((*trials, *causes))
     return tuple(causes[rung] for rung in rungs)
 

@@ -18,7 +18,7 @@ from autotune.outcome import Drift, Lost, Unsupported
 from autotune.probe.folder import ProbeFolder, clear_temporaries
 from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.run.best import Best
-from autotune.run.callbacks import NoCallbacks, RunCallbacks
+from autotune.run.callbacks import RunCallbacks
 from autotune.run.events import (  # fmt: skip
     Asked,
     Finished,
@@ -66,7 +66,7 @@ def tune(
     the run.
     """
     with Journal(paths.journal, paths.lock) as journal:
-        return _Run(spec, paths, executor, callbacks or NoCallbacks(), journal, tracer).go(retry_lost)
+        return _Run(spec, paths, executor, callbacks or RunCallbacks(), journal, tracer).go(retry_lost)
 
 
 class _Run:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from autotune.candidate import Candidate, choices
+from autotune.candidate import Candidate, DeviceKind, choices
 
 if TYPE_CHECKING:
     from autotune.site import MachineFacts
     from autotune.specs import DeviceFacts, ModelFacts, ModelSpec
-
-DeviceKind = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True)

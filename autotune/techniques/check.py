@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Literal
 
-from autotune.candidate import AXES, Candidate, choices
+from autotune.candidate import AXES, Candidate, DeviceKind, choices
 from autotune.environment import how_to_install, installed, look_around
 from autotune.site import MachineFacts
-from autotune.techniques.axis import Axis, Context, DeviceKind, Rule, Value
+from autotune.techniques.axis import Axis, Context, Rule, Value
 from autotune.techniques.families import DECLARED
 from autotune.techniques.sharding import SHARDINGS
 

@@ -4,7 +4,7 @@
         def make_executor(self, behaviour: Behaviour) -> Executor:
             return Mine(...)
 
-        def make_request(self, kind: Kind, behaviour: Behaviour) -> ProbeRequest:
+        def make_request(self, kind: ProbeKind, behaviour: Behaviour) -> ProbeRequest:
             return ProbeRequest(kind=kind, model=..., ...)
 
 What a probe is to do is a `Behaviour`. An executor that runs the real worker brings it about by the request, whose
@@ -25,13 +25,12 @@ from autotune.executors.executor import Executor, ProbeResult
 from autotune.interruption import Interruption
 from autotune.outcome import OUTCOMES, Ok, Timeout, Unsupported
 from autotune.probe.folder import ProbeFolder
-from autotune.probe.protocol import Inspection, ProbeRequest, Progress
+from autotune.probe.protocol import Inspection, ProbeKind, ProbeRequest, Progress
 from autotune.site import Site
 from autotune.variables import VARIABLES
 
 Behaviour = Literal["trains", "hangs", "leaves a process"]
 """What the worker of a probe does: its work; nothing more, from forward on; its work, beside a process that goes on."""
-Kind = Literal["inspect", "train", "prove"]
 
 PATIENCE = 120.0
 """Seconds that a probe which ends by itself gets: never spent, however slow the machine."""
@@ -46,7 +45,7 @@ class ExecutorContract:
         """Return the executor under test, for probes that behave so."""
         raise NotImplementedError
 
-    def make_request(self, kind: Kind, behaviour: Behaviour) -> ProbeRequest:
+    def make_request(self, kind: ProbeKind, behaviour: Behaviour) -> ProbeRequest:
         """Return a request that the executor can run, and that behaves so; its folder is empty text."""
         raise NotImplementedError
 
@@ -68,7 +67,7 @@ class ExecutorContract:
         assert result.answer.facts.tokens_per_sample > 0
 
     @pytest.mark.parametrize("kind", ["train", "prove"])
-    def test_a_probe_ends_in_a_typed_outcome(self, kind: Kind, tmp_path: Path) -> None:
+    def test_a_probe_ends_in_a_typed_outcome(self, kind: ProbeKind, tmp_path: Path) -> None:
         result = self.run(kind, tmp_path / "probe")
         assert type(result.answer) in OUTCOMES.values()
         if isinstance(result.answer, Ok):
@@ -81,7 +80,7 @@ class ExecutorContract:
         assert result.leftovers == 0
 
     @pytest.mark.parametrize("kind", ["inspect", "train", "prove"])
-    def test_a_result_survives_json(self, kind: Kind, tmp_path: Path) -> None:
+    def test_a_result_survives_json(self, kind: ProbeKind, tmp_path: Path) -> None:
         result = self.run(kind, tmp_path / "probe")
         assert ProbeResult.model_validate_json(result.model_dump_json()) == result
 
@@ -106,7 +105,7 @@ class ExecutorContract:
         assert all(isinstance(progress, Progress) for progress in heard)
 
     def run(
-        self, kind: Kind, folder: Path, behaviour: Behaviour = "trains", timeout: float = PATIENCE
+        self, kind: ProbeKind, folder: Path, behaviour: Behaviour = "trains", timeout: float = PATIENCE
     ) -> ProbeResult:
         """Run one request and return its result."""
         executor = self.make_executor(behaviour)

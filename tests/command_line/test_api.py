@@ -171,9 +171,16 @@ def test_tune_takes_text_and_paths_and_a_function(mine, tmp_path, monkeypatch):
     monkeypatch.setattr(executors, "find_executor", lambda *_: ArithmeticExecutor(Arithmetic(budget=1000)))
     (tmp_path / "lengths.csv").write_text("100,10\n")
     common = {"target_global_batch": 6400, "device": "cpu:1GiB", "headroom": 0.0, "predict": False}
-    best = autotune.tune(model=mine.build, seq_len=100, runs="runs", **common)
+    tried = []
+
+    class Heard(autotune.RunCallbacks):
+        def tried(self, trial):
+            tried.append(trial)
+
+    best = autotune.tune(model=mine.build, seq_len=100, runs="runs", callbacks=Heard(), **common)
     run = autotune.load_run("last", "runs")
     assert run.best == best
+    assert tuple(tried) == run.record.history
     assert run.spec.model.name == "mypackage.mymodel:build"
     again = autotune.load_run(run.paths.root)
     assert again.paths.root == run.paths.root

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from autotune.environment import how_to_install
 from autotune.errors import AutotuneError
 
 
@@ -82,7 +83,8 @@ class NvmlLibrary:
             import pynvml
         except ImportError:
             raise NvmlError(
-                "the package nvidia-ml-py is not installed, so no GPU can be looked for: pip install nvidia-ml-py"
+                "the package nvidia-ml-py is not installed, so no GPU can be looked for: "
+                + how_to_install("nvidia-ml-py")
             ) from None
         self._api: Any = pynvml
         self._handles: dict[str, Any] = {}

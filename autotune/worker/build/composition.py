@@ -9,10 +9,10 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from autotune.candidate import Candidate
+from autotune.candidate import Candidate, DeviceKind
 from autotune.environment import how_to_install
 from autotune.probe.protocol import ProbeRequest
-from autotune.techniques.axis import Context, DeviceKind
+from autotune.techniques.axis import Context
 from autotune.techniques.check import refusal
 from autotune.techniques.data import unpaddable
 from autotune.techniques.sharding import IN_SHARDS, REPLICATED, SHARDINGS
