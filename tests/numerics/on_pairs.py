@@ -64,6 +64,14 @@ class Group:
 GROUPS = {
     "one": Group(),
     "two": Group(2, axes={"sharding": ("ddp", "zero1", "zero2", "fsdp2"), "reduce_dtype": ("fp32", "bf16")}),
+    "nodes": Group(4, 2, axes={"sharding": ("hsdp",), "reduce_dtype": ("fp32", "bf16")}),
+    "cut": Group(2, axes={"tensor_parallel": (2,)}, families=("llama", "gemma2", "qwen3")),
+    "cut-shards": Group(
+        4,
+        axes={"tensor_parallel": (2,), "sharding": ("zero2", "fsdp2"), "reduce_dtype": ("fp32", "bf16")},
+        families=("llama", "gemma2", "qwen3"),
+    ),
+    "deepspeed": Group(2, axes={"engine": ("deepspeed",), "sharding": ("zero1", "zero2", "zero3")}),
 }
 SAME_BITS = frozenset(
     {

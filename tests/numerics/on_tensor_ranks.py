@@ -35,6 +35,7 @@ DROPPING = {"model": "gpt_neox", "precision": "fp32", "hidden_dropout": 0.1}
 FOUR = [
     {"model": "llama", "precision": "fp32", "sharding": "fsdp2"},
     {"model": "gemma2", "precision": "bf16", "sharding": "zero2"},
+    {"model": "qwen3", "precision": "fp32", "sharding": "zero2"},
 ]
 """Two pairs of ranks: each pair shares one model, in shards over the pairs."""
 BUILT = ["llama", "gemma2"]

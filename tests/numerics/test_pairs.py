@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from autotune.environment import how_to_install, installed
 from tests.numerics.on_pairs import (
     GROUPS,
     SAME_BITS,
@@ -26,6 +27,7 @@ from tests.numerics.on_pairs import (
 from tests.numerics.once import once
 from tests.numerics.runs import norm
 
+NO_DEEPSPEED = f"the deepspeed package is not installed: {how_to_install('deepspeed')}"
 TECHNIQUES = Path(__file__).parents[2] / "docs" / "techniques.md"
 LOSS = {"fp32": 1e-5}
 GRADIENTS = {"fp32": 1e-4}
@@ -89,7 +91,18 @@ def test_one_rank_computes_what_the_plain_run_does(position, name):
 
 
 @pytest.mark.timeout(900)  # a hundred trainings in one test
-@pytest.mark.parametrize("group", ["two"])
+@pytest.mark.parametrize(
+    "group",
+    [
+        "two",
+        "nodes",
+        "cut",
+        "cut-shards",
+        pytest.param(
+            "deepspeed", marks=pytest.mark.skipif(installed("deepspeed") is None, reason=NO_DEEPSPEED)
+        ),
+    ],
+)
 def test_several_ranks_compute_what_one_does(group, of_ranks):
     wrong = []
     for values, name, found in of_ranks(group):

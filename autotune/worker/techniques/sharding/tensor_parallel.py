@@ -124,16 +124,34 @@ def _bring_home(module: nn.Module, device: torch.device, place: Callable[[Tensor
 
 
 def _sum_gradients(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Sum over the ranks the gradients of parameters that each applies to its own heads alone."""
+    """Sum over the ranks the gradients of parameters that each applies to its own heads alone.
+
+    The module computes with views of its parameters, whose gradients are summed on their way: before FSDP2 takes them,
+    which puts parameters of its own in the module's, without hooks, and before they are added to those of earlier
+    micro-steps, whose sum was taken then.
+    """
 
     def total(gradient: Tensor) -> Tensor:
         dist.all_reduce(gradient := gradient.clone(), group=mesh.get_group())
         return gradient
 
-    for parameter in module.parameters(recurse=False):
-        if parameter.requires_grad:
-            # Before it is added to what earlier micro-steps left, whose sum was taken then.
-            parameter.register_hook(total)
+    def show_views(_module: nn.Module, _args: tuple[Any, ...]) -> None:
+        if not torch.is_grad_enabled():
+            return
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.requires_grad:
+                own[name] = parameter
+                view = parameter.view_as(parameter)
+                view.register_hook(total)
+                module._parameters[name] = view
+
+    def show_own(*_: Any) -> None:
+        module._parameters.update(own)
+        own.clear()
+
+    own: dict[str, nn.Parameter] = {}
+    module.register_forward_pre_hook(show_views)
+    module.register_forward_hook(show_own, always_call=True)
 
 
 def _share_inputs(model: nn.Module, names: list[str], mesh: DeviceMesh) -> None:
