@@ -35,6 +35,16 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture
+def plain_environment(monkeypatch):
+    """Leave out of the environment what a user may have set of devices."""
+    for name in (
+        "CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "GLIBC_TUNABLES",
+        "OMP_NUM_THREADS",
+    ):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
 def space():
     return Space.parse(DEFAULT, "default.yaml")
 

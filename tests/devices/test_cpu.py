@@ -1,0 +1,127 @@
+"""The processor with a budget: what the kernel enforces, and what its memory follows."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotune.candidate import Candidate
+from autotune.devices import host
+from autotune.devices.cpu import CpuDevice
+from autotune.errors import InputError
+from autotune.specs import DeviceSpec
+from autotune.units import GIB, MIB
+
+pytestmark = pytest.mark.usefixtures("plain_environment")
+
+
+def test_the_kernel_enforces_the_cpu_budget() -> None:
+    device = CpuDevice(GIB)
+    limit = device.data_limit()
+    assert limit == GIB
+
+    def take(count: int) -> int:
+        return subprocess.run(
+            [sys.executable, "-I", "-S", "-c", f"b = bytearray({count})"], stderr=subprocess.DEVNULL,
+            env={**os.environ, **device.environment(Candidate())},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)),
+        ).returncode  # fmt: skip
+
+    assert take(900 * MIB) == 0
+    assert take(1100 * MIB) == 1
+
+
+def test_cpu_memory_follows_what_is_allocated() -> None:
+    program = (
+        "import resource\n"
+        "def rss(): return int(open('/proc/self/statm').read().split()[1]) * resource.getpagesize()\n"
+        "before = rss()\n"
+        "blocks = [b'x' * 100_000 for _ in range(1000)]\n"
+        "full = rss() - before\n"
+        "del blocks[::2]\n"
+        "half = rss() - before\n"
+        "print(full, half)"
+    )
+
+    def measure(variables: dict[str, str]) -> tuple[int, int]:
+        run = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", program], stdout=subprocess.PIPE, check=True,
+            env={**os.environ, **variables},
+        )  # fmt: skip
+        full, half = map(int, run.stdout.split())
+        return full, half
+
+    full, half = measure(CpuDevice(GIB).environment(Candidate()))
+    assert full == pytest.approx(1000 * 100_000, rel=0.08)  # whole pages
+    assert half == pytest.approx(full / 2, rel=0.05)
+    _, kept = measure({})
+    assert kept > 0.8 * full  # malloc's defaults keep the holes, so the test above can fail
+
+
+def test_memory_stops_growing_with_rows_of_ever_new_lengths() -> None:
+    program = (
+        "import resource, torch\n"
+        "def rss(): return int(open('/proc/self/statm').read().split()[1]) * resource.getpagesize()\n"
+        "model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(12)))\n"
+        "def step(rows):\n"
+        "    with torch.autocast('cpu', torch.bfloat16): loss = model(torch.ones(rows, 256)).sum()\n"
+        "    loss.backward()\n"
+        "for rows in (512, *range(32, 192, 16)): step(rows)\n"
+        "before = rss()\n"
+        "for rows in range(200, 520, 8): step(rows)\n"
+        "print(rss() - before)"
+    )
+
+    def grown(variables: dict[str, str]) -> int:
+        run = subprocess.run(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, check=True,
+            env={**os.environ, **CpuDevice(GIB).environment(Candidate()), **variables},
+        )  # fmt: skip
+        return int(run.stdout)
+
+    bounded = grown({})
+    unbounded = grown({"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1024", "LRU_CACHE_CAPACITY": "1024"})
+    assert bounded < 8 * MIB < 4 * 8 * MIB < unbounded
+
+
+def test_the_users_tunables_are_kept_and_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
+    variables = CpuDevice(GIB).environment(Candidate())
+    assert variables["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1:glibc.malloc.hugetlb=0"
+
+
+def test_a_cpu_budget_beyond_the_machine_is_refused_with_what_there_is() -> None:
+    with pytest.raises(
+        InputError, match=r"more than this machine's memory; at most --device cpu:\d+MiB"
+    ) as caught:
+        CpuDevice(psutil.virtual_memory().total + GIB)
+    largest = str(caught.value).rsplit(" ", 1)[1]
+    CpuDevice(DeviceSpec.parse(largest).budget or 0)
+
+
+def test_a_cpu_budget_below_the_framework_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="smaller than what torch"):
+        CpuDevice(300 * MIB)
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
+    with pytest.raises(InputError, match="threads"):
+        CpuDevice(GIB)
+
+
+def test_a_cgroup_limits_what_this_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = tmp_path / "pod"
+    group.mkdir()
+    (group / "limit").write_text(str(3 * GIB))
+    (group / "usage").write_text(str(GIB))
+    (group / "memory.stat").write_text(f"anon 5\ncache {GIB // 2}\n")
+    monkeypatch.setattr(host, "_ROOTS", ((tmp_path, "limit", "usage", "cache"),))
+    monkeypatch.setattr(host, "_own_groups", lambda root: [root, root / "pod", root / "pod" / "deeper"])
+    assert host.total_memory() == min(3 * GIB, psutil.virtual_memory().total)
+    assert host.available_memory() <= 3 * GIB - GIB // 2
+    (group / "limit").write_text("max\n")
+    assert host.total_memory() == psutil.virtual_memory().total
