@@ -30,6 +30,7 @@ from autotune.search.space import Space
 from autotune.specs import ModelSpec
 from autotune.techniques.axis import Context
 from autotune.techniques.check import axis_of, check
+from autotune.techniques.sharding import usual_sharding
 from autotune.timeline.timeline import Timeline
 from autotune.timing.roofline import Machine, step_time
 from autotune.tracing.client import Trace, Tracer
@@ -187,9 +188,8 @@ def _candidates(
         chosen = chosen.model_copy(update={"sequences": "padded"})
     if question.candidate:
         if ranks > 1 and "sharding" not in question.candidate:
-            cut = chosen.tensor_parallel
-            alone = "none" if ranks == cut else "fsdp2"
-            chosen = chosen.model_copy(update={"sharding": "ddp" if cut == 1 else alone})
+            usual = usual_sharding(ranks, chosen.tensor_parallel)
+            chosen = chosen.model_copy(update={"sharding": usual})
         if problems := refusals(chosen):
             raise InputError(problems)
         return (chosen.at(question.micro_batch),)

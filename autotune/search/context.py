@@ -15,7 +15,7 @@ from autotune.site import Site
 from autotune.specs import Goal, ModelFacts, ModelSpec, RunSpec
 from autotune.techniques.axis import Context
 from autotune.techniques.check import refusal
-from autotune.techniques.sharding import lacks_groups, lacks_nodes
+from autotune.techniques.sharding import lacks_groups, lacks_nodes, usual_sharding
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,7 @@ class SearchContext:
         """Return what bounds the search of a run, once its model is known."""
         base = Candidate(
             optimizer=spec.optimizer,
-            # Several ranks replicate the model unless a strategy shards it.
-            sharding="ddp" if spec.goal.gpus > 1 else "none",
+            sharding=usual_sharding(spec.goal.gpus),
             sequences="full" if spec.goal.lengths is None else "padded",
         )
         return cls(

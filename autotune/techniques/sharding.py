@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotune.candidate import Candidate
+from autotune.candidate import Candidate, Sharding
 from autotune.techniques.axis import Axis, Context, Rule, Value, all_but, listed
 
 
@@ -47,6 +47,13 @@ IN_SHARDS = tuple(
     name for name, traits in SHARDINGS.items() if traits.gradients and "torch" in traits.engines
 )
 """Shardings that FSDP2 does: weights or gradients come in shards."""
+
+
+def usual_sharding(ranks: int, tensor_parallel: int = 1) -> Sharding:
+    """Return how ranks share the work unless somebody chose: as copies, or as shards where several share each model."""
+    if ranks == tensor_parallel:
+        return "none"
+    return "ddp" if tensor_parallel == 1 else "fsdp2"
 
 
 def lacks_nodes(candidate: Candidate, context: Context) -> str | None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from autotune.candidate import Candidate
+from autotune.techniques.sharding import SHARDINGS
 
 
 def experts_in(module: nn.Module) -> int | None:
@@ -84,7 +85,7 @@ def parameter_count(model: nn.Module) -> int:
 
 def inseparable(candidate: Candidate, copies: bool, source: str) -> str | None:
     """Return why chosen experts cannot train under a candidate, or None; `copies` is how its offload works."""
-    sliced = candidate.sharding not in {"none", "ddp"} or candidate.tensor_parallel > 1
+    sliced = SHARDINGS[candidate.sharding].optimizer_state or candidate.tensor_parallel > 1
     if sliced or (candidate.offload == "full" and copies):
         return (
             "chosen experts share the memory of the tensor that they are rows of, and what shards parameters gives "
