@@ -20,6 +20,6 @@ def once(factory, name: str, command: Callable[[Path], list[str]]) -> Path:
         if not file.exists():
             partial = folder / f"{name}.partial"
             done = subprocess.run(command(partial), cwd=ROOT, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[-4000:]
+            assert done.returncode == 0, done.stderr[-16000:]
             partial.rename(file)
     return file
