@@ -71,11 +71,16 @@ def compare(values, name, found: Result, ranks=1):
         assert found.losses == expected.losses
         assert all(torch.equal(value, expected.gradients[key]) for key, value in found.gradients.items())
         return
-    assert found.losses == pytest.approx(expected.losses, rel=LOSS.get(precision, SIXTEEN_BITS))
+    reduced = values.get("reduce_dtype") == "bf16"
+    first, *later = expected.losses
+    assert found.losses[0] == pytest.approx(first, rel=LOSS.get(precision, SIXTEEN_BITS))
+    # What a step brings is off by as much as its gradients: found were 1.5e-5 of a loss that fell by 6%.
+    stepped = REDUCED * max(abs(first - loss) for loss in later) if reduced else 0.0
+    assert found.losses[1:] == pytest.approx(later, rel=LOSS.get(precision, SIXTEEN_BITS), abs=stepped)
     if found.gradients:
         assert found.gradients.keys() == expected.gradients.keys()
         allowed = GRADIENTS.get(precision, 2 * SIXTEEN_BITS)
-        if values.get("reduce_dtype") == "bf16":
+        if reduced:
             allowed = max(allowed, REDUCED)
         apart = norm([value - expected.gradients[key] for key, value in found.gradients.items()])
         assert apart / norm(list(expected.gradients.values())) < allowed
