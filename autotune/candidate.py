@@ -170,11 +170,8 @@ class Candidate(Frozen):
     @property
     def kept_share(self) -> float:
         """The memory budget as a share; 1 where there is none."""
-        return (
-            1.0
-            if self.activation_memory_budget == "none"
-            else int(self.activation_memory_budget.rstrip("%")) / 100
-        )
+        budget = self.activation_memory_budget
+        return 1.0 if budget == "none" else int(budget.rstrip("%")) / 100
 
     @property
     def max_split_size_bytes(self) -> int | None:
@@ -186,10 +183,9 @@ class Candidate(Frozen):
         options = {"expandable_segments": str(self.expandable_segments)}
         if self.max_split_size_bytes is not None:
             options["max_split_size_mb"] = str(self.max_split_size_bytes // MIB)
-        if self.garbage_collection_threshold != "none":
-            options["garbage_collection_threshold"] = str(
-                int(self.garbage_collection_threshold.rstrip("%")) / 100
-            )
+        threshold = self.garbage_collection_threshold
+        if threshold != "none":
+            options["garbage_collection_threshold"] = str(int(threshold.rstrip("%")) / 100)
         return options
 
     def offload_place(self, kind: DeviceKind) -> OffloadPlace:

@@ -27,7 +27,7 @@ from autotune.validation import Frozen
 
 NonNegative = Annotated[int, Field(ge=0)]
 
-Weights = Literal["fp32", "bf16", "fp16", "autocast"]
+MixedPrecision = Literal["fp32", "bf16", "fp16", "autocast"]
 """`fp32`; 16-bit weights and gradients with a float32 master copy (`bf16`, `fp16`); `autocast`: float32 weights and
 gradients, 16-bit activations."""
 
@@ -115,14 +115,14 @@ def state_bytes(optimizer: Optimizer, rows: int = 0, columns: int = 0) -> float:
             return 4 * (rows + columns) / (rows * columns) if rows and columns else 4.0
 
 
-def weight_bytes(precision: Weights) -> tuple[int, int, int]:
+def weight_bytes(precision: MixedPrecision) -> tuple[int, int, int]:
     """Return the bytes a parameter of weights, gradients and master weights take (ZeRO, section 3.1)."""
     return (2, 2, 4) if precision in {"bf16", "fp16"} else (4, 4, 0)
 
 
 def states(
     trained: float,
-    precision: Weights = "bf16",
+    precision: MixedPrecision = "bf16",
     optimizer: Optimizer = "adamw",
     sharding: Sharding = "none",
     world: int = 1,
@@ -210,7 +210,7 @@ class Setup(Frozen):
     seq_len: Annotated[int, Field(ge=1)]
     micro_batch: Annotated[int, Field(ge=1)] = 1
     """Sequences a device."""
-    precision: Weights = "bf16"
+    precision: MixedPrecision = "bf16"
     optimizer: Optimizer = "adamw"
     sharding: Sharding = "none"
     world: Annotated[int, Field(ge=1)] = 1

@@ -17,7 +17,7 @@ EXPANDABLE_SEGMENTS = Axis(
     },
 )
 
-SPLIT_LIMIT = Axis(
+MAX_SPLIT_SIZE = Axis(
     "max_split_size",
     "CUDA's caching allocator cuts no block of this size or more",
     {
@@ -52,7 +52,7 @@ SPLIT_LIMIT = Axis(
     ),
 )
 
-COLLECT_ABOVE = Axis(
+GARBAGE_COLLECTION_THRESHOLD = Axis(
     "garbage_collection_threshold",
     "share of a GPU's memory above which the allocator gives back unused blocks",
     {

@@ -46,7 +46,7 @@ COMPILE = Axis(
     not_exported="each block was compiled by itself; this library compiles the whole model",
 )
 
-MEMORY_BUDGET = Axis(
+ACTIVATION_MEMORY_BUDGET = Axis(
     "activation_memory_budget",
     "share of its activations that a compiled block may keep",
     {

@@ -69,7 +69,7 @@ SEQUENCES = Axis(
     ),
 )
 
-WORKERS = Axis(
+NUM_WORKERS = Axis(
     "num_workers",
     "processes that make batches of a dataset",
     {
@@ -89,7 +89,7 @@ WORKERS = Axis(
     title=_workers,
 )
 
-PREFETCH = Axis(
+PREFETCH_FACTOR = Axis(
     "prefetch_factor",
     "batches that each of these processes makes in advance",
     {

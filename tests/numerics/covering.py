@@ -71,10 +71,6 @@ class Covering:
             for value, another in product(values, others):
                 yield frozenset({(one, value), (other, another)})
 
-    def legal(self) -> int:
-        """Return how many pairs some legal candidate holds."""
-        return sum(1 for _ in self.pairs()) - len(self.illegal)
-
     def _completed(self, chosen: Values) -> Iterator[Values]:
         if self._broken(chosen):
             return

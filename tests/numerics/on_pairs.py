@@ -203,20 +203,21 @@ def forked(rank: int, group: str, file: str) -> None:
 
 
 def launch(group: str, file: str) -> None:
-    """Fork the ranks of a group, and wait for them.
+    """Fork the ranks of a group, and wait for them; once more where one died of SIGSEGV.
 
-    Once in some 25 runs, each of hundreds of trainings, a rank died of SIGSEGV (torch 2.13, gloo), which was not seen
-    again in 14 more. Threads of gloo let go of tensors that Python holds too, and torch knows of races there
-    (pytorch/pytorch issue 190489). So that is tried once more, and where Python was stands in what is printed.
+    That happened once (torch 2.13, gloo; docs/log.md), for a reason that is not known: where Python was is printed.
     """
-    try:
-        torch.multiprocessing.start_processes(forked, (group, file), GROUPS[group].ranks, start_method="fork")
-    except torch.multiprocessing.ProcessExitedException as error:
-        if error.signal_name != "SIGSEGV":
-            raise
-        print(f"{error}: trying once more", file=sys.stderr, flush=True)
-        Path(f"{file}.at").unlink(missing_ok=True)  # by which the ranks found each other
-        torch.multiprocessing.start_processes(forked, (group, file), GROUPS[group].ranks, start_method="fork")
+    for again in (True, False):
+        try:
+            torch.multiprocessing.start_processes(
+                forked, (group, file), GROUPS[group].ranks, start_method="fork"
+            )
+            return
+        except torch.multiprocessing.ProcessExitedException as error:
+            if error.signal_name != "SIGSEGV" or not again:
+                raise
+            print(f"{error}: trying once more", file=sys.stderr, flush=True)
+            Path(f"{file}.at").unlink(missing_ok=True)  # by which the ranks found each other
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ _STEPS = 4
 """Nodes between a result and its kernel, at most: what cuts off padding, and views."""
 
 
-class _Noting:
-    """What a mode has noted."""
+class _SeenKernels:
+    """The kernels of attention that a mode has seen run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class _Noting:
         return tuple(sorted(self._found))
 
 
-class AttentionKernels(_Noting, TorchFunctionMode):  # type: ignore[misc]  # mypy does not follow torch
+class AttentionKernels(_SeenKernels, TorchFunctionMode):  # type: ignore[misc]  # mypy does not follow torch
     """While open, notes which kernels `scaled_dot_product_attention` chose in passes that will have a backward.
 
     It is the kernel that ran, not one asked for: torch chooses by device, types, mask and sizes. Not covered: compiled
@@ -58,7 +58,7 @@ _OPERATORS: tuple[tuple[str, AttentionKernel], ...] = (
 """How the fused operators are called, which compiled code calls as they are."""
 
 
-class CompiledAttention(_Noting, TorchDispatchMode):  # type: ignore[misc]  # mypy does not follow torch
+class CompiledAttention(_SeenKernels, TorchDispatchMode):  # type: ignore[misc]  # mypy does not follow torch
     """While open, notes which fused attention compiled code calls.
 
     Open it where the code was compiled already: the compiler compiles nothing while it is open. The math kernel is not

@@ -16,7 +16,7 @@ from autotune.worker.tracing.storage_recorder import StorageRecorder
 from autotune.worker.training import StepOptimizer, Training
 
 
-class MicroBatches(NamedTuple):
+class TracedSizes(NamedTuple):
     """The micro-batches that give the affine sizes."""
 
     least: int
@@ -28,8 +28,8 @@ class MicroBatches(NamedTuple):
         return self.more - self.least
 
 
-PLAIN = MicroBatches(2, 3)
-COMPILED = MicroBatches(32, 33)
+PLAIN = TracedSizes(2, 3)
+COMPILED = TracedSizes(32, 33)
 """The compiler orders operators by the sizes of their results. Where tokens are few those lie on either side of the
 weights', and the order changes from one micro-batch to the next; the peaks of all orders were on one line from 2 to 64.
 """
@@ -50,7 +50,7 @@ class StepTracer:
     """Takes a training through its parts, as `autotune.worker.measuring.steps` does, one segment each."""
 
     def __init__(
-        self, recorder: StorageRecorder, training: Training, micro_steps: int = 1, pair: MicroBatches = PLAIN
+        self, recorder: StorageRecorder, training: Training, micro_steps: int = 1, pair: TracedSizes = PLAIN
     ) -> None:
         """Take a training, and how many micro-steps are recorded as one: all that an optimizer step has."""
         self._recorder = recorder

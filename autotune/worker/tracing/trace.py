@@ -41,7 +41,7 @@ from autotune.worker.techniques.optimizer import optimizer_maker
 from autotune.worker.tracing.fake_training import recording
 from autotune.worker.tracing.fakes.compiler import GraphBreak
 from autotune.worker.tracing.op_counter import Calls
-from autotune.worker.tracing.step_tracer import COMPILED, PLAIN, MicroBatches, StepTracer
+from autotune.worker.tracing.step_tracer import COMPILED, PLAIN, StepTracer, TracedSizes
 from autotune.worker.tracing.storage_recorder import StorageRecorder
 from autotune.worker.training import Training
 
@@ -203,7 +203,7 @@ def _affine(
         return found
 
 
-def _slope(pair: MicroBatches, small: int, large: int) -> int:
+def _slope(pair: TracedSizes, small: int, large: int) -> int:
     growth, rest = divmod(large - small, pair.apart)
     if rest:
         raise _Unlike(f"{small} bytes at {pair.least} samples grow to {large} at {pair.more}")
