@@ -16,6 +16,13 @@ from tests.configurations import function_model, make_best
 TARGETS = tuple(EXPORTERS)
 
 
+def refused(best, target):
+    """Return the fields that a target refuses."""
+    with pytest.raises(CannotExport) as refusal:
+        export(best, target)
+    return set(refusal.value.reasons)
+
+
 def values(field):
     return (2, 5) if field == "micro_batch" else choices(field)
 
@@ -24,15 +31,15 @@ def values(field):
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_value_of_every_field_changes_the_files_or_is_refused_by_name(target, field):
     """On a GPU, where no field is without effect."""
-    exported, refused = {}, []
+    exported, refusals = {}, []
     for value in values(field):
         try:
             exported[value] = json.dumps(
                 export(make_best(device="cuda", **{field: value}), target), sort_keys=True
             )
         except CannotExport as refusal:
-            refused.append(set(refusal.reasons))
-    assert all(names == {field} for names in refused)
+            refusals.append(set(refusal.reasons))
+    assert all(names == {field} for names in refusals)
     assert exported, "the target cannot express any value of the field"
     assert len(set(exported.values())) == len(exported)
 
@@ -64,24 +71,23 @@ def test_an_unknown_target_is_refused_with_the_nearest():
 @pytest.mark.parametrize("target", ["accelerate", "transformers"])
 def test_every_reason_is_told_at_once(target):
     best = make_best(offload="optimizer", checkpointing="full", block_class="GPT2Block")
-    with pytest.raises(CannotExport) as refusal:
+    with pytest.raises(
+        CannotExport, match=f"cannot export to {target}: offload: it is autotune's own"
+    ) as refusal:
         export(best, target)
     assert set(refusal.value.reasons) == {"offload", "checkpointing"}
-    assert f"cannot export to {target}: offload: it is autotune's own technique" in str(refusal.value)
 
 
 @pytest.mark.parametrize("target", ["accelerate", "transformers"])
 def test_a_model_of_the_users_own_goes_to_native_only(target):
     best = make_best(model=function_model())
-    with pytest.raises(CannotExport, match="model: the model is a function of your own"):
-        export(best, target)
+    assert refused(best, target) == {"model"}
     assert "best.yaml" in export(best, "native")
 
 
 def test_a_model_that_trains_in_part_goes_to_native_only():
     model = resolve("tiny-gpt2", base=Path()).model_copy(update={"train": ("lm_head",)})
-    with pytest.raises(CannotExport, match="only lm_head train"):
-        export(make_best(model=model), "transformers")
+    assert refused(make_best(model=model), "transformers") == {"model"}
     assert "lm_head" in export(make_best(model=model), "native")["best.yaml"]
 
 
@@ -89,14 +95,12 @@ def test_remote_code_goes_to_native_only(tmp_path):
     config = {"model_type": "new", "auto_map": {"AutoModelForCausalLM": "modeling.Model"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     best = make_best(model=resolve(str(tmp_path), base=tmp_path, trust_remote_code=True))
-    with pytest.raises(CannotExport, match="code of its own"):
-        export(best, "accelerate")
+    assert refused(best, "accelerate") == {"model"}
 
 
 def test_native_starts_as_many_ranks_as_were_measured():
     for target in ("native", "accelerate", "transformers"):
-        with pytest.raises(CannotExport, match="gpus: 8 ranks need a sharding"):
-            export(make_best(gpus=8), target)
+        assert refused(make_best(gpus=8), target) == {"gpus"}
     for best in (make_best(gpus=8, sharding="zero2"), make_best(tensor_parallel=8)):
         launch = export(best, "native")["launch.sh"]
         assert "torch.distributed.run --standalone --nproc_per_node=8 train.py" in launch
@@ -121,8 +125,7 @@ def test_accelerate_multiplies_in_8_bits_what_was_measured_so():
     files = export(make_best(device="cuda", precision="fp8"), "accelerate")
     assert yaml.safe_load(files["accelerate_config.yaml"])["mixed_precision"] == "fp8"
     assert json.loads(files["training.json"])["blocks"] == ["GPT2Block"]
-    with pytest.raises(CannotExport, match="precision: the Trainer's arguments have no fp8"):
-        export(make_best(device="cuda", precision="fp8"), "transformers")
+    assert refused(make_best(device="cuda", precision="fp8"), "transformers") == {"precision"}
 
 
 def test_transformers_arguments_hold_what_was_chosen():
@@ -186,11 +189,7 @@ def test_the_trainer_gets_deepspeeds_configuration():
     assert [settings["zero_optimization"][size] for size in sizes] == [64 * 64, int(0.9 * 64 * 64), 640]
     assert settings["bf16"]["enabled"]
     assert settings["gradient_accumulation_steps"] == "auto"
-    with pytest.raises(
-        CannotExport,
-        match=r"^cannot export to accelerate: engine: this library would have to hand its loop to DeepSpeed",
-    ):
-        export(best, "accelerate")
+    assert refused(best, "accelerate") == {"engine"}
     best = make_best(device="cuda", gpus=8, engine="deepspeed", sharding="zero3", offload="full")
     settings = json.loads(export(best, "transformers")["deepspeed.json"])["zero_optimization"]
     assert settings["offload_param"] == settings["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
@@ -208,7 +207,5 @@ def test_each_of_several_machines_starts_its_own_ranks():
     apart = export(on_cpu.model_copy(update={"nodes": 2}), "native")["launch.sh"]
     assert "GLOO_SOCKET_IFNAME" not in apart  # loopback leads to no other machine
     assert "export OMP_WAIT_POLICY=active" in apart
-    with pytest.raises(CannotExport, match="nodes: accelerate wants"):
-        export(
-            make_best(device="cuda", gpus=16, sharding="ddp").model_copy(update={"nodes": 2}), "accelerate"
-        )
+    two_nodes = make_best(device="cuda", gpus=16, sharding="ddp").model_copy(update={"nodes": 2})
+    assert refused(two_nodes, "accelerate") == {"nodes"}

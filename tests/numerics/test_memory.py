@@ -50,7 +50,7 @@ def test_disk_space_that_is_refused_is_said_before_anything_is_written(tmp_path,
     files = MappedFiles(tmp_path)
     file_limit(1 << 20)
     files.zeros_like(torch.empty(1 << 18))
-    with pytest.raises(OutOfSpace, match="no room for 1048580 bytes") as caught:
+    with pytest.raises(OutOfSpace) as caught:
         files.zeros_like(torch.empty((1 << 18) + 1))
     assert (caught.value.where, caught.value.requested) == ("disk", 1_048_580)
     assert caught.value.free is not None
@@ -67,8 +67,9 @@ def test_a_disk_that_something_else_has_filled_is_no_fault_of_the_candidate(tmp_
     files = MappedFiles(tmp_path)
     files.zeros_like(torch.empty(1 << 17))
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(DiskRefused, match="524288 bytes were to be written with 1048576 free"):
+    with pytest.raises(DiskRefused) as refused:
         files.zeros_like(torch.empty(1 << 17))
+    assert (refused.value.needed, refused.value.free) == (1 << 19, 1 << 20)
     with pytest.raises(OutOfSpace):  # half of the disk is theirs, and they want more than the other
         files.zeros_like(torch.empty((1 << 17) + 1))
     assert not list(tmp_path.iterdir())
