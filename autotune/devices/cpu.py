@@ -29,15 +29,12 @@ _MALLOC = {
     # Every block of 64 KiB or more is mapped by itself and given back at once, and the heap keeps no reserve:
     # so the process's memory is what its tensors take, to 0.1 MiB (a GPT-2 step: 435.9 MiB; with malloc's
     # defaults 10-30% more). MALLOC_ARENA_MAX=1 changes nothing on top of it (435.9 and 436.0 MiB).
+    # Fresh mappings cost a page fault for each page: `benchmarks/malloc_speed.py` measures what of the speed. Huge
+    # pages are left to the user: they make fewer faults and cost far more time (docs/log.md).
     "MALLOC_MMAP_THRESHOLD_": "65536",
     "MALLOC_TRIM_THRESHOLD_": "65536",
     "MALLOC_TOP_PAD_": "0",
 }
-_HUGE_PAGES = "glibc.malloc.hugetlb=1"
-"""Fresh mappings cost a page fault for each page. Transparent huge pages make these fewer; a step still takes
-longer than with malloc's defaults, nearly twice as long where it was measured (docs/log.md). Older C libraries ignore
-them."""
-
 _KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "8"}
 """What oneDNN, and torch on top of it, keep of the kernels that they made for a shape. By default it is more than a
 thousand of each: under bf16 the memory of a training whose rows are of many lengths grows with each new one (by 7 to 20
@@ -84,8 +81,8 @@ class CpuDevice:
         tunables = os.environ.get("GLIBC_TUNABLES")
         return {
             **_MALLOC,
-            # The last setting of a name wins, so the user's own come after.
-            "GLIBC_TUNABLES": f"{_HUGE_PAGES}:{tunables}" if tunables else _HUGE_PAGES,
+            # The user's own have their say on memory and speed, so what was measured with them runs with them.
+            **({"GLIBC_TUNABLES": tunables} if tunables else {}),
             **{name: os.environ.get(name, value) for name, value in _KERNEL_CACHES.items()},
             _WAIT_POLICY: os.environ.get(_WAIT_POLICY, "passive"),
             "CUDA_VISIBLE_DEVICES": "",

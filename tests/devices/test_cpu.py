@@ -90,10 +90,11 @@ def test_memory_stops_growing_with_rows_of_ever_new_lengths() -> None:
     assert bounded < 8 * MIB < 4 * 8 * MIB < unbounded
 
 
-def test_the_users_tunables_are_kept_and_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
-    variables = CpuDevice(GIB).environment(Candidate())
-    assert variables["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1:glibc.malloc.hugetlb=0"
+def test_the_users_tunables_are_recorded_and_there_are_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    assert "GLIBC_TUNABLES" not in CpuDevice(GIB).environment(Candidate())
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    assert CpuDevice(GIB).environment(Candidate())["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
 
 
 def test_a_cpu_budget_beyond_the_machine_is_refused_with_what_there_is() -> None:
