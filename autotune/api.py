@@ -57,15 +57,14 @@ def tune(
     traceback, or another AutotuneError where this machine fails. What was recorded stays: `load_run("last")`.
     """
     from autotune.devices.find import check_device
-    from autotune.executors.find import find_executor
+    from autotune.executors.find import find_executor, find_tracer
     from autotune.run.loop import tune as loop
     from autotune.run.spec import to_spec
-    from autotune.tracing.client import LocalTracer
 
     given = _given(options)
     base = _name_model(given)
     spec = to_spec(RunOptions.load(given, "options"), check_device, base)
-    tracer = LocalTracer()
+    tracer = find_tracer(spec.device)
     executor = find_executor(spec.device, tracer, spec.goal.gpus, spec.goal.nodes)
     with new_run(spec, Path(runs)) as paths:
         return loop(spec, paths, executor, callbacks, tracer)

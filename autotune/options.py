@@ -80,7 +80,7 @@ class DeviceOptions(RankOptions):
     """What to tune for."""
 
     device: str = "auto"
-    """What to train on: `auto`, `cuda`, `cuda:1`, `cpu:3GiB`, or `sim:h100-80gb`."""
+    """What to train on: `auto`, `cuda`, `cuda:1`, `cpu:3GiB`, `sim:h100-80gb`, or `replay:FILE`."""
 
 
 class GoalOptions(Options):

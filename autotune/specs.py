@@ -62,7 +62,12 @@ class ModelFacts(Frozen):
     transformers_version: str
 
 
-_DEVICE = re.compile(r"^(?P<kind>auto|cuda|cpu|sim)(?::(?P<argument>.+))?$")
+Evidence = Literal["measured", "predicted", "replayed"]
+"""Where numbers come from: a probe, the memory model and the roofline, or the record of probes made before."""
+ABSENT = frozenset({"sim", "replay"})
+"""Kinds of devices on which nothing runs, so that nothing is proven."""
+
+_DEVICE = re.compile(r"^(?P<kind>auto|cuda|cpu|sim|replay)(?::(?P<argument>.+))?$")
 
 
 _INDEX = re.compile(r"[0-9]{1,4}")
@@ -71,24 +76,27 @@ _INDEX = re.compile(r"[0-9]{1,4}")
 class DeviceSpec(Frozen):
     """Which device to tune for.
 
-    `cuda`, `cuda:1`; `cpu:3GiB`, a processor with an enforced memory budget; `sim:h100-80gb`, a GPU that is not there.
+    `cuda`, `cuda:1`; `cpu:3GiB`, a processor with an enforced memory budget; `sim:h100-80gb`, a GPU that is not there;
+    `replay:FILE`, any of them as a recorded grid tells of it.
     """
 
-    kind: Literal["auto", "cuda", "cpu", "sim"]
+    kind: Literal["auto", "cuda", "cpu", "sim", "replay"]
     index: Annotated[int, Field(ge=0, le=9999)] = 0
     """Number of the GPU, for `cuda`."""
     budget: int | None = None
     """Bytes granted: required for `cpu`, all of the device's usable memory otherwise."""
     hardware: str | None = None
     """Which GPU to simulate, for `sim`: a name of hardware.yaml."""
+    file: str | None = None
+    """The recorded grid, for `replay`."""
     because: str = ""
     """Why a GPU is simulated that nobody named; empty where one was asked for."""
 
     @classmethod
     def parse(cls, text: str) -> DeviceSpec:
-        """Parse `auto`, `cuda`, `cuda:1`, `cpu:3GiB` or `sim:h100-80gb`. Raises ValueError."""
+        """Parse `auto`, `cuda`, `cuda:1`, `cpu:3GiB`, `sim:h100-80gb` or `replay:FILE`. Raises ValueError."""
         match = _DEVICE.match(text.strip())
-        unknown = f"device {quoted(text)} is unknown; write auto, cuda, cuda:1, cpu:3GiB or sim:h100-80gb"
+        unknown = f"device {quoted(text)} is unknown; write auto, cuda, cuda:1, cpu:3GiB, sim:h100-80gb or replay:FILE"
         if match is None:
             raise ValueError(unknown)
         kind, argument = match["kind"], match["argument"]
@@ -100,17 +108,28 @@ class DeviceSpec(Frozen):
             if argument is None:
                 raise ValueError("a simulated device needs the name of a GPU; write it like sim:h100-80gb")
             return cls(kind="sim", hardware=argument)
+        if kind == "replay":
+            if argument is None:
+                raise ValueError("a replayed device needs its recorded grid; write it like replay:FILE")
+            return cls(kind="replay", file=argument)
         if argument is None:
             return cls(kind="cuda" if kind == "cuda" else "auto")
         if kind == "auto" or not _INDEX.fullmatch(argument):
             raise ValueError(unknown)
         return cls(kind="cuda", index=int(argument))
 
+    @property
+    def evidence(self) -> Evidence:
+        """Where numbers of it come from."""
+        return "predicted" if self.kind == "sim" else "replayed" if self.kind == "replay" else "measured"
+
     def __str__(self) -> str:
         if self.kind == "cpu":
             return f"cpu:{format_size(self.budget or 0)}"
         if self.kind == "sim":
             return f"sim:{self.hardware}"
+        if self.kind == "replay":
+            return f"replay:{self.file}"
         return f"cuda:{self.index}" if self.kind == "cuda" and self.index else self.kind
 
 
@@ -125,6 +144,8 @@ class DeviceFacts(Frozen):
     """Whose kernels and rules hold."""
     simulated: bool = False
     """Nothing runs on it: what is said of it is predicted."""
+    replayed: bool = False
+    """Nothing runs on it now: what is said of it was measured before, and is read from a record."""
     name: str
     """As the vendor calls it."""
     torch_name: str
@@ -141,6 +162,11 @@ class DeviceFacts(Frozen):
     """Number types beyond fp32 and fp16 that the device itself computes in: `bf16`, `fp8`."""
     peak_flops: dict[str, float] = Field(default_factory=dict)
     """Dense peak in FLOP/s by precision (`bf16`, `fp32`); empty where unknown, and then there is no MFU."""
+
+    @property
+    def evidence(self) -> Evidence:
+        """Where numbers of it come from."""
+        return "predicted" if self.simulated else "replayed" if self.replayed else "measured"
 
     def supports(self, dtype: str) -> bool:
         """Tell whether the device itself computes in a number type."""

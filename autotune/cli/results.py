@@ -103,12 +103,12 @@ def export(
     from autotune.run.best import Best
     from autotune.run.folder import find_best
     from autotune.run.paths import RunPaths
-    from autotune.run.write_best import PREDICTED, write_files
+    from autotune.run.write_best import NOTES, write_files
 
     file = find_best(run, runs)
     best = Best.read(file)
-    if best.evidence == "predicted":
-        console_for().print(PREDICTED, style="yellow")
+    if best.evidence in NOTES:
+        console_for().print(NOTES[best.evidence], style="yellow")
     folder = out or RunPaths(file.parent).exports / to
     written = write_files(render(best, to), folder)
     if json:

@@ -76,15 +76,14 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool, retry_lost: bool = False) 
     """Run the loop under a live table, then show the result."""
     from autotune.commands import command
     from autotune.errors import JournalError, NothingFits, NothingProven, NothingTrained, ProbeError
-    from autotune.executors.find import find_executor
+    from autotune.executors.find import find_executor, find_tracer
     from autotune.reporting.document import document, print_result
     from autotune.reporting.live import Terminal
     from autotune.run.loop import tune
-    from autotune.tracing.client import LocalTracer
 
     console = console_for()
-    tracer = LocalTracer()
     try:
+        tracer = find_tracer(spec.device)
         executor = find_executor(spec.device, tracer, spec.goal.gpus, spec.goal.nodes)
         console.print(f"run {paths.root}", style="dim")
         with Terminal(console, spec) as callbacks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from autotune.devices.cpu import CpuDevice
 from autotune.devices.device import Device
@@ -11,17 +12,22 @@ from autotune.devices.gpu import CudaDevice, visible_gpus
 from autotune.devices.hardware import find_hardware
 from autotune.devices.host import available_memory
 from autotune.devices.monitor.nvml import Gpu, NoGpu, Nvml, NvmlError, NvmlLibrary
+from autotune.devices.recorded_grid import RecordedGrid, read_grid
+from autotune.devices.replay import ReplayDevice
 from autotune.devices.simulated import SimulatedDevice
 from autotune.errors import InputError
 from autotune.options import SIMULATED_GPU
 from autotune.specs import DeviceSpec
 from autotune.units import GIB
+from autotune.user_files import user_path
 
 _Open = Callable[[], Nvml]
 
 
 def resolve_device(spec: DeviceSpec, open_nvml: _Open = NvmlLibrary) -> DeviceSpec:
-    """Replace `auto` by the GPU there is, else by a simulated one, with why; and a simulated one's name by its id.
+    """Replace `auto` by the GPU there is, else by a simulated one, with why; a simulated one's name by its id.
+
+    The path of a recorded grid becomes absolute.
 
     Raises InputError, naming the nearest, for a GPU that the table does not know; and for `auto` NvmlError where
     there is a driver that does not work: what was measured yesterday must not be predicted today.
@@ -29,6 +35,9 @@ def resolve_device(spec: DeviceSpec, open_nvml: _Open = NvmlLibrary) -> DeviceSp
     if spec.kind == "sim":
         assert spec.hardware is not None, "a simulated device is parsed with its name"
         return spec.model_copy(update={"hardware": find_hardware(spec.hardware).id})
+    if spec.kind == "replay":
+        assert spec.file is not None, "a replayed device is parsed with its file"
+        return spec.model_copy(update={"file": str(user_path(spec.file, "--device").absolute())})
     if spec.kind != "auto":
         return spec
     try:
@@ -65,6 +74,9 @@ def find(spec: DeviceSpec, open_nvml: _Open = NvmlLibrary) -> Device:
     if spec.kind == "sim":
         assert spec.hardware is not None, "a simulated device is parsed with its name"
         return SimulatedDevice(find_hardware(spec.hardware))
+    if spec.kind == "replay":
+        assert spec.file is not None, "a replayed device is parsed with its file"
+        return ReplayDevice(read_grid(Path(spec.file)))
     if spec.budget is not None:
         raise InputError("a GPU cannot be given a smaller budget than it has; leave the budget away")
     try:
@@ -77,6 +89,12 @@ def find(spec: DeviceSpec, open_nvml: _Open = NvmlLibrary) -> Device:
         names = ", ".join(f"cuda:{index} ({gpu.name})" for index, gpu in enumerate(gpus))
         raise InputError(f"there is no GPU {spec.index}; there is {names}")
     return CudaDevice(gpus[spec.index], nvml)
+
+
+def recorded_grid(spec: DeviceSpec) -> RecordedGrid | None:
+    """Return the grid that a replay answers from; None for any other device. Raises InputError."""
+    device = find(spec) if spec.kind == "replay" else None
+    return device.grid if isinstance(device, ReplayDevice) else None
 
 
 def _gpus(open_nvml: _Open) -> tuple[Nvml, tuple[Gpu, ...]]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from autotune.devices.find import find, resolve_device
+from autotune.devices.find import find, recorded_grid, resolve_device
+from autotune.devices.replay import ReplayDevice
 from autotune.devices.simulated import SimulatedDevice
 from autotune.errors import InputError
 from autotune.executors.executor import Executor
 from autotune.executors.local import LocalExecutor
 from autotune.executors.ranks import RanksExecutor
+from autotune.executors.replay import ReplayExecutor
 from autotune.executors.simulated import SimulatedExecutor
 from autotune.specs import DeviceSpec
-from autotune.tracing.client import Tracer
+from autotune.tracing.client import LocalTracer, Tracer
+from autotune.tracing.replay import ReplayTracer
 from autotune.units import format_bytes
 
 
@@ -18,13 +21,16 @@ def find_executor(spec: DeviceSpec, tracer: Tracer, gpus: int = 1, nodes: int = 
     """Return the executor of `gpus` ranks: on as many GPUs from the named one on, or each with the cpu's budget.
 
     They are in `nodes` machines, for which on the cpu groups of ranks stand. A simulated device answers from `tracer`,
-    whatever the numbers. Raises what `find` raises, and InputError for several machines with GPUs.
+    a replayed one from its grid, whatever the numbers. Raises what `find` raises, and InputError for
+    several machines with GPUs.
     """
     if reason := unlaunched(resolve_device(spec).kind, nodes):
         raise InputError(reason)
     device = find(spec)
     if isinstance(device, SimulatedDevice):
         return SimulatedExecutor(device, tracer)
+    if isinstance(device, ReplayDevice):
+        return ReplayExecutor(device)
     if gpus == 1:
         return LocalExecutor(device)
     if spec.kind == "cpu":
@@ -40,9 +46,19 @@ def find_executor(spec: DeviceSpec, tracer: Tracer, gpus: int = 1, nodes: int = 
     return RanksExecutor([device, *others])
 
 
+def find_tracer(spec: DeviceSpec) -> Tracer:
+    """Return what traces for a device: a worker on this machine, or for a replay the grid, which knows what it cost.
+
+    Raises what `find` raises.
+    """
+    local = LocalTracer()
+    grid = recorded_grid(spec)
+    return local if grid is None else ReplayTracer(grid, local)
+
+
 def unlaunched(kind: str, nodes: int) -> str | None:
     """Return why probes cannot be launched on so many nodes of devices of a kind (as `--device` names it), or None."""
-    if nodes == 1 or kind in {"cpu", "sim"}:
+    if nodes == 1 or kind in {"cpu", "sim", "replay"}:
         return None
     return (
         f"--nodes {nodes}: probes on GPUs run on this machine alone. Tune one machine with --nodes 1 and start the "

@@ -32,7 +32,7 @@ from autotune.search.drift import drift_of
 from autotune.search.selection import score
 from autotune.search.space import Space
 from autotune.search.wording import skipped, verdict
-from autotune.specs import RunSpec
+from autotune.specs import ABSENT, RunSpec
 from autotune.techniques.families import title as title_of
 from autotune.trial import Trial
 from autotune.units import format_counted
@@ -42,16 +42,19 @@ def document(paths: RunPaths) -> dict[str, Any]:
     """Return everything about a run as plain data: spec, model, trials, path, winner with its proof."""
     spec, record = load_spec(paths), read_record(paths.journal)
     context, best = _context(spec, record), _winner(paths, record)
-    simulated = spec.device.kind == "sim"
+    evidence = spec.device.evidence
     return {
         "run": str(paths.root),
-        "evidence": "predicted" if simulated else "measured",
+        "evidence": evidence,
         "spec": spec.model_dump(mode="json", exclude={"space"}),
         "model": record.inspection.facts.model_dump(mode="json") if record.inspection else None,
         "trials": _trials(record, context) if context else [],
         "skipped": [entry.model_dump(mode="json", exclude={"type"}) for entry in record.skipped],
         "traced": [entry.model_dump(mode="json", exclude={"type"}) for entry in record.traced],
-        "path": [[step.node, step.edge, "predicted" if simulated else step.evidence] for step in record.path],
+        "path": [
+            [step.node, step.edge, evidence if step.evidence == "measured" else step.evidence]
+            for step in record.path
+        ],
         "proofs": [proof.model_dump(mode="json", exclude={"outcome"}) for proof in record.proofs],
         "unknown": [entry.model_dump(mode="json") for entry in record.unknown],
         **_state(paths, record),
@@ -82,7 +85,7 @@ def print_report(paths: RunPaths, console: Console) -> None:
     console.print(
         Text(f"{paths.root}: {spec.model.name} on {spec.device}, {spec.goal.target} a step\n", style="bold")
     )
-    if spec.device.kind == "sim":
+    if spec.device.kind in ABSENT:
         console.print(not_measured(spec.device))
     if context and record.history:
         console.print(trial_table(record.history, context))
@@ -90,8 +93,8 @@ def print_report(paths: RunPaths, console: Console) -> None:
 
 
 def print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
-    """Print path, winner, what was rejected and why, and the commands to go on with; first, if it is predicted."""
-    if best is not None and best.evidence == "predicted":
+    """Print path, winner, what was rejected and why, and the commands to go on with; first, if it is not measured."""
+    if best is not None and best.evidence != "measured":
         console.print(not_measured(load_spec(paths).device))
     _print_result(paths, best, console)
 
@@ -137,8 +140,9 @@ def _search(spec: RunSpec, record: Record, space: Space) -> RenderableType:
 def _next(paths: RunPaths, best: Best) -> list[str]:
     """Return what to do with a winner: commands that can be pasted, each in a line of its own."""
     verifying = command("verify", paths.best)
-    if best.evidence == "predicted":
-        verifying = f"and on a machine with such a GPU, which proves it:\n{verifying}"
+    if best.evidence != "measured":
+        what = "such a GPU" if best.evidence == "predicted" else "the recorded device"
+        verifying = f"and on a machine with {what}, which proves it:\n{verifying}"
     return [
         f"{paths.best} is what training starts from",
         *(command("export", paths.root, "--to", target) for target in possible(best)),

@@ -20,7 +20,7 @@ from autotune.search.context import SearchContext
 from autotune.search.selection import Score
 from autotune.search.strategy import Done, Skip, Try
 from autotune.search.wording import PHASES, skipped
-from autotune.specs import ModelFacts, RunSpec
+from autotune.specs import ABSENT, ModelFacts, RunSpec
 from autotune.techniques.families import title as title_of
 from autotune.trial import History, ProofFinished, Trial
 from autotune.units import format_bytes, format_count, format_counted, format_duration
@@ -67,7 +67,7 @@ class Terminal(RunCallbacks):
         blocks = f"{facts.blocks} x {facts.block_class}" if facts.block_class else "no repeated block found"
         each, many = (" each", "s") if goal.gpus > 1 else ("", "")
         where = f"{goal.gpus} device{many}" + (f" in {goal.nodes} nodes" if goal.nodes > 1 else "")
-        if self._spec.device.kind == "sim":
+        if self._spec.device.kind in ABSENT:
             self._console.print(not_measured(self._spec.device))
         self._console.print(
             Text.assemble(
@@ -178,12 +178,12 @@ class Terminal(RunCallbacks):
     def _left(self) -> str:
         """Return the time left, about: probes still ahead at the mean of those so far, and the proof."""
         launched = [trial.seconds for trial in self._trials if trial.seconds]
-        simulated = self._spec.device.kind == "sim"  # which is not proven
-        if self._context is None or not launched or (simulated and not self._ahead):
+        unproven = self._spec.device.kind in ABSENT
+        if self._context is None or not launched or (unproven and not self._ahead):
             return ""
         seconds = self._ahead * sum(launched) / len(launched)
         if (budget := self._spec.limits.time_budget) is not None:
             seconds = min(seconds, max(0.0, budget - sum(launched)))
-        seconds += 0.0 if simulated else self._spec.limits.proof_time
+        seconds += 0.0 if unproven else self._spec.limits.proof_time
         what = f"about {format_counted(self._ahead, 'more probe')}" if self._ahead else "the proof"
         return f"({what}, {format_duration(seconds)} left)"

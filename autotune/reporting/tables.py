@@ -159,7 +159,9 @@ def _way(step: Step, trial: Trial | None) -> str:
 
 
 def not_measured(device: DeviceSpec) -> RenderableType:
-    """Return what stands above every result of a simulated device, with why it is simulated where none was named."""
+    """Return what stands above every result of a simulated or replayed device, with why one is simulated unasked."""
+    if device.kind == "replay":
+        return Text(f"\nreplayed, not measured now: from {device.file}", style="bold yellow")
     text = Text(
         "\npredicted, not measured: nothing was trained, the device is simulated", style="bold yellow"
     )

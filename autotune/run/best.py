@@ -34,7 +34,7 @@ from autotune.outcome import (
     Stress,
 )
 from autotune.run.record import Unknown
-from autotune.specs import ModelFacts, ModelSpec
+from autotune.specs import Evidence, ModelFacts, ModelSpec
 from autotune.units import format_bytes
 from autotune.user_files import parse_yaml, read_text, require_kind, user_path
 from autotune.validation import Frozen
@@ -42,8 +42,6 @@ from autotune.variables import Variable, VariableValue
 
 VERSION = 1
 """Raised with every change that an older autotune would misread."""
-
-Evidence = Literal["measured", "predicted"]
 
 
 class BestDevice(Frozen):
@@ -124,7 +122,7 @@ class Best(Frozen):
     created: str
     """When the file was written (UTC)."""
     evidence: Evidence
-    """Where the numbers come from: measured by probes, or predicted for a simulated device."""
+    """Where the numbers come from: measured by probes, predicted for a simulated device, or replayed from a record."""
     candidate: Candidate
     """The chosen configuration; micro_batch counts sequences (samples) per device."""
     accumulation: Accumulation

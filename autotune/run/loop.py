@@ -321,8 +321,8 @@ class _Run:
         )  # fmt: skip
 
     def predict_evaluation(self, candidate: Candidate, inspected: Inspected) -> int | None:
-        """Return the largest micro-batch of an evaluation that is predicted to fit; None without a memory model."""
-        if self.tracer is None:
+        """Return the largest micro-batch of an evaluation that should fit; None in a replay or without a model."""
+        if self.tracer is None or self.site.device.replayed:
             return None
         predictions = self.predictions or Predictions(
             self.tracer, self.site.device, inspected, self.context, self.paths.tracing

@@ -17,6 +17,7 @@ from autotune.run.events import (
     Started,
 )
 from autotune.run.record import Record
+from autotune.specs import ABSENT
 from autotune.trial import TRIES, ProofFinished
 
 
@@ -27,7 +28,8 @@ class Order:
         self._entries: list[Entry] = []
         self._probes: dict[int, Started] = {}
         self._inspected = False
-        self._simulated = False
+        self._unproven = False
+        """Whether nothing runs on the device, so that nothing is proven."""
         self._running = False
         """Whether a tuner is at work, as far as the lines say."""
         self._searched = False
@@ -130,7 +132,7 @@ class Order:
         if trial is None or not isinstance(trial.outcome, Ok):
             return f"probe {entry.winner} had not trained then"
         proven = any(proof.passed and proof.number == entry.winner for proof in self.record.proofs)
-        return None if proven or self._simulated else f"probe {entry.winner} was not proven then"
+        return None if proven or self._unproven else f"probe {entry.winner} was not proven then"
 
     def _retried(self, entry: Retried) -> str | None:
         unknown = self.record.unknown
@@ -143,7 +145,7 @@ class Order:
         match entry:
             case Asked(spec=spec):
                 device = spec.get("device")
-                self._simulated = isinstance(device, dict) and device.get("kind") == "sim"
+                self._unproven = isinstance(device, dict) and device.get("kind") in ABSENT
             case Opened():
                 self._running, self._searched, self._active = True, False, None
             case Inspected():

@@ -57,7 +57,7 @@ class Proving:
             error, causes = no_winner(record.history, context, done, record.unknown)
             self.journal.append(Decided(winner=None, why=error.headline, causes=causes, time=now()))
             raise error
-        if self.site.device.simulated:
+        if self.site.device.evidence != "measured":
             return self.emit_unproven(context)
         while (remaining := self.standing(context))[0]:
             choice = choose(
@@ -178,7 +178,12 @@ class Proving:
         best = chosen(self.finalist(choice.winner, drift), choice)
         best = best.model_copy(update={"unknown": self.journal.record.unknown})
         self.write(self.paths.best, best)
-        why = "predicted to be the fastest that fits; a simulated device proves nothing"
+        simulated = self.site.device.simulated
+        why = (
+            "predicted to be the fastest that fits; a simulated device proves nothing"
+            if simulated
+            else "the fastest of the record that fits; a replay proves nothing"
+        )
         self.journal.append(Decided(winner=choice.winner.trial.number, why=why, time=now()))
         return best
 

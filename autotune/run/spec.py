@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.bounds import too_many_ranks
+from autotune.devices.find import recorded_grid
+from autotune.devices.recorded_grid import NotRecorded, RecordedGrid
 from autotune.errors import InputError
 from autotune.executors.find import unlaunched
 from autotune.lengths import read_lengths
@@ -14,6 +16,7 @@ from autotune.models.resolve import resolve
 from autotune.models.sequence_length import LONGEST_DEFAULT, sequence_length
 from autotune.options import Limits, RunOptions
 from autotune.search.shipped import default_space, load_space
+from autotune.search.space import Space
 from autotune.specs import DeviceSpec, GlobalBatch, Goal, ModelSpec, RunSpec
 from autotune.user_files import OPTIONS, parse_yaml, read_text, require_kind, user_path
 
@@ -56,14 +59,8 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
     model = attempt("--model", lambda: _model(options, base))
     device = attempt("--device", lambda: find_device(DeviceSpec.parse(options.device)))
     target = attempt("--target-global-batch", lambda: GlobalBatch.parse(options.target_global_batch))
-    space = attempt(
-        "--space",
-        lambda: load_space(
-            default_space(options.gpus * options.nodes, options.lengths is not None)
-            if options.space is None
-            else options.space
-        ),
-    )
+    grid = attempt("--device", lambda: recorded_grid(device)) if device else None
+    space = attempt("--space", lambda: _space(options, grid))
     lengths = attempt("--lengths", lambda: read_lengths(options.lengths, base))
     longest = lengths.longest if lengths else LONGEST_DEFAULT
     seq_len = (
@@ -84,11 +81,22 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
         exact=options.exact,
         headroom=options.headroom,
     )
+    if grid is not None and (problems := grid.mismatch(model, goal)):
+        raise NotRecorded(problems)
     return RunSpec(
         model=model, device=device, goal=goal, optimizer=options.optimizer, space=space.model_dump(mode="json"),
         space_name=space.name, strategy=options.strategy, seed=options.seed, predict=options.predict,
         limits=options.part(Limits),
     )  # fmt: skip
+
+
+def _space(options: RunOptions, grid: RecordedGrid | None) -> Space:
+    """Return the space that was named; else what a replay's grid was recorded of, or the default."""
+    if options.space is not None:
+        return load_space(options.space)
+    if grid is not None:
+        return Space.load(grid.header.space, f"{grid.source}: space")
+    return load_space(default_space(options.gpus * options.nodes, options.lengths is not None))
 
 
 def _model(options: RunOptions, base: Path) -> ModelSpec:

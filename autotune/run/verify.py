@@ -18,7 +18,7 @@ from autotune.probe.protocol import Inspection
 from autotune.run.best import Best, Proof
 from autotune.run.disk_use import written_bytes
 from autotune.run.proof import judge, proof_request
-from autotune.specs import DeviceSpec
+from autotune.specs import ABSENT, DeviceSpec
 from autotune.tracing.client import LocalTracer
 from autotune.trial import TRIES
 from autotune.units import format_bytes
@@ -87,9 +87,9 @@ def verify(
             f"the file that defines {best.model.name} is not the one that was proven: it was edited or moved since"
         )
     chosen = device or recorded_device(best)
-    if resolve_device(chosen).kind == "sim":
+    if resolve_device(chosen).kind in ABSENT:
         raise InputError(
-            "a proof needs a real device, and there is none of this kind here; a simulated one proves nothing"
+            "a proof needs a real device, and a simulated or replayed one proves nothing; run it where there is one"
         )
     executor = find_executor(chosen, LocalTracer(), best.gpus, best.nodes)
     facts = executor.describe().device

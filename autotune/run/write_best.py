@@ -13,13 +13,21 @@ from autotune.run.best import Alternative, Best, BestDevice
 from autotune.run.journal import now
 from autotune.search.selection import Choice, Score, mfu
 from autotune.site import Site
-from autotune.specs import Goal, ModelFacts, RunSpec
+from autotune.specs import Evidence, Goal, ModelFacts, RunSpec
 
 PREDICTED = (
     "predicted, not measured: nothing was trained. Memory is from a trace and a simulated allocator, speed from a "
     "roofline; `autotune verify` on such a GPU proves it"
 )
 """What `best.yaml` says where its numbers are predictions."""
+
+REPLAYED = (
+    "replayed, not measured now: memory and speed are those of probes recorded before; `autotune verify` on the device "
+    "itself proves it"
+)
+"""What `best.yaml` says where its numbers are read from a recorded grid."""
+NOTES: dict[Evidence, str] = {"predicted": PREDICTED, "replayed": REPLAYED}
+"""By where numbers come from, what stands beside them; nothing where they were measured."""
 
 
 def finalist(
@@ -42,7 +50,7 @@ def finalist(
     candidate, goal, device = score.trial.candidate, spec.goal, site.device
     peak = device.peak_flops.get(candidate.math_type)
     share = mfu(score.tokens_per_second, facts, goal.seq_len, peak, goal.gpus) if peak else None
-    notes = [PREDICTED] if device.simulated else []
+    notes = [NOTES[device.evidence]] if device.evidence in NOTES else []
     if goal.nodes > 1 and not device.simulated:
         notes.append(
             f"groups of {goal.gpus // goal.nodes} ranks on one machine stood for {goal.nodes} nodes: memory is as it "
@@ -57,7 +65,7 @@ def finalist(
         notes.append(_of_rows(goal, candidate))
     return Best(
         run=run, created=now(),
-        evidence="predicted" if device.simulated else "measured",
+        evidence=device.evidence,
         candidate=candidate, accumulation=score.accumulation, seq_len=goal.seq_len, lengths=goal.lengths,
         gpus=goal.gpus, nodes=goal.nodes, strategy=spec.strategy,
         seed=spec.seed, headroom=goal.headroom, tokens_per_second=score.tokens_per_second,

@@ -166,7 +166,7 @@ def test_what_a_verb_was_not_given_keeps_its_default() -> None:
 
 
 def test_best_offers_only_the_evidence_that_something_makes() -> None:
-    assert get_args(Best.model_fields["evidence"].annotation) == ("measured", "predicted")
+    assert get_args(Best.model_fields["evidence"].annotation) == ("measured", "predicted", "replayed")
 
 
 def test_a_strategy_is_named_in_the_spec_and_a_name_that_is_none_gets_the_nearest(tmp_path) -> None:

@@ -11,20 +11,28 @@ from autotune.devices.cpu import CpuDevice
 from autotune.devices.device import Device
 from autotune.devices.gpu import CudaDevice
 from autotune.devices.hardware import find_hardware
+from autotune.devices.recorded_grid import RecordedGrid
+from autotune.devices.replay import ReplayDevice
 from autotune.devices.simulated import SimulatedDevice
+from autotune.search.shipped import load_space
+from autotune.testing.arithmetic import Arithmetic
+from autotune.testing.grids import arithmetic_lines
 from autotune.units import GIB
 from tests.fakes.nvml import H100, FakeNvml
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
 
-@pytest.fixture(params=["cpu", "cuda", "simulated"])
+@pytest.fixture(params=["cpu", "cuda", "simulated", "replayed"])
 def device(request: pytest.FixtureRequest) -> Device:
     match request.param:
         case "cpu":
             return CpuDevice(2 * GIB)
         case "cuda":
             return CudaDevice(H100, FakeNvml())
+        case "replayed":
+            lines = arithmetic_lines(Arithmetic(budget=1000), load_space("minimal"), micro_batches=(1,))
+            return ReplayDevice(RecordedGrid.of(lines, "arithmetic"))
         case _:
             return SimulatedDevice(find_hardware("h100-80gb"))
 
@@ -39,6 +47,8 @@ def test_facts_do_not_change_and_fit_together(device: Device) -> None:
 def test_the_environment_is_text_and_shows_the_worker_one_device(device: Device) -> None:
     variables = device.environment(Candidate())
     assert all(isinstance(value, str) for value in variables.values())
+    if device.facts().replayed:
+        return  # no worker is started
     hidden = device.facts().kind == "cpu" or device.facts().simulated
     assert variables["CUDA_VISIBLE_DEVICES"] == ("" if hidden else H100.uuid)
 

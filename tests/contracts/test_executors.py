@@ -10,15 +10,20 @@ import pytest
 
 from autotune.candidate import Candidate
 from autotune.devices.cpu import CpuDevice
+from autotune.devices.recorded_grid import RecordedGrid
+from autotune.devices.replay import ReplayDevice
 from autotune.executors.local import LocalExecutor
 from autotune.executors.ranks import RanksExecutor
+from autotune.executors.replay import ReplayExecutor
 from autotune.outcome import Ok
 from autotune.probe.launch import launch
 from autotune.probe.protocol import Inspection, ProbeRequest, Result
+from autotune.search.shipped import load_space
 from autotune.site import Site
 from autotune.specs import ModelSpec
 from autotune.testing.arithmetic import Arithmetic, ok
 from autotune.testing.executors import ExecutorContract, ProcessContract
+from autotune.testing.grids import arithmetic_lines
 from autotune.units import GIB, MIB
 from tests.executors.test_simulated import Traces, inspecting, timeline
 from tests.executors.test_simulated import executor as simulated
@@ -75,6 +80,17 @@ class TestSimulated(ExecutorContract):
     def make_request(self, kind, behaviour):
         budget = self.make_executor(behaviour).describe().device.budget
         return make_request(kind).model_copy(update={"budget": budget})
+
+
+class TestReplay(ExecutorContract):
+    def make_executor(self, behaviour):
+        lines = arithmetic_lines(
+            Arithmetic(budget=1000), load_space("minimal"), model=make_request("train").model
+        )
+        return ReplayExecutor(ReplayDevice(RecordedGrid.of(lines, "arithmetic")))
+
+    def make_request(self, kind, behaviour):
+        return make_request(kind, micro_batch=8).model_copy(update={"seq_len": 64})
 
 
 class TestArithmetic(ExecutorContract):
