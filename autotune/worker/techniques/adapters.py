@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -24,19 +25,27 @@ def add_adapters(model: nn.Module, blocks: Blocks | None) -> None:
     The second matrix of each starts at zero, so the model computes what it did. Raises CannotRun where peft is not
     installed, or where no block with a linear layer was found. Not covered: experts that are one tensor.
     """
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise CannotRun(f"LoRA needs peft ({error}): {how_to_install('peft')}") from error
+    peft = library()
     names = _linear_layers(model, blocks)
     if not names:
         raise CannotRun("LoRA needs a repeated block with linear layers; name its class with --block-class")
-    config = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=names, lora_dropout=0.0, bias="none")
+    config = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=names, lora_dropout=0.0, bias="none")
     weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
     with torch.device(weight.device), _made_in_place():
-        inject_adapter_in_model(config, model)
+        peft.inject_adapter_in_model(config, model)
     for parameter in model.parameters():
         cast_parameter(parameter, weight.dtype)
+
+
+def library() -> Any:
+    """Return peft, with what it imports itself where it is first used. Raises CannotRun where it is missing."""
+    try:
+        peft = importlib.import_module("peft")
+    except ImportError as error:
+        raise CannotRun(f"LoRA needs peft ({error}): {how_to_install('peft')}") from error
+    with suppress(ImportError):
+        importlib.import_module("bitsandbytes")
+    return peft
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from autotune.timeline.step_events import StepEvents
 from autotune.worker.build import composition
 from autotune.worker.replacing import replaced
 from autotune.worker.techniques import mapped_files, offload_store
+from autotune.worker.techniques.adapters import library
 from autotune.worker.techniques.float8 import converter
 from autotune.worker.techniques.kernels import patcher
 from autotune.worker.techniques.mapped_files import MappedFiles
@@ -76,6 +77,8 @@ def recording(
 def _import_libraries(candidate: Candidate) -> None:
     """Import what the candidate needs, which must not happen on fake tensors. Raises CannotRun without it."""
     optimizer_maker(candidate.optimizer, 1)
+    if candidate.adapters != "none":
+        library()
     if candidate.precision == "fp8":
         converter()
     if candidate.kernels == "liger":

@@ -38,6 +38,10 @@ class Attribution:
         self._borders.clear()
         self._owners.clear()
 
+    def number(self, module: nn.Module) -> int:
+        """Return the number of a module of a watched model; 0 for any other."""
+        return self._numbers.get(module, 0)
+
     def add(self, model: nn.Module) -> dict[int, int]:
         """Name a model's modules, and return each parameter's module, by the parameter's identity."""
         for name, module in model.named_modules():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from autotune.timeline.step_events import StepEvents, survivors
 from autotune.worker.measuring.steps import gradient_norm
 from autotune.worker.tracing.op_counter import Calls
+from autotune.worker.tracing.shortening import Borders, Shortening
 from autotune.worker.tracing.storage_recorder import StorageRecorder
 from autotune.worker.training import StepOptimizer, Training
 
@@ -50,9 +52,19 @@ class StepTracer:
     """Takes a training through its parts, as `autotune.worker.measuring.steps` does, one segment each."""
 
     def __init__(
-        self, recorder: StorageRecorder, training: Training, micro_steps: int = 1, pair: TracedSizes = PLAIN
+        self,
+        recorder: StorageRecorder,
+        training: Training,
+        micro_steps: int = 1,
+        pair: TracedSizes = PLAIN,
+        short: Shortening | None = None,
     ) -> None:
-        """Take a training, and how many micro-steps are recorded as one: all that an optimizer step has."""
+        """Take a training, and how many micro-steps are recorded as one: all that an optimizer step has.
+
+        With `short` the passes of micro-steps and evaluations run through few blocks, and are recorded as those of all;
+        what takes one then raises NotAlike where blocks turn out to differ.
+        """
+        self._short = short
         self._recorder = recorder
         self._pair = pair
         self._training = training
@@ -77,15 +89,20 @@ class StepTracer:
         recorder.call(training.optimizer.state_tensors(), "optimizer_state")
         building.events.extend(survivors(segment))
 
-    def micro_step(self, micro_batch: int) -> StepEvents:
-        """Record forward and backward, of each micro-step."""
+    def micro_step(self, micro_batch: int, longer: bool = False) -> StepEvents:
+        """Record forward and backward, of each micro-step; `longer` runs through more blocks of a shortened model."""
         recorder, training = self._recorder, self._training
-        with recorder.segment() as segment:
+        with recorder.segment() as segment, self._shortened(longer) as borders:
             self._forward_backward(micro_batch)
             gc.collect(0)
         recorder.call((parameter.grad for parameter in training.model.parameters()), "gradient")
+        if self._short is not None and borders is not None:
+            segment = self._short.whole(segment, borders, recorder)
         self.calls.append(recorder.log.calls)
         return segment
+
+    def _shortened(self, longer: bool) -> AbstractContextManager[Borders | None]:
+        return nullcontext() if self._short is None else self._short.recorded(self._recorder, longer)
 
     def _forward_backward(self, micro_batch: int) -> None:
         for index in range(self._micro_steps):
@@ -137,24 +154,25 @@ class StepTracer:
 
         What a first pass makes for good (FSDP2 may keep what it gathered) is part of it. None if passes differ.
         """
-        first, small, large = (
-            self._forward(micro_batch) for micro_batch in (self._pair.more + 1, *self._pair)
-        )
+        least, more = self._pair
+        first, small, large = self._forward(more + 1), self._forward(least), self._forward(more, longer=True)
         if len(small.events) != len(large.events):
             return None
         grown = {our: their for our, their in zip(small.events, large.events, strict=True) if our >= 0}
         return StepEvents([*_lasting(first), *small.events]), grown
 
-    def _forward(self, micro_batch: int) -> StepEvents:
+    def _forward(self, micro_batch: int, longer: bool = False) -> StepEvents:
         recorder, training = self._recorder, self._training
         training.model.eval()
         try:
-            with recorder.segment() as segment, torch.no_grad():
+            with recorder.segment() as segment, self._shortened(longer) as borders, torch.no_grad():
                 recorder.mark("evaluation")
                 training.loss(training.batch(self._batch, micro_batch))
                 gc.collect(0)
         finally:
             training.model.train()
+        if self._short is not None and borders is not None:
+            segment = self._short.whole(segment, borders, recorder)
         self._batch += 1
         return segment
 

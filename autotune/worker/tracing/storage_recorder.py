@@ -264,6 +264,33 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
             self.category[slot] = _WORKSPACE
             self._segment.events.append(~slot)
 
+    # Of blocks that were left out.
+
+    @property
+    def position(self) -> int:
+        """How many events the segment has that is being recorded."""
+        return len(self._segment.events)
+
+    def module_number(self, module: nn.Module) -> int:
+        """Return the number by which a module of a watched model is known."""
+        return self._modules.number(module)
+
+    def copy_slot(self, slot: int, module: int | None) -> int:
+        """Return a new slot of an allocation that was not recorded: as another, but for its module."""
+        copy = len(self.sizes)
+        for values in (self.sizes, self.category, self.place, self.module):
+            values.append(values[slot])
+        if module is not None:
+            self.module[copy] = module
+        return copy
+
+    def stand_in(self, parameter: Tensor, slot: int) -> Tensor:
+        """Return a gradient for a parameter, whose release is recorded as that of `slot`."""
+        with self.elsewhere():
+            gradient = torch.empty_like(parameter, requires_grad=False)
+        self._live[gradient.untyped_storage()._cdata].slot = slot
+        return gradient
+
     # What surrounds it.
 
     @contextmanager

@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import (
 
 from autotune.candidate import Candidate
 from autotune.probe.protocol import ProbeRequest
+from autotune.timeline.depth import NotAlike
 from autotune.timeline.op_counts import OpCounts
 from autotune.timeline.step_events import Slots, StepEvents, renamed
 from autotune.timeline.timeline import Timeline
@@ -41,25 +42,33 @@ from autotune.worker.techniques.optimizer import optimizer_maker
 from autotune.worker.tracing.fake_training import recording
 from autotune.worker.tracing.fakes.compiler import GraphBreak
 from autotune.worker.tracing.op_counter import Calls
+from autotune.worker.tracing.shortening import Shortening, why_whole
 from autotune.worker.tracing.step_tracer import COMPILED, PLAIN, StepTracer, TracedSizes
 from autotune.worker.tracing.storage_recorder import StorageRecorder
 from autotune.worker.training import Training
+
+_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+"""What torch raises where an operator cannot run on tensors without data."""
 
 
 class CannotTrace(Exception):
     """The model's code cannot run without data, or not twice alike; says where, and what to do."""
 
 
-def trace(request: ProbeRequest) -> Timeline:
+def trace(request: ProbeRequest, short: bool = True) -> Timeline:
     """Trace the request's candidate on its device (`cpu`, or `cuda:0`, on any build of torch).
 
     The candidate's own micro-batch does not matter, except where sizes turn out not to be affine: then the
-    timeline holds for that one alone. Raises CannotTrace, and what `assemble` raises.
+    timeline holds for that one alone. Blocks that do what others do are left out and put back, unless `short` is
+    false; the timeline's fact `blocks` says how many ran, and why all where all did. Raises CannotTrace, and what
+    `assemble` raises.
     """
-    return trace_alike(request, ())[request.candidate]
+    return trace_alike(request, (), short)[request.candidate]
 
 
-def trace_alike(request: ProbeRequest, others: Sequence[Candidate]) -> dict[Candidate, Timeline]:
+def trace_alike(
+    request: ProbeRequest, others: Sequence[Candidate], short: bool = True
+) -> dict[Candidate, Timeline]:
     """Trace the request's candidate, and with it others that are `alike`: only their optimizers run for themselves.
 
     Others that turn out to differ in more than that are left out; trace them by themselves. Raises as `trace`.
@@ -80,22 +89,39 @@ def trace_alike(request: ProbeRequest, others: Sequence[Candidate]) -> dict[Cand
     try:
         if request.candidate.engine == "deepspeed":
             return {request.candidate: _of_engine(request, began)}
-        for settled in _attempts(request.candidate):
+        whole = why_whole(request.candidate) if short else "asked for"
+        if not whole:
             try:
-                return _affine(request, others, began, settled)
-            except _Unlike:
-                continue
-        return {request.candidate: _exact(request, began)}
+                return _attempted(request, others, began, "")
+            except (CannotRun, CannotTrace, GraphBreak, *_NEEDS_VALUES):
+                raise
+            except NotAlike as error:
+                whole = str(error)
+            except Exception as error:  # noqa: BLE001 - code that counts on all blocks fails in its own way
+                whole = f"through few blocks it fails: {type(error).__name__}: {error}"
+        return _attempted(request, others, began, whole)
     except GraphBreak as error:
         raise CannotTrace(
             f"torch's compiler does not take a block as one graph, and no trace follows what is between ({error}): "
             "it is probed"
         ) from error
-    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
+    except _NEEDS_VALUES as error:
         raise CannotTrace(
             f"the operator {error.func} needs the values of its arguments, which a trace does not have; "
             "probe the model instead"
         ) from error
+
+
+def _attempted(
+    request: ProbeRequest, others: Sequence[Candidate], began: float, whole: str
+) -> dict[Candidate, Timeline]:
+    """Trace in the first way that gives one: affine sizes, the same of a settled training, else one micro-batch."""
+    for settled in _attempts(request.candidate):
+        try:
+            return _affine(request, others, began, settled, whole=whole)
+        except _Unlike:
+            continue
+    return {request.candidate: _exact(request, began, whole=whole)}
 
 
 def _attempts(candidate: Candidate) -> tuple[bool, ...]:
@@ -131,19 +157,25 @@ def _of_engine(request: ProbeRequest, began: float) -> Timeline:
 
 
 def _affine(
-    request: ProbeRequest, others: Sequence[Candidate], began: float, settled: bool, micro_steps: int = 1
+    request: ProbeRequest,
+    others: Sequence[Candidate],
+    began: float,
+    settled: bool,
+    micro_steps: int = 1,
+    whole: str = "",
 ) -> dict[Candidate, Timeline]:
     pair = PLAIN if request.candidate.compile == "none" else COMPILED
     with recording(request, micro_steps) as (recorder, training, building):
-        tracer = StepTracer(recorder, training, micro_steps, pair)
+        shortening = None if whole else Shortening.of(training.model, request.model.block_class)
+        tracer = StepTracer(recorder, training, micro_steps, pair, shortening)
         if request.candidate.optimizer_in_backward:
             tracer.make_state(building)
         if settled:
-            StepTracer(recorder, training, pair=pair).settle(building)
+            StepTracer(recorder, training, pair=pair, short=shortening).settle(building)
         with nullcontext() if pair is COMPILED else AttentionKernels() as seen:
             small = tracer.micro_step(pair.least)
         first = tracer.update()
-        large = tracer.micro_step(pair.more)
+        large = tracer.micro_step(pair.more, longer=True)
         update = tracer.update()
         single = tracer.micro_step(1)
         of_small, _, of_large, of_update, of_single = tracer.calls
@@ -157,6 +189,8 @@ def _affine(
         slope = [0] * len(sizes)
         for ours, theirs in same.items():
             slope[ours] = _slope(pair, sizes[ours], sizes[theirs])
+            if shortening is not None and sizes[ours] < pair.least * slope[ours]:
+                raise NotAlike("what is made beside blocks grows with their number")
             category[ours] = min(category[ours], category[theirs])
         if evaluated is not None:
             for ours, theirs in evaluated[1].items():
@@ -177,7 +211,7 @@ def _affine(
             segments = (built, small, first, later, single, forward_only)
             return _timeline(
                 request, recorder, training, base, slopes, segments, work, None, began, tracer.sample_bytes,
-                micro_steps, seen,
+                micro_steps, seen, shortening, whole,
             )  # fmt: skip
 
         back = {theirs: ours for ours, theirs in same.items()}
@@ -210,33 +244,36 @@ def _slope(pair: TracedSizes, small: int, large: int) -> int:
     return growth
 
 
-def _exact(request: ProbeRequest, began: float, micro_steps: int = 1) -> Timeline:
+def _exact(request: ProbeRequest, began: float, micro_steps: int = 1, whole: str = "") -> Timeline:
     micro_batch = request.candidate.micro_batch
     with recording(request, micro_steps) as (recorder, training, building):
-        tracer = StepTracer(recorder, training, micro_steps)
+        shortening = None if whole else Shortening.of(training.model, request.model.block_class)
+        tracer = StepTracer(recorder, training, micro_steps, short=shortening)
         if request.candidate.optimizer_in_backward:
             tracer.make_state(building)
         if request.candidate.engine == "torch":
-            StepTracer(recorder, training).settle(building, micro_batch)
+            StepTracer(recorder, training, short=shortening).settle(building, micro_batch)
         with AttentionKernels() if request.candidate.compile == "none" else nullcontext() as seen:
             micro = tracer.micro_step(micro_batch)
         first = tracer.update()
-        again = tracer.micro_step(micro_batch)
+        again = tracer.micro_step(micro_batch, longer=True)
         update = tracer.update()
         try:
-            back = {theirs: ours for ours, theirs in _matched(micro, again).items()}
+            same = _matched(micro, again)
         except _Unlike as error:
             raise CannotTrace(
                 "the model allocates differently at its first and its second step, so one trace does not "
                 f"stand for all ({error}); probe it instead (--no-predict)"
             ) from error
-        later = _renamed(update, back)
+        if shortening is not None and any(recorder.sizes[our] != recorder.sizes[same[our]] for our in same):
+            raise NotAlike("what is made beside blocks grows with their number")
+        later = _renamed(update, {theirs: ours for ours, theirs in same.items()})
         of_micro, _, _, of_update = tracer.calls
         work = recorder.log.work(of_micro, of_micro, None, of_update, micro_batch)
         zero = [0] * len(recorder.sizes)
         return _timeline(
             request, recorder, training, recorder.sizes, zero, (building, micro, first, later, None, None), work,
-            micro_batch, began, tracer.sample_bytes, micro_steps, seen,
+            micro_batch, began, tracer.sample_bytes, micro_steps, seen, shortening, whole,
         )  # fmt: skip
 
 
@@ -274,6 +311,8 @@ def _timeline(
     sample_bytes: int,
     micro_steps: int,
     seen: AttentionKernels | None,
+    shortening: Shortening | None,
+    whole: str,
 ) -> Timeline:
     """Return the timeline of all segments, with the slots that they use numbered from 0 on."""
     building, micro, first, update, single, evaluation = segments
@@ -323,6 +362,7 @@ def _timeline(
             "attention": training.attention or "",
             "torch": torch.__version__,
             "transformers": transformers.__version__,
+            "blocks": shortening.described() if shortening else f"all: {whole or 'too few are alike'}",
             "seconds": round(time.perf_counter() - began, 3),
         },
     )

@@ -1,0 +1,283 @@
+"""Trace few of a model's blocks instead of all, where the others do the same; `autotune.timeline.depth` puts them back.
+
+The model is whole: all parameters are there, and the optimizer updates all of them. Only the passes of a micro-step run
+through fewer blocks, which are taken out of the list that the model goes through, and come back after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from autotune.candidate import Candidate
+from autotune.outcome import Phase
+from autotune.timeline.depth import Cut, NotAlike, Shortened, Span, Spans, deepen, repeat
+from autotune.timeline.step_events import StepEvents
+from autotune.worker.blocks import find_blocks
+from autotune.worker.tracing.storage_recorder import StorageRecorder
+
+LONGEST_PERIOD = 8
+"""Blocks after which a model's may repeat: three or five with a sliding window and one without, say."""
+LEADING = 3
+"""Periods in front of a gap: the first has nothing before it, the second is the template, the third its twin."""
+_PLACE = ("layer_idx", "layer_id", "layer_number", "block_idx", "index")
+"""What modules call their own number in the model, which changes no shape."""
+
+
+def why_whole(candidate: Candidate) -> str:
+    """Return what of a candidate asks for a trace of all blocks, because it looks at all of them; empty for nothing."""
+    looks_at_all = {
+        "several ranks": candidate.distributed,
+        "an engine of its own": candidate.engine != "torch",
+        "compiled blocks": candidate.compile != "none",
+        "offload of gradients": candidate.offload not in {"none", "optimizer"},
+        "an optimizer in backward": candidate.optimizer_in_backward,
+    }
+    return ", ".join(name for name, holds in looks_at_all.items() if holds)
+
+
+class Shortening:
+    """A model whose micro-steps are traced over the first and last of its blocks."""
+
+    def __init__(self, model: nn.Module, parent: nn.Module, shortened: Shortened, longer: Shortened) -> None:
+        """Take the list that holds the blocks, and two choices of those that run.
+
+        Steps of both must come to the same: then nothing beside the blocks depends on how many there are.
+        """
+        self._shortened = shortened
+        self._longer = longer
+        self._parent = parent
+        self._blocks = list(parent.children())
+        self._parameters = list(model.parameters())
+
+    @classmethod
+    def of(cls, model: nn.Module, block_class: str | None) -> Shortening | None:
+        """Return how a model's micro-steps can be traced in short; None where that would save nothing."""
+        blocks = find_blocks(model, block_class)
+        if blocks is None:
+            return None
+        parent = next(
+            (
+                module for module in model.modules()
+                if isinstance(module, nn.ModuleList | nn.Sequential) and tuple(module.children()) == blocks.modules
+            ),
+            None,
+        )  # fmt: skip
+        if parent is None:
+            return None
+        numbers = {id(parameter): number for number, parameter in enumerate(model.parameters())}
+        parameters = tuple(
+            tuple(numbers[id(parameter)] for parameter in block.parameters()) for block in blocks.modules
+        )
+        owned = [number for own in parameters for number in own]
+        signatures = [_signature(block) for block in blocks.modules]
+        short = _shortened(signatures, parameters, LEADING)
+        if not short.cuts or len(set(owned)) < len(owned):  # blocks that share parameters are not apart
+            return None
+        return cls(model, parent, short, _shortened(signatures, parameters, LEADING + 1))
+
+    def described(self) -> str:
+        """Return how many blocks the passes run through, and how many there are."""
+        return f"{len(self._shortened.kept)} of {len(self._blocks)}"
+
+    @contextmanager
+    def recorded(self, recorder: StorageRecorder, longer: bool) -> Iterator[Borders]:
+        """Run the model through its kept blocks alone while open, and note where their passes begin and end.
+
+        `longer` keeps more of them.
+        """
+        children = dict(self._parent._modules)
+        names = list(children)
+        shortened = self._longer if longer else self._shortened
+        kept = [names[number] for number in shortened.kept]
+        borders = Borders(recorder, shortened)
+        handles: list[Any] = []
+        for position, name in enumerate(kept):
+            block = children[name]
+            assert block is not None
+            handles.append(block.register_forward_pre_hook(partial(borders.enter, position)))
+            handles.append(block.register_forward_hook(partial(borders.leave, position)))
+        self._parent._modules = {name: children[name] for name in kept}
+        try:
+            yield borders
+        finally:
+            borders.end = recorder.position
+            self._parent._modules = children
+            for handle in handles:
+                handle.remove()
+
+    def whole(self, segment: StepEvents, borders: Borders, recorder: StorageRecorder) -> StepEvents:
+        """Return the micro-step of the whole model, and give the parameters of all blocks their gradients.
+
+        Raises NotAlike.
+        """
+        shortened = borders.shortened
+        modules = [[recorder.module_number(module) for module in block.modules()] for block in self._blocks]
+        owner = [{module: order for order, module in enumerate(own)} for own in modules]
+
+        def copy(slot: int, position: int, number: int) -> int:
+            template = shortened.kept[position]
+            order = owner[template].get(recorder.module[slot])
+            return recorder.copy_slot(slot, None if order is None else modules[number][order])
+
+        def alike(ours: int, theirs: int) -> bool:
+            return all(
+                values[ours] == values[theirs]
+                for values in (recorder.sizes, recorder.category, recorder.place)
+            )
+
+        found = deepen(segment, borders.spans(), shortened, copy, alike)
+        for phase, spans in borders.calls().items():
+            recorder.log.calls[phase] = repeat(recorder.log.calls[phase], spans, shortened)
+        for entry in found.accumulated:
+            parameter = self._parameters[entry.parameter]
+            if parameter.grad is None:
+                parameter.grad = recorder.stand_in(parameter, entry.slot)
+        return found
+
+
+class Borders:
+    """Where the kept blocks' passes begin and end, in events and in calls of operators."""
+
+    def __init__(self, recorder: StorageRecorder, shortened: Shortened) -> None:
+        self.shortened = shortened
+        self._recorder = recorder
+        self._count = len(shortened.kept)
+        self.end = 0
+        """How many events there are in all."""
+        self._places: dict[tuple[Phase, int], int] = {}
+        self._calls: dict[tuple[Phase, int], int] = {}
+
+    def enter(self, position: int, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Note that a kept block's forward begins, and follow what it is given."""
+        self._note("forward", position)
+        if position == 0:
+            self._follow(-1, args)
+
+    def leave(self, position: int, _module: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
+        """Follow what a kept block gives."""
+        if position == self._count - 1:
+            self._note("forward", self._count)
+        self._follow(position, result)
+
+    def _follow(self, position: int, result: Any) -> None:
+        """Note when the gradient of what a block gives is there: its own backward begins, of the one after it ends."""
+
+        def arrived(_gradient: Tensor) -> None:
+            self._note("backward", position)
+
+        if torch.is_grad_enabled():
+            for value in tree_leaves(result):
+                if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf:
+                    value.register_hook(arrived)
+                    return
+
+    def _note(self, phase: Phase, position: int) -> None:
+        self._places.setdefault((phase, position), self._recorder.position)
+        self._calls.setdefault((phase, position), len(self._recorder.log.running))
+
+    def spans(self) -> Spans:
+        """Return the spans in events. Raises NotAlike where blocks did not run one after the other."""
+        return Spans(self._forward(self._places), self._backward(self._places, self.end))
+
+    def calls(self) -> dict[Phase, list[Span]]:
+        """Return the spans in calls, by phase."""
+        calls = self._recorder.log.calls
+        found: dict[Phase, list[Span]] = {}
+        if "forward" in calls:
+            found["forward"] = self._forward(self._calls)
+        if "backward" in calls:
+            found["backward"] = self._backward(self._calls, len(calls["backward"]))
+        return found
+
+    def _forward(self, noted: dict[tuple[Phase, int], int]) -> list[Span]:
+        places = [noted.get(("forward", position), -1) for position in range(self._count + 1)]
+        return _pairs(places)
+
+    def _backward(self, noted: dict[tuple[Phase, int], int], end: int) -> list[Span]:
+        if not any(phase == "backward" for phase, _ in noted):
+            return []
+        places = [noted.get(("backward", position), -1) for position in reversed(range(self._count))]
+        places.append(noted.get(("backward", -1), end))
+        return list(reversed(_pairs(places)))
+
+
+def _pairs(places: list[int]) -> list[Span]:
+    if places != sorted(places) or places[0] < 0:
+        raise NotAlike("the blocks do not run one after the other")
+    return list(pairwise(places))
+
+
+def _shortened(
+    signatures: list[Hashable], parameters: tuple[tuple[int, ...], ...], leading: int
+) -> Shortened:
+    """Return which blocks to keep: of each stretch that repeats `leading` periods, the last, and what is over."""
+    kept: list[int] = []
+    cuts: list[Cut] = []
+    start, count = 0, len(signatures)
+    while start < count:
+        period, length = _repeating(signatures, start)
+        trailing = period + length % period if period else 0
+        if period and length > leading * period + trailing:
+            kept.extend(range(start, start + leading * period))
+            cuts.append(Cut(len(kept), period))
+            kept.extend(range(start + length - trailing, start + length))
+        else:
+            kept.extend(range(start, start + length))
+        start += length
+    return Shortened(tuple(kept), tuple(cuts), parameters)
+
+
+def _repeating(signatures: list[Hashable], start: int) -> tuple[int, int]:
+    """Return the period of the stretch that begins at a block, and how many blocks it has; (0, 1) for a single one."""
+    best = (0, 1)
+    for period in range(1, LONGEST_PERIOD + 1):
+        length = period
+        while (
+            start + length < len(signatures)
+            and signatures[start + length] == signatures[start + length - period]
+        ):
+            length += 1
+        if length >= 2 * period and length - LEADING * period > best[1] - LEADING * best[0]:
+            best = (period, length)
+    return best
+
+
+def _signature(block: nn.Module) -> Hashable:
+    """Return what a block is but for its place in the model: its modules, their shapes and plain settings."""
+    return tuple(
+        (
+            name,
+            type(module),
+            tuple(
+                (key, tuple(value.shape), value.dtype, value.requires_grad)
+                for key, value in (
+                    *module.named_parameters(recurse=False),
+                    *module.named_buffers(recurse=False),
+                )
+            ),
+            tuple(
+                (key, value)
+                for key, value in sorted(vars(module).items())
+                if isinstance(value, bool | int | float | str) and key not in _PLACE
+            ),
+            _forward(vars(module).get("forward")),
+        )
+        for name, module in block.named_modules()
+    )
+
+
+def _forward(function: Callable[..., Any] | None) -> Hashable:
+    """Return what was made of a module's forward: nothing, or what wraps it (a checkpoint, say)."""
+    wraps = []
+    while isinstance(function, partial):
+        wraps.append((function.func.__qualname__, tuple(sorted(function.keywords))))
+        function = next((value for value in function.args if callable(value)), None)
+    return tuple(wraps)
