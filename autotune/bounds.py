@@ -82,6 +82,12 @@ Tolerance = Annotated[
 """A share by which a proof may differ from what was recorded."""
 Headroom = Annotated[float, Field(ge=0, lt=0.9), Written("SHARE")]
 """Share of a device's memory that stays free."""
+SpeedShare = Annotated[float, Field(gt=0, le=1), Written("SHARE")]
+"""Share of the best speed that is fast enough."""
+Price = Annotated[
+    float, Field(gt=0), AfterValidator(at_most(10**9, "and no device costs so much an hour in any currency"))
+]
+"""Of one device for an hour."""
 Count = Annotated[int, Field(ge=1), AfterValidator(at_most(10**24, "and there are not so many of anything"))]
 Amount = Annotated[int, Field(ge=0), AfterValidator(at_most(10**24, "and nothing has so many bytes"))]
 """Bytes, or a count of parameters."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Required, TypedDict, TypeVar, get_type_hints
 
 from autotune.candidate import Optimizer
+from autotune.objective import ObjectiveName
 from autotune.options import Options, StrategyName
 
 Model = str | Path | Callable[[], Any]
@@ -40,6 +41,9 @@ class RunKeywords(ModelKeywords, total=False):
 
     target_global_batch: Required[str | int]
     exact: bool | None
+    objective: ObjectiveName | None
+    speed_share: float | None
+    price_per_hour: str | float | None
     device: str | None
     optimizer: Optimizer | None
     strategy: StrategyName | None

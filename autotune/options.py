@@ -18,11 +18,13 @@ from autotune.bounds import (
     Seconds,
     Seed,
     SeqLen,
+    SpeedShare,
     Steps,
     Tolerance,
     Written,
 )
 from autotune.candidate import Optimizer
+from autotune.objective import SPEED_SHARE, ObjectiveName
 from autotune.units import parse_duration
 from autotune.validation import Frozen
 
@@ -101,6 +103,25 @@ class GoalOptions(Options):
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+class ObjectiveOptions(Options):
+    """In what the winner has to be the best."""
+
+    subject: ClassVar[str] = "Objective"
+
+    objective: ObjectiveName = "speed"
+    """What the winner is best in: tokens per second, the least memory at --speed-share of the best speed, or the least
+    cost or energy for each token."""
+    speed_share: SpeedShare = SPEED_SHARE
+    """Share of the best measured speed that a winner of objective `memory` has to reach."""
+    price_per_hour: Annotated[str, Written("PRICE")] | None = None
+    """What one device costs an hour, such as 2.99 or '2.99 USD': the result then says what a million tokens cost."""
+
+    @field_validator("price_per_hour", mode="before")
+    @classmethod
+    def _accept_price(cls, value: object) -> object:
+        return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
 class SearchOptions(Options):
     """Among what the search chooses, and how."""
 
@@ -157,7 +178,7 @@ class Limits(ProofLimits):
         return parse_duration(value) if isinstance(value, str) else value
 
 
-class RunOptions(ModelOptions, GoalOptions, DeviceOptions, SearchOptions, Limits):
+class RunOptions(ModelOptions, GoalOptions, ObjectiveOptions, DeviceOptions, SearchOptions, Limits):
     """Every option of `autotune run`, by the name that it has in a spec file."""
 
 

@@ -16,7 +16,7 @@ Bytes = Amount
 
 
 class Sample(Frozen):
-    """A repeated time measurement: mean and the half-width of its 95% confidence interval, in seconds."""
+    """A repeated measurement: mean and half-width of its 95% confidence interval, in seconds; of energy in joules."""
 
     mean: Duration
     half_width: Duration | None
@@ -24,7 +24,7 @@ class Sample(Frozen):
     count: Amount
 
 
-class StepTiming(Frozen):
+class StepParts(Frozen):
     """The parts of a global step, measured apart so that any number of accumulation steps can be composed."""
 
     micro_step: Sample
@@ -33,18 +33,9 @@ class StepTiming(Frozen):
     """Forward and backward of the last micro-batch of a global step, with gradient synchronization."""
     optimizer_step: Sample
     """Optimizer step and clearing of the gradients."""
-    data_wait: Sample | None = None
-    """Of each micro-step, and counted in its time: until its batch was there. None where predicted, or not recorded."""
-
-    @field_validator("last_micro_step")
-    @classmethod
-    def _takes_time(cls, value: Sample) -> Sample:
-        if value.mean <= 0:
-            raise ValueError("a micro-step takes time")
-        return value
 
     def global_step(self, accumulation_steps: int) -> float:
-        """Return the seconds of a whole global step of `accumulation_steps` micro-steps."""
+        """Return the seconds (or joules) of a whole global step of `accumulation_steps` micro-steps."""
         return (
             (accumulation_steps - 1) * self.micro_step.mean
             + self.last_micro_step.mean
@@ -52,7 +43,7 @@ class StepTiming(Frozen):
         )
 
     def interval(self, accumulation_steps: int) -> float:
-        """Return the half-width (seconds) of the global step's 95% interval.
+        """Return the half-width (seconds or joules) of the global step's 95% interval.
 
         Micro-steps of one run share their systematic error, so the parts' intervals are added, not averaged.
         """
@@ -63,9 +54,34 @@ class StepTiming(Frozen):
         )
 
 
-ChosenBy = Literal["speed", "prediction", "memory", "proof"]
-"""What made one of several the winner: measured speed, or, where that does not tell them apart, the smaller predicted
-time, the smaller peak, or a proof that held."""
+class StepTiming(StepParts):
+    """The seconds of the parts of a global step."""
+
+    data_wait: Sample | None = None
+    """Of each micro-step, and counted in its time: until its batch was there. None where predicted, or not recorded."""
+
+    @field_validator("last_micro_step")
+    @classmethod
+    def _takes_time(cls, value: Sample) -> Sample:
+        if value.mean <= 0:
+            raise ValueError("a micro-step takes time")
+        return value
+
+
+EnergyCounter = Literal["nvml", "rapl"]
+"""What counts joules: an NVIDIA GPU, through NVML, or the packages of a machine's processors, through Linux's
+powercap (RAPL: their cores, caches and, on most, memory controllers; of all that runs there)."""
+
+
+class StepEnergy(StepParts):
+    """The joules of the parts of a global step, of all devices together."""
+
+    counter: EnergyCounter
+
+
+ChosenBy = Literal["speed", "prediction", "memory", "energy", "proof"]
+"""What made one of several the winner: what the objective compares (speed, memory or energy), or, where that does not
+tell them apart, the smaller predicted time, the smaller peak, the smaller measured time, or a proof that held."""
 
 
 class Drift(Frozen):
@@ -177,6 +193,8 @@ class Ok(Frozen):
     timing: StepTiming
     step_seconds: tuple[float, ...] = ()
     """Of each optimizer step that was measured, with its micro-steps, in order; of the slowest rank."""
+    energy: StepEnergy | None = None
+    """What the measured steps took of the counters of all devices; None where the objective does not ask for it."""
     communication: Communication | None = None
     """Of the rank that waited least for others, in a step of its own; None on one rank, and where the backend does not
     tell."""

@@ -10,7 +10,9 @@ from pydantic import Field, field_validator, model_validator
 from autotune.bounds import BatchAmount, Headroom, RankCount, Seed, SeqLen
 from autotune.candidate import DeviceKind, Optimizer
 from autotune.lengths import Lengths
+from autotune.objective import Objective
 from autotune.options import HEADROOM, Limits, StrategyName
+from autotune.outcome import EnergyCounter
 from autotune.printable import quoted
 from autotune.units import format_count, format_size, parse_bytes, parse_count
 from autotune.validation import Frozen
@@ -163,6 +165,11 @@ class DeviceFacts(Frozen):
     peak_flops: dict[str, float] = Field(default_factory=dict)
     """Dense peak in FLOP/s by precision (`bf16`, `fp32`); empty where unknown, and then there is no MFU."""
 
+    energy_counter: EnergyCounter | None = None
+    """What counts the energy that its steps take; None where nothing does."""
+    lacks_energy: str = ""
+    """Why nothing does; empty where something does."""
+
     @property
     def evidence(self) -> Evidence:
         """Where numbers of it come from."""
@@ -200,7 +207,7 @@ class GlobalBatch(Frozen):
 
 
 class Goal(Frozen):
-    """What a configuration is judged by: speed at this global batch, on that many devices, with room to spare."""
+    """What a configuration is judged by: an objective at this global batch, on so many devices, with room to spare."""
 
     target: GlobalBatch
     seq_len: SeqLen = 1024
@@ -215,6 +222,8 @@ class Goal(Frozen):
     """Refuse a micro-batch whose accumulation does not meet the target exactly."""
     headroom: Headroom = HEADROOM
     """Share of the budget that the winner must leave free."""
+    objective: Objective = Objective()
+    """What the winner is best in, of what fits so."""
 
     @field_validator("target", mode="before")
     @classmethod

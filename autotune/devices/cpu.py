@@ -11,6 +11,7 @@ from pathlib import Path
 from autotune.candidate import Candidate, OffloadPlace
 from autotune.devices.device import PREPARE_TIMEOUT
 from autotune.devices.host import available_memory, free_disk, total_memory
+from autotune.devices.monitor.rapl import lacks_energy
 from autotune.environment import processor
 from autotune.errors import InputError
 from autotune.specs import DeviceFacts
@@ -52,6 +53,7 @@ class CpuDevice:
         """Raise InputError when the machine has less, or the framework alone needs more."""
         self._budget = budget
         self._total = total_memory()
+        self._lacks_energy = lacks_energy()
         if budget > self._total:
             raise InputError(
                 f"a budget of {format_bytes(budget)} is more than this machine's memory; at most --device "
@@ -70,6 +72,7 @@ class CpuDevice:
             kind="cpu", name=processor(), torch_name="cpu", budget=self._budget, total=self._total,
             # torch computes in bf16 on any processor; without AVX512-BF16 or AMX it is slow, which probes show.
             dtypes=("bf16",),
+            energy_counter="rapl" if not self._lacks_energy else None, lacks_energy=self._lacks_energy,
         )  # fmt: skip
 
     def minimum(self) -> int:

@@ -101,11 +101,17 @@ class CudaDevice:
 
     def _find_facts(self) -> DeviceFacts:
         row = lookup(self._gpu.name)
+        lacks_energy = ""
+        try:
+            self._nvml.joules(self._gpu.uuid)
+        except NvmlError as error:
+            lacks_energy = str(error)
         return DeviceFacts(
             kind="cuda", name=self._gpu.name, torch_name="cuda:0", budget=self._free, total=self._total,
             driver=self._nvml.driver(), hardware=row.id if row else None,
             dtypes=tuple(name for name, first in FIRST_WITH.items() if self._gpu.capability >= first),
             peak_flops=row.peak_flops() if row else {},
+            energy_counter=None if lacks_energy else "nvml", lacks_energy=lacks_energy,
         )  # fmt: skip
 
     def _busy(self, others: tuple[int, ...], above: int = 0) -> str:

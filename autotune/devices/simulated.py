@@ -41,6 +41,7 @@ class SimulatedDevice:
                 name for name, peak in (("bf16", row.bf16_tflops), ("fp8", row.fp8_tflops)) if peak is not None
             ),
             peak_flops=row.peak_flops(),
+            lacks_energy="a simulated GPU takes none, and how much a real one takes is not predicted",
         )  # fmt: skip
 
     def facts(self) -> DeviceFacts:

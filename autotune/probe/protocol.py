@@ -53,6 +53,8 @@ class ProbeRequest(Frozen):
     """Trace a forward pass without gradients beside the training (kind `trace`)."""
     evaluation_micro_batch: int | None = None
     """The largest that is predicted to fit in evaluation, where a proof begins to look (kind `prove`)."""
+    energy: bool = False
+    """Read the device's counter of energy around each part of the measured steps."""
     seed: int
     sample_seconds: float
     """Seconds of measured steps after warm-up (train), or of all steps (prove)."""

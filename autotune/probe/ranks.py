@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.outcome import Crash, Lost, Ok, Oom, Outcome, Timeout
+from autotune.outcome import Crash, Lost, Ok, Oom, Outcome, Sample, StepEnergy, Timeout
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ def _together(fine: Sequence[Ok], accumulation_steps: int) -> Ok:
             ),
             "timing": slowest.timing,
             "step_seconds": slowest.step_seconds,
+            "energy": _all_energy([ok.energy for ok in fine]),
             # Waiting for a rank that comes later is in the others' times.
             "communication": min(heard, key=lambda own: own.global_step(accumulation_steps), default=None)
             if len(heard) == len(fine)
@@ -95,4 +96,31 @@ def _together(fine: Sequence[Ok], accumulation_steps: int) -> Ok:
                 for same in zip(*(ok.stresses for ok in fine), strict=True)
             ),
         }
+    )
+
+
+def _all_energy(of: Sequence[StepEnergy | None]) -> StepEnergy | None:
+    """Return the energy of all ranks: the sum of their GPUs', whose counters are as wrong together as each alone.
+
+    Ranks on the processor read the same counters, of the whole machine: any of them says it. None where one lacks it.
+    """
+    known = [energy for energy in of if energy is not None]
+    if len(known) < len(of):
+        return None
+    if known[0].counter == "rapl":
+        return known[0]
+
+    def added(samples: Sequence[Sample]) -> Sample:
+        widths = [sample.half_width for sample in samples if sample.half_width is not None]
+        return Sample(
+            mean=math.fsum(sample.mean for sample in samples),
+            half_width=math.fsum(widths) if len(widths) == len(samples) else None,
+            count=min(sample.count for sample in samples),
+        )
+
+    return StepEnergy(
+        counter=known[0].counter,
+        micro_step=added([energy.micro_step for energy in known]),
+        last_micro_step=added([energy.last_micro_step for energy in known]),
+        optimizer_step=added([energy.optimizer_step for energy in known]),
     )

@@ -18,8 +18,8 @@ from autotune.reporting.tables import (
     rejected_lines,
     section,
     trial_table,
-    winner_panel,
 )
+from autotune.reporting.winner import winner_panel
 from autotune.run.best import Best
 from autotune.run.folder import load_spec
 from autotune.run.journal import holder, read_record

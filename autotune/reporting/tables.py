@@ -6,27 +6,22 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from autotune.outcome import Drift, Ok
 from autotune.reporting.columns import Cell, Column, FittingTable
-from autotune.run.best import Best
-from autotune.run.failure import holes
 from autotune.search.context import SearchContext
 from autotune.search.path import Step
 from autotune.search.selection import score
 from autotune.search.space import Space
-from autotune.search.wording import REASONS, SHOWN, detail, rejected, verdict
+from autotune.search.wording import detail, rejected, verdict
 from autotune.specs import DeviceSpec
 from autotune.techniques.families import title as title_of
 from autotune.trial import History, Trial
-from autotune.units import format_bytes, format_count, format_duration
+from autotune.units import format_bytes, format_count
 
 _STYLES = {"ok": "green", "oom": "red", "unsupported": "yellow"}
 _BAR = 10
-RANKS_SHOWN = 8
-"""Ranks whose peaks are shown one by one."""
 
 
 def trial_table(history: History, context: SearchContext) -> FittingTable:
@@ -168,86 +163,6 @@ def not_measured(device: DeviceSpec) -> RenderableType:
     return text.append(f"\n{device.because}", style="not bold") if device.because else text
 
 
-def winner_panel(best: Best) -> RenderableType:
-    """Return the winner: configuration, accumulation written out, memory and speed with their evidence."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column()
-    for name, value in winner_rows(best):
-        grid.add_row(name, value)
-    return grid
-
-
-def winner_rows(best: Best) -> list[tuple[str, str]]:
-    """Return the facts about a winner as (name, text)."""
-    memory, accumulation = best.memory, best.accumulation
-    left = memory.budget - memory.peak()
-    batch = f"{accumulation.equation()}  (tokens: micro-batch x devices x accumulation steps)"
-    if accumulation.difference:
-        more, target = format_count(accumulation.difference), format_count(accumulation.target)
-        batch += f"; {more} more than the {target} asked for"
-    rows = [
-        ("configuration", f"{title_of(best.candidate)}, {best.candidate.optimizer}"),
-        *([("devices", f"{best.gpus} in {best.nodes} nodes")] if best.nodes > 1 else []),
-        (
-            "micro-batch",
-            f"{best.candidate.micro_batch} x {format_count(accumulation.tokens_per_sample)} tokens",
-        ),
-        ("accumulation", f"{accumulation.steps} step{'s' * (accumulation.steps > 1)}"),
-        ("global batch", batch),
-        (
-            "memory",
-            f"{format_bytes(memory.peak())} of {format_bytes(memory.budget)} at the peak, {format_bytes(left)} free "
-            f"({left / memory.budget:.1%}); tensors {format_bytes(memory.allocated)}",
-        ),
-        (
-            "speed",
-            f"{format_count(best.tokens_per_second)} ± {format_count(best.tokens_per_second_interval)} tokens/s, "
-            f"{format_duration(best.seconds_per_global_step)} a global step"
-            + (f", MFU {best.mfu:.1%}" if best.mfu is not None else ""),
-        ),
-        *([("attention", _attention(best))] if best.attention or best.attention_kernels else []),
-        *([("choice", said)] if (said := choice(best)) else []),
-        ("evidence", best.evidence),
-    ]
-    if best.communication is not None:
-        seconds = best.communication.global_step(accumulation.steps)
-        share = f"{format_duration(seconds)} of a global step ({seconds / best.seconds_per_global_step:.0%}), computing"
-        rows.insert(-1, ("communication", f"{share} meanwhile not taken off"))
-    if (wait := best.timing.data_wait) is not None:
-        waiting = f"{wait.mean / max(best.timing.last_micro_step.mean, 1e-9):.0%}"
-        said = f"{format_duration(wait.mean)} of a micro-step until its batch is there ({waiting})"
-        rows.insert(-1, ("data", said))
-    if by_rank := memory.by_rank:
-        at = next(index for index, (name, _) in enumerate(rows) if name == "memory") + 1
-        rows.insert(at, ("of each rank", _peaks(by_rank)))
-    if best.proof is not None:
-        rows.append(("proof", best.proof.why))
-    elif best.evaluation_micro_batch is not None:
-        rows.append(
-            ("evaluation", f"micro-batch {format_count(best.evaluation_micro_batch)} should fit (predicted)")
-        )
-    if best.unknown:
-        rows.append(("unknown", holes(best.unknown)))
-    rows += [("note", note) for note in best.notes]
-    return rows
-
-
-def _attention(best: Best) -> str:
-    kernels = " and ".join(best.attention_kernels)
-    if not kernels:
-        return best.attention or ""
-    kernels += " kernels" if len(best.attention_kernels) > 1 else " kernel"
-    return f"{best.attention or 'sdpa'}, torch's {kernels} {'assumed' if best.evidence == 'predicted' else 'ran'}"
-
-
-def _peaks(by_rank: tuple[int, ...]) -> str:
-    """Return the peaks of all ranks, or of many ranks the range."""
-    if len(by_rank) <= RANKS_SHOWN:
-        return ", ".join(format_bytes(peak) for peak in by_rank)
-    return f"{format_bytes(min(by_rank))} to {format_bytes(max(by_rank))}"
-
-
 def rejected_lines(
     history: History, context: SearchContext, winner: Trial, drift: Drift | None = None
 ) -> list[str]:
@@ -279,17 +194,3 @@ def _bar(trial: Trial, context: SearchContext) -> Text:
     full = round(min(1.0, peak / context.budget) * _BAR)
     bar = Text("━" * full, style="green" if peak <= context.usable else "yellow")
     return bar.append("━" * (_BAR - full), style="bright_black")
-
-
-def choice(best: Best) -> str:
-    """Return what made a winner one of several that measured speed does not tell apart; empty where speed alone did."""
-    if not best.alternatives:
-        return ""
-    named = [
-        f"{title_of(other.candidate)}, micro-batch {other.candidate.micro_batch} "
-        f"({format_count(other.tokens_per_second)} ± {format_count(other.tokens_per_second_interval)} tokens/s)"
-        for other in best.alternatives[:SHOWN]
-    ]
-    if (more := len(best.alternatives) - SHOWN) > 0:
-        named.append(f"{more} more")
-    return f"not distinguishable by speed from {'; '.join(named)}: chosen for {REASONS[best.chosen_by]}"

@@ -22,6 +22,7 @@ from autotune.bounds import MicroBatch, RankCount, Seed, SeqLen
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.lengths import Lengths
+from autotune.objective import Objective
 from autotune.options import StrategyName
 from autotune.outcome import (
     AttentionKernel,
@@ -30,6 +31,7 @@ from autotune.outcome import (
     Communication,
     Drift,
     Memory,
+    StepEnergy,
     StepTiming,
     Stress,
 )
@@ -99,8 +101,15 @@ class Proof(Frozen):
     """Wall time of the whole relaunch."""
 
 
+class Figure(Frozen):
+    """A number with the half-width of its 95% interval."""
+
+    value: float
+    interval: float
+
+
 class Alternative(Frozen):
-    """A configuration that measured speed does not tell from the winner."""
+    """A configuration that what was measured does not tell from the winner, by the objective."""
 
     candidate: Candidate
     """The configuration; micro_batch counts sequences (samples) per device."""
@@ -144,10 +153,21 @@ class Best(Frozen):
     """Half-width of its 95% interval, drift between measurements included."""
     drift: Drift | None = None
     """By how much measurements of this run differ beyond their own steps' spread; null for predictions."""
+    objective: Objective = Objective()
+    """What it is the best in, of what fitted; cost has the order of speed, since all had the same devices."""
     chosen_by: ChosenBy = "speed"
-    """What made it the winner: speed; or prediction, memory or proof, where speed leaves alternatives."""
+    """What made it the winner: what the objective compares; or prediction, memory, speed or proof, where that leaves
+    alternatives."""
     alternatives: tuple[Alternative, ...] = ()
-    """What measured speed does not tell from it: not slower by more than the intervals explain."""
+    """What the objective does not tell from it: not worse by more than the intervals explain."""
+    share_of_best_speed: Figure | None = None
+    """Its speed over that of the fastest that fitted, as both were measured; null before it was chosen."""
+    cost_per_million_tokens: Figure | None = None
+    """In the currency of objective.price, of all devices; null where no price was given."""
+    energy: StepEnergy | None = None
+    """Recorded joules of the parts of a global step, on all devices; null where they were not asked for."""
+    joules_per_token: Figure | None = None
+    """The same for each token of the global batch; null likewise."""
     seconds_per_global_step: Annotated[float, Field(gt=0)]
     mfu: float | None = None
     """Model FLOPs utilization, 0 to 1; null where the device's peak is not known."""

@@ -107,6 +107,10 @@ class _Run:
             return Best.read(self.paths.best)
         require_same_code(self.spec.model)
         self.clear_scratch()
+        if self.spec.goal.objective.name == "energy" and self.site.device.energy_counter is None:
+            raise InputError(
+                f"--objective energy: {self.site.device.lacks_energy or 'nothing counts it here'}"
+            )
         self.journal.append(Opened(version=autotune.__version__, site=self.site, time=now()))
         inspected = self.inspect()
         context = SearchContext.of(self.spec, inspected.facts, inspected.budget, self.site)
@@ -294,6 +298,7 @@ class _Run:
                 "world_size": spec.goal.gpus if candidate.distributed else 1,
                 "nodes": spec.goal.nodes if candidate.distributed else 1,
                 "budget": self.site.device.budget, "seed": spec.seed,
+                "energy": kind == "train" and spec.goal.objective.name == "energy",
                 "sample_seconds": spec.limits.sample_time, "sample_steps": spec.limits.sample_steps,
                 "folder": "",
             }

@@ -25,9 +25,16 @@ longer than their caller (docs/ranks.md). It matters for tiny models alone."""
 
 
 def proof_request(
-    best: Best, seconds: float, device: str | None = None, budget: int | None = None
+    best: Best,
+    seconds: float,
+    device: str | None = None,
+    budget: int | None = None,
+    energy: bool = False,
 ) -> ProbeRequest:
-    """Return the request that trains from what the file says, for `seconds`: as recorded, then under stress."""
+    """Return the request that trains from what the file says, for `seconds`: as recorded, then under stress.
+
+    `energy` has the energy of its steps measured.
+    """
     return ProbeRequest(
         kind="prove", model=best.model, candidate=best.candidate, seq_len=best.seq_len,
         lengths=best.lengths,
@@ -36,7 +43,7 @@ def proof_request(
         nodes=best.nodes if best.candidate.distributed else 1,
         budget=budget or best.memory.budget, headroom=best.headroom,
         seed=best.seed, sample_seconds=seconds, sample_steps=20, folder="",
-        evaluation_micro_batch=best.evaluation_micro_batch,
+        evaluation_micro_batch=best.evaluation_micro_batch, energy=energy,
     )  # fmt: skip
 
 
@@ -126,9 +133,10 @@ def standing(
 def after_proofs(history: History, proofs: Iterable[ProofFinished]) -> History:
     """Return the trials still in the running, as their proofs leave them.
 
-    A relaunch is the longer measurement of the two: its timing replaces the probe's, whether it held or was merely
-    slower than it may be. Then the candidate competes with that, for one more proof. Anything else that failed, or a
-    second failure, ends it. A proof that was lost says nothing either way, but what it leaves unproven is no winner.
+    A relaunch is the longer measurement of the two: its timing and energy replace the probe's, whether it held or was
+    merely slower than it may be. Then the candidate competes with that, for one more proof. Anything else that failed,
+    or a second failure, ends it. A proof that was lost says nothing either way, but what it leaves unproven is no
+    winner.
     """
     of: dict[int, list[ProofFinished]] = {}
     for proof in proofs:
@@ -140,7 +148,10 @@ def after_proofs(history: History, proofs: Iterable[ProofFinished]) -> History:
         if len(failed) > 1 or any(proof.failed != (SPEED,) for proof in failed):
             continue
         if done and isinstance(done[-1].outcome, Ok) and isinstance(trial.outcome, Ok):
-            outcome = trial.outcome.model_copy(update={"timing": done[-1].outcome.timing})
+            proven = done[-1].outcome
+            outcome = trial.outcome.model_copy(
+                update={"timing": proven.timing, "energy": proven.energy or trial.outcome.energy}
+            )
             remaining.append(trial.model_copy(update={"outcome": outcome}))
         else:
             remaining.append(trial)

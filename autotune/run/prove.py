@@ -1,4 +1,4 @@
-"""The end of a run: the fastest candidate is relaunched from its emitted file, and `best.yaml` says what held."""
+"""The end of a run: the best candidate is relaunched from its emitted file, and `best.yaml` says what held."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from autotune.run.write_best import chosen
 from autotune.search.context import SearchContext
 from autotune.search.selection import Choice, Score, choose, rank
 from autotune.search.strategy import Done
+from autotune.search.wording import BEST_IN
 from autotune.site import Site
 from autotune.specs import RunSpec
 from autotune.trial import TRIES, ProofFinished
@@ -29,7 +30,7 @@ from autotune.units import format_bytes
 
 
 class Proving:
-    """Proves the finalists of one run, fastest first, until one holds."""
+    """Proves the finalists of one run, the best by its objective first, until one holds."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Proving:
         """Returns what `best.yaml` says of a trial, before its proof."""
 
     def prove(self, context: SearchContext, done: Done) -> Best:
-        """Relaunch the fastest from its emitted file; where that does not hold, what is then the fastest."""
+        """Relaunch the best from its emitted file; where that does not hold, what is then the best."""
         if not rank(self.journal.record.history, context):
             record = self.journal.record
             error, causes = no_winner(record.history, context, done, record.unknown)
@@ -60,9 +61,8 @@ class Proving:
         if self.site.device.evidence != "measured":
             return self.emit_unproven(context)
         while (remaining := self.standing(context))[0]:
-            choice = choose(
-                remaining[0], [proof.number for proof in self.journal.record.proofs if proof.passed]
-            )
+            held = [proof.number for proof in self.journal.record.proofs if proof.passed]
+            choice = choose(remaining[0], held, context.goal.objective)
             if choice.by == "proof" or self.held(choice.winner):
                 return self.emit(context, choice, remaining[1])
             self.prove_one(choice.winner, remaining[1])
@@ -114,7 +114,10 @@ class Proving:
             self.journal.append(ProofStarted(number=number, time=now()))
             emitted = Best.read(self.paths.finalist)
             finding = self.executor.run(
-                proof_request(emitted, self.spec.limits.proof_time), self.paths.proof(number),
+                proof_request(
+                    emitted, self.spec.limits.proof_time, energy=self.spec.goal.objective.name == "energy"
+                ),
+                self.paths.proof(number),
                 timeout=self.spec.limits.probe_timeout + 3 * self.spec.limits.proof_time,
                 on_progress=self.callbacks.progressing,
             )  # fmt: skip
@@ -174,15 +177,16 @@ class Proving:
     def emit_unproven(self, context: SearchContext) -> Best:
         """Write `best.yaml` without a proof, where there is no device to prove it on."""
         scores, drift = self.standing(context)
-        choice = choose(scores)
+        choice = choose(scores, objective=context.goal.objective)
         best = chosen(self.finalist(choice.winner, drift), choice)
         best = best.model_copy(update={"unknown": self.journal.record.unknown})
         self.write(self.paths.best, best)
         simulated = self.site.device.simulated
+        best_in = BEST_IN[context.goal.objective.name]
         why = (
-            "predicted to be the fastest that fits; a simulated device proves nothing"
+            f"predicted to be {best_in} that fits; a simulated device proves nothing"
             if simulated
-            else "the fastest of the record that fits; a replay proves nothing"
+            else f"{best_in} of the record that fits; a replay proves nothing"
         )
         self.journal.append(Decided(winner=choice.winner.trial.number, why=why, time=now()))
         return best

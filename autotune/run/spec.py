@@ -14,6 +14,7 @@ from autotune.executors.find import unlaunched
 from autotune.lengths import read_lengths
 from autotune.models.resolve import resolve
 from autotune.models.sequence_length import LONGEST_DEFAULT, sequence_length
+from autotune.objective import Objective, Price
 from autotune.options import Limits, RunOptions
 from autotune.search.shipped import default_space, load_space
 from autotune.search.space import Space
@@ -66,11 +67,13 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
     seq_len = (
         attempt("--seq-len", lambda: sequence_length(options.seq_len, model, longest)) if model else None
     )
+    objective = attempt("--price-per-hour", lambda: _objective(options))
+    problems += objective.problems() if objective else []
     if reason := too_many_ranks(options.gpus, options.nodes):
         problems.append(reason)
     if device and (reason := unlaunched(device.kind, options.nodes)):
         problems.append(reason)
-    if problems or not (model and device and target and space and seq_len):
+    if problems or not (model and device and target and space and seq_len and objective):
         raise InputError(problems)
     goal = Goal(
         target=target,
@@ -80,6 +83,7 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
         nodes=options.nodes,
         exact=options.exact,
         headroom=options.headroom,
+        objective=objective,
     )
     if grid is not None and (problems := grid.mismatch(model, goal)):
         raise NotRecorded(problems)
@@ -97,6 +101,15 @@ def _space(options: RunOptions, grid: RecordedGrid | None) -> Space:
     if grid is not None:
         return Space.load(grid.header.space, f"{grid.source}: space")
     return load_space(default_space(options.gpus * options.nodes, options.lengths is not None))
+
+
+def _objective(options: RunOptions) -> Objective:
+    price = options.price_per_hour
+    return Objective(
+        name=options.objective,
+        speed_share=options.speed_share,
+        price=None if price is None else Price.parse(price),
+    )
 
 
 def _model(options: RunOptions, base: Path) -> ModelSpec:

@@ -9,8 +9,9 @@ from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.outcome import Drift, Ok
 from autotune.probe.folder import write_atomically
-from autotune.run.best import Alternative, Best, BestDevice
+from autotune.run.best import Alternative, Best, BestDevice, Figure
 from autotune.run.journal import now
+from autotune.search.price import cost_per_million_tokens, joules_per_token
 from autotune.search.selection import Choice, Score, mfu
 from autotune.site import Site
 from autotune.specs import Evidence, Goal, ModelFacts, RunSpec
@@ -69,7 +70,9 @@ def finalist(
         candidate=candidate, accumulation=score.accumulation, seq_len=goal.seq_len, lengths=goal.lengths,
         gpus=goal.gpus, nodes=goal.nodes, strategy=spec.strategy,
         seed=spec.seed, headroom=goal.headroom, tokens_per_second=score.tokens_per_second,
-        tokens_per_second_interval=score.interval,
+        tokens_per_second_interval=score.interval, objective=goal.objective,
+        cost_per_million_tokens=_figure(cost_per_million_tokens(score, goal)), energy=outcome.energy,
+        joules_per_token=_figure(joules_per_token(score)),
         drift=None if device.simulated else drift, seconds_per_global_step=score.seconds, mfu=share,
         attention=outcome.attention, attention_kernels=outcome.attention_kernels,
         evaluation_micro_batch=evaluation_micro_batch, memory=outcome.memory,
@@ -94,7 +97,14 @@ def chosen(best: Best, choice: Choice) -> Best:
         )
         for score in choice.alternatives
     )  # fmt: skip
-    return best.model_copy(update={"chosen_by": choice.by, "alternatives": alternatives})
+    share = _figure(choice.speed_share)
+    return best.model_copy(
+        update={"chosen_by": choice.by, "alternatives": alternatives, "share_of_best_speed": share}
+    )
+
+
+def _figure(found: tuple[float, float] | None) -> Figure | None:
+    return None if found is None else Figure(value=found[0], interval=found[1])
 
 
 def _of_rows(goal: Goal, candidate: Candidate) -> str:

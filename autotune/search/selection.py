@@ -1,18 +1,30 @@
-"""Choose among trials: the fastest that fits, judged by a whole global step."""
+"""Choose among trials: by a run's objective the best that fits, judged by a whole global step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.accumulation import Accumulation
+from autotune.objective import Objective
 from autotune.outcome import ChosenBy, Drift, Ok, Oom, StepTiming
+from autotune.search.comparison import (
+    Joules,
+    apart,
+    fast_enough,
+    is_faster,
+    speed_share,
+    undominated,
+)
 from autotune.search.context import SearchContext
 from autotune.search.drift import drift_of
 from autotune.specs import ModelFacts
 from autotune.timing.calibration import SpeedCalibration, SpeedSample
 from autotune.trial import History, Trial
+
+SPEED = Objective()
+"""Tokens per second, which decides unless a run asks for something else."""
 
 
 @dataclass(frozen=True)
@@ -32,29 +44,28 @@ class Score:
     expected: float | None = None
     """Seconds of the global step as predicted, corrected by what was measured; None without a prediction."""
 
+    joules: Joules | None = None
+    """Of a whole global step, on all devices; None where they were not measured."""
+
     @property
     def peak(self) -> int:
         """Bytes that count against the budget."""
         assert isinstance(self.trial.outcome, Ok)
         return self.trial.outcome.memory.peak()
 
-    def apart(self, other: Score) -> float:
-        """Return the half-width (seconds) of the 95% interval of the difference; 0 between predictions.
+    @property
+    def measured(self) -> bool:
+        """Whether a probe trained, and did not only predict."""
+        assert isinstance(self.trial.outcome, Ok)
+        return self.trial.outcome.timing.last_micro_step.count > 0
 
-        Predictions come from one formula, so the same candidates always compare alike: what is predicted decides.
-        """
-        if not (self._measured and other._measured):
-            return 0.0
-        return math.hypot(self.half_width, other.half_width)
+    def apart(self, other: Score) -> float:
+        """Return the half-width (seconds) of the 95% interval of the difference; 0 between predictions."""
+        return apart(self, other)
 
     def is_faster(self, other: Score) -> bool:
         """Tell whether this is faster by more than both intervals explain."""
-        return other.seconds - self.seconds > self.apart(other)
-
-    @property
-    def _measured(self) -> bool:
-        assert isinstance(self.trial.outcome, Ok)
-        return self.trial.outcome.timing.last_micro_step.count > 0
+        return is_faster(self, other)
 
 
 @dataclass(frozen=True)
@@ -63,8 +74,10 @@ class Choice:
 
     winner: Score
     alternatives: tuple[Score, ...]
-    """What nothing is known to be faster than either."""
+    """What nothing is known to be better than either, by the run's objective."""
     by: ChosenBy
+    speed_share: tuple[float, float] = (1.0, 0.0)
+    """The winner's speed as a share of the fastest one's that fits, with the half-width of its 95% interval."""
 
 
 def score(trial: Trial, context: SearchContext, drift: Drift | None = None) -> Score:
@@ -73,7 +86,14 @@ def score(trial: Trial, context: SearchContext, drift: Drift | None = None) -> S
     accumulation = context.batches(trial.candidate).accumulation(trial.candidate.micro_batch)
     timing = trial.outcome.timing
     seconds, speed, interval = throughput(timing, accumulation, drift)
-    return Score(trial, accumulation, seconds, interval * seconds / speed, speed, interval)
+    energy, joules = trial.outcome.energy, None
+    if energy is not None:
+        spent = energy.global_step(accumulation.steps)
+        noise = math.hypot(energy.interval(accumulation.steps), spent * (drift.share if drift else 0.0))
+        # Of a candidate that trains on one device of several, as each of them would.
+        alike = 1 if energy.counter == "rapl" or trial.candidate.distributed else context.goal.gpus
+        joules = Joules(alike * spent, alike * noise)
+    return Score(trial, accumulation, seconds, interval * seconds / speed, speed, interval, joules=joules)
 
 
 def throughput(
@@ -91,14 +111,15 @@ def throughput(
 
 
 def rank(history: History, context: SearchContext, drift: Drift | None = None) -> list[Score]:
-    """Return every trial that leaves the headroom free, best first.
+    """Return every trial that leaves the headroom free, best by the run's objective first.
 
     The fastest is the one whose global step takes least time, not the one with most tokens a second: tokens
-    beyond the target were not asked for. First come those that no other is known to be faster than, beyond what their
-    intervals explain, then those that only these are faster than, and so on. Among those that cannot be told apart the
-    smaller predicted time comes first, where all have one, and else the smaller peak. `drift` is the run's; where it is
-    not given, it is told from the history.
+    beyond the target were not asked for. First come those that no other is known to be better than, beyond what their
+    intervals explain, then those that only these are better than, and so on. Among those that cannot be told apart the
+    order is that of `chosen_by`. What is too slow for the objective comes last, the fastest first. `drift` is the
+    run's; where it is not given, it is told from the history.
     """
+    objective = context.goal.objective
     fitting = [
         trial
         for trial in history
@@ -108,37 +129,65 @@ def rank(history: History, context: SearchContext, drift: Drift | None = None) -
     ]
     drift = drift or drift_of(history, (), context)
     expected = _expected(history, context)
-    left = [replace(score(trial, context, drift), expected=expected.get(trial.number)) for trial in fitting]
+    scores = [replace(score(trial, context, drift), expected=expected.get(trial.number)) for trial in fitting]
+    enough = fast_enough(scores, objective)
+    chosen_among = {id(entry) for entry in enough}
+    too_slow = [entry for entry in scores if id(entry) not in chosen_among]
+    return [*_in_layers(enough, objective), *_in_layers(too_slow, SPEED)]
+
+
+def _in_layers(left: Sequence[Score], objective: Objective) -> list[Score]:
     ranked: list[Score] = []
     while left:
-        front = fastest(left)
-        by_prediction = chosen_by(front) == "prediction"
-        ranked += sorted(
-            front, key=lambda s: (s.expected if by_prediction else 0.0, s.peak, s.seconds, s.trial.number)
-        )
+        front = undominated(left, objective)
+        ranked += sorted(front, key=_order(chosen_by(front, objective), objective))
         left = [entry for entry in left if entry not in front]
     return ranked
 
 
+def _order(by: ChosenBy, objective: Objective) -> Callable[[Score], tuple[float, ...]]:
+    """Return what orders scores that the objective does not tell apart."""
+    if objective.name in {"memory", "energy"}:
+        return lambda s: (s.seconds, s.peak, s.trial.number)
+    by_prediction = by == "prediction"
+    return lambda s: (s.expected or 0.0 if by_prediction else 0.0, s.peak, s.seconds, s.trial.number)
+
+
 def fastest(scores: Sequence[Score]) -> list[Score]:
     """Return those that no other is known to be faster than, in their order."""
-    return [entry for entry in scores if not any(other.is_faster(entry) for other in scores)]
+    return undominated(scores, SPEED)
 
 
-def chosen_by(front: Sequence[Score]) -> ChosenBy:
-    """Return what the order among these follows."""
+def foremost(ranked: Sequence[Score], objective: Objective) -> list[Score]:
+    """Return those fast enough for an objective that no other of these is known to be better than, in their order."""
+    return undominated(fast_enough(ranked, objective), objective)
+
+
+def chosen_by(front: Sequence[Score], objective: Objective) -> ChosenBy:
+    """Return what the order among these follows.
+
+    One alone is what the objective compares. By memory and energy the faster comes first; by speed and cost the smaller
+    predicted time, where all have one, and else the smaller peak.
+    """
+    if objective.name in {"memory", "energy"}:
+        compared: ChosenBy = "memory" if objective.name == "memory" else "energy"
+        return compared if len(front) == 1 else "speed"
     if len(front) == 1:
         return "speed"
     return "prediction" if all(entry.expected is not None for entry in front) else "memory"
 
 
-def choose(ranked: Sequence[Score], proven: Collection[int] = ()) -> Choice:
-    """Return the winner of a ranking: among what cannot be told from the fastest, one of the `proven` trials first."""
-    front = fastest(ranked)
+def choose(ranked: Sequence[Score], proven: Collection[int] = (), objective: Objective = SPEED) -> Choice:
+    """Return the winner of a ranking by an objective.
+
+    Among what cannot be told from the best, one of the `proven` trials comes first.
+    """
+    front = foremost(ranked, objective)
     held = next((entry for entry in front if entry.trial.number in proven), None)
     winner = held or front[0]
-    by = chosen_by(front) if winner is front[0] else "proof"
-    return Choice(winner, tuple(entry for entry in front if entry is not winner), by)
+    by = chosen_by(front, objective) if winner is front[0] else "proof"
+    others = tuple(entry for entry in front if entry is not winner)
+    return Choice(winner, others, by, speed_share(winner, ranked))
 
 
 def _expected(history: History, context: SearchContext) -> dict[int, float]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from autotune.candidate import Candidate
+from autotune.objective import Objective, ObjectiveName
 from autotune.outcome import Crash, Drift, Lost, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
 from autotune.prediction import Prediction
+from autotune.search.comparison import fast_enough, is_better
 from autotune.search.context import SearchContext
 from autotune.search.selection import Score, rank
 from autotune.techniques.families import title as title_of
@@ -70,16 +72,17 @@ def rejected(
 ) -> list[tuple[str, str]]:
     """Return each rung other than the winner's, and each larger micro-batch of its own, with why it lost.
 
-    What speed does not tell from the winner is called so: it lost nothing.
+    What the objective does not tell from the winner is called so: it lost nothing.
     """
-    scores = rank(history, context, drift)
+    scores, objective = rank(history, context, drift), context.goal.objective
+    enough = {id(entry) for entry in fast_enough(scores, objective)}
     best = next((s for s in scores if s.trial == winner), None)
     reasons: list[tuple[str, str]] = []
     for rung in dict.fromkeys(trial.candidate.rung() for trial in history):
         trials = [trial for trial in history if trial.candidate.rung() == rung]
         own = rung == winner.candidate.rung()
         fitting = [s for s in scores if s.trial in trials and s.trial != winner]
-        said = [_slower(fitting[0], best)] if fitting and best else []
+        said = [_worse(fitting[0], best, objective, id(fitting[0]) in enough)] if fitting and best else []
         failing = min(
             (t for t in trials if not (isinstance(t.outcome, Ok) and context.fits(t.outcome.memory))),
             key=lambda t: t.candidate.micro_batch, default=None,
@@ -95,13 +98,46 @@ def rejected(
     return reasons
 
 
+BEST_IN: dict[ObjectiveName, str] = {
+    "speed": "the fastest", "memory": "the smallest that is fast enough", "cost": "the cheapest for each token",
+    "energy": "the one that takes the least energy for each token",
+}  # fmt: skip
+"""What a winner is, by the run's objective."""
+COMPARED: dict[ObjectiveName, str] = {
+    "speed": "speed",
+    "memory": "peak memory",
+    "cost": "speed, and so by cost",
+    "energy": "energy",
+}
+"""By what a run of each objective tells configurations apart."""
 REASONS = {
+    "speed": "its smaller time",
     "prediction": "its smaller predicted time",
     "memory": "its smaller peak",
+    "energy": "its smaller energy",
     "proof": "its proof, which held",
 }  # fmt: skip
 SHOWN = 3
 """Alternatives that are named one by one."""
+
+
+def _worse(score: Score, best: Score, objective: Objective, enough: bool) -> str:
+    """Return by what a configuration that fits is worse than the winner."""
+    slower = _slower(score, best)
+    match objective.name:
+        case "memory":
+            share = f"{objective.speed_share:.0%} of the best speed"
+            peak = f"{format_bytes(score.peak)} at the peak"
+            if not enough:
+                return f"{slower}, {peak}; slower than {share}"
+            same = "" if is_better(best, score, objective) else ": as large as far as launches tell"
+            return f"{slower}, {peak}{same}"
+        case "energy" if score.joules is not None and best.joules is not None:
+            more = score.joules.mean / best.joules.mean - 1
+            known = "" if is_better(best, score, objective) else " (not distinguishable)"
+            return f"{slower}, {more:+.1%} energy{known}"
+        case _:
+            return slower
 
 
 def _slower(score: Score, best: Score) -> str:

@@ -29,6 +29,14 @@ def test_a_known_gpu_has_its_peak_and_an_unknown_one_none() -> None:
     assert (known.supports("fp8"), CudaDevice(T4, FakeNvml()).facts().supports("fp8")) == (True, False)
 
 
+def test_a_gpu_counts_its_energy_or_says_why_not() -> None:
+    counting = CudaDevice(H100, FakeNvml()).facts()
+    assert (counting.energy_counter, counting.lacks_energy) == ("nvml", "")
+    old = CudaDevice(T4, FakeNvml(counted=None)).facts()
+    assert old.energy_counter is None
+    assert "no counter of energy for this GPU" in old.lacks_energy
+
+
 def test_expandable_segments_join_the_users_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
     device = CudaDevice(H100, FakeNvml())
     on, off = (device.environment(Candidate(expandable_segments=value)) for value in (True, False))

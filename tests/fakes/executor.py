@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from autotune.candidate import Candidate
 from autotune.executors.executor import ProbeResult
 from autotune.outcome import Crash, Ok, Outcome
-from autotune.probe.protocol import Inspection
+from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.site import Site
 from autotune.specs import DeviceFacts, ModelFacts
 from autotune.techniques.check import this_machine
@@ -30,7 +31,10 @@ class ArithmeticExecutor:
             dtypes=("bf16",),
         )  # fmt: skip
         self.site = Site(device=facts, machine=this_machine())
+        self.answer: Callable[[Candidate], Outcome] = device.outcome
+        """What a candidate comes to, unless it has an outcome of its own below."""
         self.launched: list[tuple[str, Candidate]] = []
+        self.requests: list[ProbeRequest] = []
         self.trains: dict[Candidate, Outcome] = {}
         self.proofs: dict[Candidate, Outcome] = {}
         self.inspection: Outcome | Inspection = Inspection(facts=FACTS)
@@ -47,10 +51,11 @@ class ArithmeticExecutor:
 
     def run(self, request, folder, *, timeout, on_progress=None) -> ProbeResult:
         self.launched.append((request.kind, request.candidate))
+        self.requests.append(request)
         if request.kind == "inspect":
             return ProbeResult(answer=self.inspection, baseline=0, seconds=0.1)
         chosen = self.trains if request.kind == "train" else self.proofs
-        outcome = chosen.get(request.candidate) or self.device.outcome(request.candidate)
+        outcome = chosen.get(request.candidate) or self.answer(request.candidate)
         return ProbeResult(answer=outcome, baseline=0, seconds=1.0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from autotune.devices.monitor.nvml import Gpu, MemoryUse, NoGpu, NvmlError
+from autotune.devices.monitor.nvml import Gpu, MemoryUse, NoEnergyCounter, NoGpu, NvmlError
 from autotune.units import GIB
 
 H100 = Gpu(0, "GPU-aaaa1111", "NVIDIA H100 80GB HBM3", (9, 0), mig=False)
@@ -22,6 +22,8 @@ class FakeNvml:
     users: list[tuple[int, ...]] = field(default_factory=lambda: [()])
     total: int = 80 * GIB
     broken: bool = False
+    counted: list[float] | None = field(default_factory=lambda: [1000.0])
+    """Joules, as a script whose last value stays; None where the GPU has no counter."""
 
     def driver(self) -> str:
         return "580.1"
@@ -35,6 +37,12 @@ class FakeNvml:
             raise NvmlError("gone")
         used = self.used.pop(0) if len(self.used) > 1 else self.used[0]
         return MemoryUse(self.total, self.total - used)
+
+    def joules(self, uuid: str) -> float:
+        assert uuid in {gpu.uuid for gpu in self.listed}
+        if self.counted is None:
+            raise NoEnergyCounter("NVML has no counter of energy for this GPU, as for none before Volta")
+        return self.counted.pop(0) if len(self.counted) > 1 else self.counted[0]
 
     def processes(self, uuid: str) -> tuple[int, ...]:
         assert uuid in {gpu.uuid for gpu in self.listed}

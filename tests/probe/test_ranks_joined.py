@@ -12,6 +12,7 @@ from autotune.outcome import (
     Oom,
     PhaseReport,
     Sample,
+    StepEnergy,
     StepTiming,
     Stress,
     Timeout,
@@ -55,6 +56,22 @@ def test_memory_is_the_fullest_ranks_and_speed_the_slowest():
     assert together.memory.allocator_retries == 2
     assert together.timing.global_step(3) == 8.0
     assert together.losses == (3.0, 2.0)
+
+
+def spending(counter, *joules):
+    parts = [Sample(mean=each, half_width=0.5, count=5) for each in joules]
+    energy = StepEnergy(
+        counter=counter, micro_step=parts[0], last_micro_step=parts[1], optimizer_step=parts[2]
+    )
+    return ok(50, 1.0).model_copy(update={"energy": energy})
+
+
+def test_the_energy_of_gpus_is_added_and_that_of_one_machine_is_not():
+    gpus = joined(spending("nvml", 3.0, 4.0, 1.0), spending("nvml", 2.0, 3.0, 1.0)).energy
+    assert (gpus.global_step(3), gpus.interval(3)) == (2 * 5.0 + 7.0 + 2.0, 4.0)
+    machine = joined(spending("rapl", 3.0, 4.0, 1.0), spending("rapl", 3.0, 4.0, 1.0)).energy
+    assert machine.global_step(3) == 2 * 3.0 + 4.0 + 1.0
+    assert joined(spending("nvml", 3.0, 4.0, 1.0), ok(50, 1.0)).energy is None
 
 
 def test_communication_is_that_of_the_rank_that_waited_least():

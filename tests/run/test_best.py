@@ -2,7 +2,7 @@ import pytest
 import yaml
 
 from autotune.errors import InputError
-from autotune.reporting.tables import winner_rows
+from autotune.reporting.winner import winner_rows
 from autotune.run.best import Best, Check, Proof
 from tests.configurations import make_best
 

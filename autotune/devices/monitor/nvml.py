@@ -20,6 +20,10 @@ class NoGpu(NvmlError):
         super().__init__(f"no GPU found: {reason}")
 
 
+class NoEnergyCounter(NvmlError):
+    """The GPU does not count the energy that it takes: none before Volta does."""
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One GPU as NVML lists it, in the order of its PCI address."""
@@ -62,6 +66,13 @@ class Nvml(Protocol):
         """Return the memory of a GPU now."""
         ...
 
+    def joules(self, uuid: str) -> float:
+        """Return the energy that a GPU took since its driver was loaded. Raises NoEnergyCounter where none counts it.
+
+        The driver counts in millijoules, and brings the counter up to date only now and then.
+        """
+        ...
+
     def processes(self, uuid: str) -> tuple[int, ...]:
         """Return the ids of the processes that compute on a GPU.
 
@@ -102,6 +113,17 @@ class NvmlLibrary:
         """Return the memory of a GPU now."""
         info = self._ask("nvmlDeviceGetMemoryInfo", self._handle(uuid))
         return MemoryUse(total=int(info.total), free=int(info.free))
+
+    def joules(self, uuid: str) -> float:
+        """Return the joules of a GPU since its driver was loaded. Raises NoEnergyCounter where none counts them."""
+        try:
+            return float(self._api.nvmlDeviceGetTotalEnergyConsumption(self._handle(uuid))) / 1000
+        except self._api.NVMLError_NotSupported:
+            raise NoEnergyCounter(
+                "NVML has no counter of energy for this GPU, as for none before Volta"
+            ) from None
+        except self._api.NVMLError as error:
+            raise self._refused(error) from None
 
     def processes(self, uuid: str) -> tuple[int, ...]:
         """Return the ids of the processes that compute on a GPU."""

@@ -11,6 +11,7 @@ from autotune.outcome import AttentionKernel, Memory, Ok
 from autotune.probe.protocol import ProbeRequest
 from autotune.worker.measuring.attention_kernel import AttentionKernels, CompiledAttention
 from autotune.worker.measuring.communication import listen
+from autotune.worker.measuring.energy_meter import energy_meter
 from autotune.worker.measuring.memory_breakdown import (
     Observer,
     breakdown,
@@ -19,7 +20,7 @@ from autotune.worker.measuring.memory_breakdown import (
     state_bytes,
 )
 from autotune.worker.measuring.phases import Phases
-from autotune.worker.measuring.statistics import TRIMMED, narrow, step_seconds, timing
+from autotune.worker.measuring.statistics import TRIMMED, energy, narrow, step_seconds, timing
 from autotune.worker.measuring.steps import MICRO_STEPS, Stepper, StepTimes
 from autotune.worker.training import Training
 
@@ -39,6 +40,8 @@ def measure(request: ProbeRequest, training: Training, phases: Phases, warmed_up
     if request.candidate.compile != "none":
         forget_compiler(stepper)
     warmed_up()
+    if request.energy:
+        stepper.energy = energy_meter(training.device)
     deadline = time.perf_counter() + request.sample_seconds
     samples = sample(stepper, request, micro_steps, minimum=MINIMUM, deadline=deadline, observer=observer)
     phases.close_look = True
@@ -168,6 +171,7 @@ def report(
         ),
         timing=timing(samples, trimmed(stepper)),
         step_seconds=step_seconds(samples, micro_steps),
+        energy=energy(samples, stepper.energy.counter) if stepper.energy is not None else None,
         phases=reports,
         losses=tuple(stepper.losses),
         accumulation_steps=micro_steps,

@@ -16,6 +16,7 @@ import torch
 from autotune.outcome import Ok, Stress
 from autotune.probe.protocol import ProbeRequest
 from autotune.worker.errors import DiskRefused
+from autotune.worker.measuring.energy_meter import energy_meter
 from autotune.worker.measuring.evaluation import forward_only, largest_evaluation
 from autotune.worker.measuring.measure import forget_compiler, report, warm_up
 from autotune.worker.measuring.memory_breakdown import Observer, local
@@ -52,6 +53,8 @@ def prove(request: ProbeRequest, training: Training, phases: Phases, warmed_up: 
     if request.candidate.compile != "none":
         forget_compiler(stepper)
     warmed_up()
+    if request.energy:
+        stepper.energy = energy_meter(training.device)
     planned = stresses(request, training)
     share = TIME_SHARE * request.sample_seconds
     plain = request.sample_seconds - share * sum(not skipped for _, skipped in planned)

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from autotune.confidence import t_quantile
-from autotune.outcome import Sample, StepTiming
+from autotune.outcome import EnergyCounter, Sample, StepEnergy, StepParts, StepTiming
 from autotune.worker.measuring.steps import StepTimes
 
 ENOUGH = 0.03
@@ -52,6 +52,23 @@ def timing(samples: Sequence[StepTimes], trimmed: float = 0.0) -> StepTiming:
     )
 
 
+def energy(samples: Sequence[StepTimes], counter: EnergyCounter) -> StepEnergy:
+    """Return the joules of the parts of a global step from repeated measurements, as `timing` the seconds.
+
+    Nothing is trimmed: a counter that is brought up to date now and then gives one part too much what it gave the one
+    before too little, and the mean of all is right.
+    """
+    parts = [sample.energy for sample in samples if sample.energy is not None]
+    last = summarize([part.last_micro_step for part in parts])
+    others = [part.micro_steps for part in parts if part.micro_steps is not None]
+    return StepEnergy(
+        counter=counter,
+        micro_step=summarize(others) if others else last,
+        last_micro_step=last,
+        optimizer_step=summarize([part.optimizer_step for part in parts]),
+    )
+
+
 def step_seconds(samples: Sequence[StepTimes], micro_steps: int) -> tuple[float, ...]:
     """Return the seconds of each step, in order; of more than KEPT, means of as many steps each."""
     seconds = [
@@ -64,8 +81,13 @@ def step_seconds(samples: Sequence[StepTimes], micro_steps: int) -> tuple[float,
 
 
 def narrow(samples: Sequence[StepTimes], accumulation_steps: int, trimmed: float = 0.0) -> bool:
-    """Return whether the time of a whole global step is known well enough."""
+    """Return whether the time of a whole global step is known well enough, and its energy, where that is measured."""
     if len(samples) < 2:
         return False
-    known = timing(samples, trimmed)
-    return known.interval(accumulation_steps) <= ENOUGH * known.global_step(accumulation_steps)
+    known: list[StepParts] = [timing(samples, trimmed)]
+    if samples[0].energy is not None:
+        known.append(energy(samples, "nvml"))
+    return all(
+        parts.interval(accumulation_steps) <= ENOUGH * parts.global_step(accumulation_steps)
+        for parts in known
+    )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from autotune.outcome import AttentionKernel
+from autotune.worker.measuring.energy_meter import EnergyMeter
 from autotune.worker.measuring.memory_breakdown import local
 from autotune.worker.measuring.phases import Phases
 from autotune.worker.training import Batch, Training
@@ -28,6 +29,15 @@ class NotFinite(ArithmeticError):
 
 
 @dataclass(frozen=True)
+class StepJoules:
+    """Joules of the parts of one global step; as `StepTimes`."""
+
+    micro_steps: float | None
+    last_micro_step: float
+    optimizer_step: float
+
+
+@dataclass(frozen=True)
 class StepTimes:
     """Seconds of the parts of one global step."""
 
@@ -39,6 +49,17 @@ class StepTimes:
     """Of each micro-step, on the average: until its batch was there. Counted in the micro-steps' own seconds."""
     began: float = 0.0
     """When the step did, by `time.perf_counter`."""
+    energy: StepJoules | None = None
+    """None where nobody asked for it."""
+
+
+@dataclass(frozen=True)
+class _Boundary:
+    """A moment between two parts of a step, with the device at rest. Reading its energy is in neither part's time."""
+
+    reached: float
+    left: float
+    joules: float = 0.0
 
 
 class Stepper:
@@ -57,32 +78,34 @@ class Stepper:
         """Where batches come from instead of the training's own stream."""
         self.attention_kernels: tuple[AttentionKernel, ...] = ()
         """Those that were seen in the first step."""
+        self.energy: EnergyMeter | None = None
+        """What is read at the boundaries of the parts."""
         self._waited = 0.0
 
     def step(self, micro_steps: int) -> StepTimes:
         """Run one global step and return the seconds of its parts.
 
         The clock is read, after waiting for the device, at the boundaries of the parts alone, so that the
-        device is never idle within one. The optimizer's part includes the gradients' norm, as training that
-        clips has. Raises NotFinite after the step.
+        device is never idle within one; there its energy is read too, where that is asked for. The optimizer's part
+        includes the gradients' norm, as training that clips has. Raises NotFinite after the step.
         """
         training, phases = self.training, self.phases
         phases.begin_step()
         self._waited = 0.0
         losses: list[Tensor] = []
-        began = middle = self._clock()
+        began = middle = self._boundary()
         for index in range(micro_steps):
-            if index == micro_steps - 1:
-                middle = self._clock()
+            if index == micro_steps - 1 and index:
+                middle = self._boundary()
             losses.append(self._micro_step(micro_steps, index == micro_steps - 1))
-        after_backward = self._clock()
+        after_backward = self._boundary()
         phases.enter("optimizer")
         scaling = training.scaling
         skipped = scaling.skipped if scaling is not None else 0
         norm = gradient_norm(training)
         training.optimizer.step()
         training.optimizer.zero_grad()
-        end = self._clock()
+        end = self._boundary()
         loss = math.fsum(float(loss) for loss in losses) / micro_steps
         self.losses.append(loss)
         if not math.isfinite(loss):
@@ -96,12 +119,21 @@ class Stepper:
             phases.phase = "backward"
             raise NotFinite("gradient")
         phases.pause()
+        others = micro_steps - 1
+        energy = None
+        if self.energy is not None:
+            energy = StepJoules(
+                micro_steps=(middle.joules - began.joules) / others if others else None,
+                last_micro_step=after_backward.joules - middle.joules,
+                optimizer_step=end.joules - after_backward.joules,
+            )
         return StepTimes(
-            micro_steps=(middle - began) / (micro_steps - 1) if micro_steps > 1 else None,
-            last_micro_step=after_backward - middle,
-            optimizer_step=end - after_backward,
+            micro_steps=(middle.reached - began.left) / others if others else None,
+            last_micro_step=after_backward.reached - middle.left,
+            optimizer_step=end.reached - after_backward.left,
             data_wait=self._waited / micro_steps,
-            began=began,
+            began=began.left,
+            energy=energy,
         )
 
     def next_batch(self) -> int:
@@ -140,9 +172,13 @@ class Stepper:
             return self.draw()
         return self.training.batch(self.next_batch(), self.micro_batch)
 
-    def _clock(self) -> float:
+    def _boundary(self) -> _Boundary:
         self.phases.meter.synchronize()
-        return time.perf_counter()
+        now = time.perf_counter()
+        if self.energy is None:
+            return _Boundary(now, now)
+        joules = self.energy.joules()
+        return _Boundary(now, time.perf_counter(), joules)
 
 
 def gradient_norm(training: Training) -> Tensor:
