@@ -49,6 +49,8 @@ SeqLen = Annotated[
     int, Field(ge=1), AfterValidator(at_most(2**24, "and the longest context of a model is 10 million"))
 ]
 """Tokens of a sequence or row."""
+MOST_BLOCKS = 10_000
+"""Repeated blocks of a model: published ones have up to some hundreds, and the deepest ever trained a thousand."""
 Steps = Annotated[
     int, Field(ge=1), AfterValidator(at_most(10**9, "and so many micro-steps make up no optimizer step"))
 ]

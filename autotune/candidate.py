@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args, get_origin
 
-from pydantic import field_validator
+from pydantic import BeforeValidator, field_validator
 
-from autotune.bounds import MicroBatch
+from autotune.bounds import MOST_BLOCKS, MicroBatch
+from autotune.printable import quoted
 from autotune.units import MIB, parse_bytes
 from autotune.validation import Frozen
 
 Precision = Literal["fp32", "bf16", "fp16", "bf16-pure", "fp8"]
 Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
-Checkpointing = Literal["none", "selective", "alternate", "every-4", "every-2", "full", "offloaded"]
+Checkpointing = Literal["none", "selective", "alternate", "full", "offloaded"]
 Adapters = Literal["none", "lora", "qlora"]
 Loss = Literal["full", "chunked"]
 Sequences = Literal["full", "padded", "packed"]
@@ -34,6 +35,23 @@ Sharding = Literal["none", "ddp", "zero1", "zero2", "hsdp", "fsdp2", "zero3"]
 Engine = Literal["torch", "deepspeed"]
 TensorParallel = Literal[1, 2, 4, 8]
 ReduceType = Literal["fp32", "bf16"]
+OPEN: Mapping[str, range] = {"checkpointed_blocks": range(1, MOST_BLOCKS + 1)}
+"""The axes that take any of so many numbers beside their named values."""
+
+
+def _read_blocks(value: object) -> object:
+    """Take a number of blocks, also as options give it."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10:
+        value = int(value)
+    if value == "all" or (type(value) is int and value in OPEN["checkpointed_blocks"]):
+        return value
+    none = "; none of them is `checkpointing: none`" if value == 0 else ""
+    raise ValueError(
+        f"{quoted(value)} is neither `all` nor a number of blocks from 1 to {MOST_BLOCKS:,}{none}"
+    )
+
+
+CheckpointedBlocks = Annotated[Literal["all"] | int, BeforeValidator(_read_blocks)]
 DeviceKind = Literal["cpu", "cuda"]
 """What a step trains on: a simulated GPU is of kind `cuda`."""
 
@@ -58,9 +76,12 @@ class Candidate(Frozen):
     two need a GPU."""
     checkpointing: Checkpointing = "none"
     """What the repeated transformer blocks keep for backward. `full` keeps only each block's input and
-    recomputes everything else, and `offloaded` also moves that input off the device. `every-4` and `every-2`
-    do as `full` in every fourth and every second block. `selective` keeps the results of linear layers and of
-    attention; `alternate` keeps those of attention and of every second linear layer."""
+    recomputes everything else, and `offloaded` also moves that input off the device. `selective` keeps the
+    results of linear layers and of attention; `alternate` keeps those of attention and of every second linear
+    layer."""
+    checkpointed_blocks: CheckpointedBlocks = "all"
+    """How many of the blocks are checkpointed: `all`, or the first so many, fewer than there are. The others keep
+    all that they compute."""
     sequences: Sequences = "full"
     """What a row of a batch holds. `full` is one sequence of the whole length. With a dataset's length histogram
     (--lengths) `padded` is one sequence and padding, and `packed` as many sequences as fit, none of which attends to
@@ -230,13 +251,29 @@ class Candidate(Frozen):
 
 def is_choice(field: str, value: object) -> bool:
     """Tell whether a value from a file is one of an axis, of its very type: 1 is no `true`, nor 1.0 a 1."""
+    if field in OPEN and type(value) is int:
+        return value in OPEN[field]
     return any(type(value) is type(choice) and value == choice for choice in choices(field))
 
 
 def choices(field: str) -> tuple[object, ...]:
-    """Return the closed set of values of an axis (every field except `micro_batch`)."""
+    """Return the values of an axis (every field except `micro_batch`): all of them, or those that an open one names."""
     annotation = Candidate.model_fields[field].annotation
+    if field in OPEN:
+        annotation = next(part for part in get_args(annotation) if get_origin(part) is Literal)
     return (False, True) if annotation is bool else get_args(annotation)
+
+
+def examples(field: str) -> tuple[object, ...]:
+    """Return the values of an axis, with one number that stands for all that an open one takes."""
+    return (*choices(field), *([OPEN[field][0]] if field in OPEN else ()))
+
+
+def listed_values(field: str) -> str:
+    """Return the values of an axis as a message lists them, spelled as a file has them."""
+    values = [_text(value) if not isinstance(value, bool) else str(value).lower() for value in choices(field)]
+    numbers = [f"a number from {OPEN[field][0]} to {OPEN[field][-1]:,}"] if field in OPEN else []
+    return ", ".join([*values, *numbers])
 
 
 AXES: tuple[str, ...] = tuple(name for name in Candidate.model_fields if name != "micro_batch")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from autotune.candidate import AXES, choices
+from autotune.candidate import AXES, OPEN, examples
 from autotune.devices.cpu import CpuDevice
 from autotune.devices.find import find, resolve_device
 from autotune.devices.hardware import table
@@ -122,13 +122,15 @@ def _techniques() -> Iterator[Finding]:
         )
     context = Context(device=facts, machine=this_machine())
     for axis in AXES:
-        reasons = {value: unsupported(axis, value, context) for value in choices(axis)}
-        can = ", ".join(_shown(value) for value, reason in reasons.items() if reason is None)
-        cannot = [f"not {_shown(value)}: {reason}" for value, reason in reasons.items() if reason is not None]
+        reasons = {_shown(axis, value): unsupported(axis, value, context) for value in examples(axis)}
+        can = ", ".join(value for value, reason in reasons.items() if reason is None)
+        cannot = [f"not {value}: {reason}" for value, reason in reasons.items() if reason is not None]
         yield Finding(subject=axis, state="warning" if cannot else "ok", text=". ".join([can, *cannot]))
 
 
-def _shown(value: object) -> str:
+def _shown(axis: str, value: object) -> str:
+    if axis in OPEN and type(value) is int:
+        return "a number"
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 

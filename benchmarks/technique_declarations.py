@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from autotune import assets
-from autotune.candidate import Candidate
+from autotune.candidate import OPEN, Candidate
 from autotune.environment import how_to_install
 from autotune.search.space import Space
 from autotune.techniques.axis import Axis, Value
@@ -40,6 +40,10 @@ def code(axis: str, values: object) -> str:
     """Return an axis with some of its values as a search space has them."""
     listed = values if isinstance(values, list | tuple) else [values]
     return f"`{axis}: {', '.join(map(shown, listed))}`"
+
+
+A_NUMBER = "a number"
+"""How a page calls any number of an open axis."""
 
 
 def index() -> str:
@@ -82,6 +86,8 @@ def _alike(axis: Axis) -> Iterator[tuple[tuple[Any, ...], Value]]:
             groups.append(([name], value))
     for names, value in groups:
         yield tuple(names), value
+    if axis.number is not None:
+        yield (A_NUMBER,), axis.number
 
 
 def _told(value: Value) -> Iterator[tuple[str, str]]:
@@ -104,11 +110,15 @@ def _tried(axis: str, values: tuple[object, ...]) -> str:
     spaces = [
         f"`{name}`"
         for name, space in _shipped().items()
-        if any((node.set or {}).get(axis) in values for node in space.graph.nodes.values())
+        if any(_is_among((node.set or {}).get(axis), axis, values) for node in space.graph.nodes.values())
     ]
     if not spaces:
         return "**Tried by:** no shipped search space. Name it in your own, or predict it with `autotune estimate`."
     return f"**Tried by:** `--space` {', '.join(spaces)}."
+
+
+def _is_among(value: object, axis: str, values: tuple[object, ...]) -> bool:
+    return value in values or (axis in OPEN and type(value) is int and A_NUMBER in values)
 
 
 @cache
@@ -123,7 +133,8 @@ def _excluded(axes: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
     for one in RULES:
         if set(axes) & axes_named(one):
             left = [code(axis, list(values)) for axis, values in one.rule.forbid.items()]
-            yield _all({one.axis: list(one.values), **one.rule.where}), " or ".join(left), one.rule.because
+            own = [*one.values, *([A_NUMBER] if one.numbers else [])]
+            yield _all({one.axis: own, **one.rule.where}), " or ".join(left), one.rule.because
 
 
 def axes_named(one: Exclusion) -> set[str]:

@@ -76,7 +76,7 @@ def _one_device(axes: tuple[Axis, ...], document: Document, *, elsewhere: bool) 
     own = {model: [row for row in document["rows"] if row["model"] == model] for model in models}
     plain = {model: own[model][0] for model in models}
     rows = []
-    for axis, name in _values(axes):
+    for axis, name in _values(axes, document):
         cells: list[str] = []
         for model in models:
             cells += _ratios(_alone(own[model], plain[model], axis, shown(name)))
@@ -97,10 +97,12 @@ def _one_device(axes: tuple[Axis, ...], document: Document, *, elsewhere: bool) 
     ]  # fmt: skip
 
 
-def _values(axes: tuple[Axis, ...]) -> Iterator[tuple[Axis, object]]:
-    """Give every value that can be compared with a plain run, which has the others' defaults."""
+def _values(axes: tuple[Axis, ...], document: Document) -> Iterator[tuple[Axis, object]]:
+    """Give every value that can be compared with a plain run, which has the others' defaults; numbers as recorded."""
     for axis in axes:
-        for name in axis.values:
+        recorded = [fields(row).get(axis.name, "") for row in document["rows"]] if axis.number else []
+        numbers = sorted({int(value) for value in recorded if value.isdecimal()})
+        for name in (*axis.values, *numbers):
             if name != axis.default or axis.name == "precision":
                 yield axis, name
 

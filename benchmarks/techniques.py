@@ -55,7 +55,7 @@ BASELINE: dict[str, Any] = {"precision": "fp32"}
 ALONE: tuple[dict[str, Any], ...] = (
     {"precision": "bf16"}, {"precision": "fp16"}, {"precision": "bf16-pure"},
     {"attention": "eager"},
-    {"checkpointing": "selective"}, {"checkpointing": "every-2"}, {"checkpointing": "full"},
+    {"checkpointing": "selective"}, {"checkpointing": "full", "checkpointed_blocks": 3}, {"checkpointing": "full"},
     {"loss": "chunked"},
     {"activation_offload": True},
     {"optimizer": "adamw-8bit"}, {"optimizer": "adafactor"}, {"optimizer": "momentum"}, {"optimizer": "sgd"},

@@ -104,8 +104,10 @@ def option_of(axis: Axis, subject: str, default: str = "") -> inspect.Parameter:
     if isinstance(axis.default, bool):
         return _switch(axis.name, axis.default, f"{_sentence(axis.about)}.", subject)
     values = [f"{name} ({value.short})" if value.short else str(name) for name, value in axis.values.items()]
+    values += ["a number"] if axis.number is not None else []
     text = f"{_sentence(axis.about)}: {_listed(values)}.  [default: {default or axis.default}]"
-    return _parameter(axis.name, str, "N" if isinstance(axis.default, int) else "NAME", text, subject)
+    numbers = isinstance(axis.default, int) or axis.number is not None
+    return _parameter(axis.name, str, "N" if numbers else "NAME", text, subject)
 
 
 def _of_field(name: str, field: FieldInfo, subject: str) -> inspect.Parameter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from autotune.candidate import Candidate
 from autotune.memory.predictor import Predictor
@@ -68,6 +68,10 @@ class SearchContext:
             tokens = lengths.tokens_per_row(candidate.sequences, self.goal.seq_len)
         ranks = max(1, self.goal.gpus // candidate.tensor_parallel)
         return MicroBatches(self.target, tokens, ranks, self.goal.exact)
+
+    def values(self, axis: str) -> tuple[Any, ...]:
+        """Return the values that an axis of the space may have, of an open one those that the model has a use for."""
+        return self.space.values(axis, None if self.model is None else self.model.blocks)
 
     @property
     def target(self) -> int:

@@ -17,7 +17,7 @@ def legal_rungs(context: SearchContext) -> Iterator[Candidate]:
     The last axis changes fastest. An axis that the space leaves out keeps its value in `context.base`.
     """
     axes = context.space.axes
-    for values in product(*axes.values()):
+    for values in product(*(context.values(axis) for axis in axes)):
         rung = context.base.model_copy(update=dict(zip(axes, values, strict=True))).rung()
         if is_open(rung, context):
             yield rung

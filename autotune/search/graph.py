@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from autotune.bounds import MicroBatch
-from autotune.candidate import AXES, Candidate, choices, is_choice
+from autotune.candidate import AXES, Candidate, is_choice, listed_values
 from autotune.errors import nearest
 from autotune.printable import printable, quoted
 from autotune.techniques.families import UNORDERED
@@ -79,7 +79,7 @@ class Node(Frozen):
             if axis not in AXES:
                 problems.append(f"set.{axis}: unknown axis; {nearest(axis, AXES)}")
             elif not is_choice(axis, value):
-                problems.append(f"set.{axis}: {quoted(value)} is not one of {_listed(choices(axis))}")
+                problems.append(f"set.{axis}: {quoted(value)} is not one of {listed_values(axis)}")
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -210,7 +210,3 @@ def _in_a_drawing(text: str) -> str:
     """Return text that Mermaid shows as it is: in its quotes, without markup of its own or of HTML."""
     codes = {character: f"#{ord(character)};" for character in '"#<>&`\n\\'}
     return printable("".join(codes.get(character, character) for character in text))
-
-
-def _listed(values: tuple[object, ...]) -> str:
-    return ", ".join(str(value).lower() if isinstance(value, bool) else str(value) for value in values)

@@ -39,10 +39,10 @@ def _drawn(random: Random, context: SearchContext) -> Candidate:
 
     So rules between axes cost no draws, however few combinations of a large space they leave.
     """
-    axes = list(context.space.axes.items())
+    axes = list(context.space.axes)
     rung = context.base.rung()
-    for axis, values in random.sample(axes, len(axes)):
-        changed = rung.model_copy(update={axis: random.choice(values)})
+    for axis in random.sample(axes, len(axes)):
+        changed = rung.model_copy(update={axis: random.choice(context.values(axis))})
         if context.refusal(changed) is None:
             rung = changed
     return rung

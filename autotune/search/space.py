@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import field_validator, model_validator
 
-from autotune.candidate import Candidate
+from autotune.candidate import OPEN, Candidate, choices
 from autotune.search.graph import DONE, Graph
-from autotune.techniques.constraint import Constraint, axis_problems
+from autotune.techniques.constraint import ANY, Constraint, axis_problems
 from autotune.user_files import parse_yaml, require_kind
 from autotune.validation import Frozen
 
@@ -19,14 +19,14 @@ class Space(Frozen):
     name: str
     description: str
     axes: dict[str, tuple[Any, ...]]
-    """Values allowed for each axis; an axis left out keeps the candidate's default."""
+    """Values allowed for each axis; an axis left out keeps the candidate's default. `any` allows all of an open one."""
     constraints: tuple[Constraint, ...] = ()
     graph: Graph
 
     @field_validator("axes")
     @classmethod
     def _values_exist(cls, value: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
-        if problems := axis_problems(value):
+        if problems := axis_problems(value, or_any=True):
             raise ValueError("; ".join(problems))
         return value
 
@@ -36,11 +36,32 @@ class Space(Frozen):
             f"graph.nodes.{name}.set.{axis}: {value!r} is not among this space's axes.{axis}"
             for name, node in self.graph.nodes.items()
             for axis, value in (node.set or {}).items()
-            if value not in self.axes.get(axis, (Candidate.model_fields[axis].default,))
+            if not self.allows(axis, value)
         ]
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def allows(self, axis: str, value: Any) -> bool:
+        """Tell whether an axis may have a value."""
+        allowed = self.axes.get(axis, (Candidate.model_fields[axis].default,))
+        return value in allowed or ANY in allowed
+
+    def values(self, axis: str, blocks: int | None = None) -> tuple[Any, ...]:
+        """Return the values that an axis of the space may have, each once.
+
+        `any` stands for the named ones, and for every number that a model of so many blocks has a use for (fewer than
+        it has): for none where `blocks` is None.
+        """
+        assert set(OPEN) == {"checkpointed_blocks"}
+        numbers = range(1, blocks or 1)
+        return tuple(
+            dict.fromkeys(
+                one
+                for value in self.axes[axis]
+                for one in ((*choices(axis), *numbers) if value == ANY and axis in OPEN else (value,))
+            )
+        )
 
     def refusal(self, candidate: Candidate) -> str | None:
         """Return why a candidate is illegal in this space, or None."""

@@ -104,12 +104,14 @@ class Value:
 
 @dataclass(frozen=True)
 class Axis:
-    """One field of a candidate, with its closed set of values."""
+    """One field of a candidate, with its values: a closed set, or names and numbers."""
 
     name: str
     about: str
     """What it says of a candidate, in a phrase without its values: the help of its option."""
     values: Mapping[Any, Value]
+    number: Value | None = None
+    """What holds of each number of an open axis (candidate.OPEN); None for a closed one."""
     rules: tuple[Rule, ...] = ()
     """Of every value but the default."""
     checks: tuple[CheckFunction, ...] = ()
@@ -126,6 +128,10 @@ class Axis:
         return next(
             (name for name, value in self.values.items() if value.short and value.short == text), text
         )
+
+    def declared(self, value: Any) -> Value:
+        """Return what is declared of a value."""
+        return self.number if self.number is not None and type(value) is int else self.values[value]
 
     @property
     def default(self) -> Any:

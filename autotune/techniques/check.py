@@ -25,19 +25,27 @@ class Exclusion:
     axis: str
     values: tuple[Any, ...]
     rule: Rule
+    numbers: bool = False
+    """Whether it belongs to every number of an open axis too."""
+
+    def covers(self, value: Any) -> bool:
+        """Tell whether the rule belongs to a value of its axis."""
+        return value in self.values or (self.numbers and type(value) is int)
 
     def broken_by(self, candidate: Candidate) -> bool:
         """Tell whether a candidate breaks the rule."""
-        return getattr(candidate, self.axis) in self.values and self.rule.broken_by(candidate)
+        return self.covers(getattr(candidate, self.axis)) and self.rule.broken_by(candidate)
 
 
 def _exclusions() -> Iterator[Exclusion]:
     """Return the rules of all techniques, in the order of their axes."""
     for axis in DECLARED:
         others = tuple(value for value in axis.values if value != axis.default)
-        yield from (Exclusion(axis.name, others, rule) for rule in axis.rules)
+        yield from (Exclusion(axis.name, others, rule, axis.number is not None) for rule in axis.rules)
         for name, value in axis.values.items():
             yield from (Exclusion(axis.name, (name,), rule) for rule in value.rules)
+        if axis.number is not None:
+            yield from (Exclusion(axis.name, (), rule, numbers=True) for rule in axis.number.rules)
 
 
 RULES = tuple(_exclusions())
@@ -76,7 +84,7 @@ def refusals(candidate: Candidate, context: Context = _ANYWHERE) -> tuple[Refusa
     ]
     kind = context.kind or (context.device.kind if context.device else None)
     for axis in DECLARED:
-        value = axis.values[getattr(candidate, axis.name)]
+        value = axis.declared(getattr(candidate, axis.name))
         said: list[tuple[Cause, str]] = [
             ("context", reason) for look in axis.checks if (reason := look(candidate, context))
         ]
@@ -132,7 +140,7 @@ def this_machine() -> MachineFacts:
 def packages(candidate: Candidate) -> dict[str, str | None]:
     """Return the packages, beyond autotune's own, that a candidate needs, each with its version on this machine."""
     needed = dict.fromkeys(
-        name for axis in DECLARED for name in axis.values[getattr(candidate, axis.name)].packages
+        name for axis in DECLARED for name in axis.declared(getattr(candidate, axis.name)).packages
     )
     return {name: installed(name) for name in needed}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.candidate import Candidate, Checkpointing
-from autotune.techniques.axis import Axis, Rule, Value
+from autotune.techniques.axis import Axis, Context, Rule, Value
 
 CHOOSING: tuple[Checkpointing, ...] = ("selective", "alternate")
 """Ways that choose among the operators inside a block, whose results they keep."""
@@ -11,8 +11,29 @@ CHOOSING: tuple[Checkpointing, ...] = ("selective", "alternate")
 
 def _title(candidate: Candidate) -> str:
     own = CHECKPOINTING.values[candidate.checkpointing].title
-    elsewhere = candidate.checkpointing == "offloaded" and candidate.offload_to != "auto"
-    return f"{own} to {candidate.offload_to}" if elsewhere else own
+    if candidate.checkpointing == "offloaded" and candidate.offload_to != "auto":
+        own = f"{own} to {candidate.offload_to}"
+    if candidate.checkpointed_blocks == "all":
+        return own
+    return f"{own} of {candidate.checkpointed_blocks} block{'s' * (candidate.checkpointed_blocks > 1)}"
+
+
+def _fewer_than_all(candidate: Candidate, context: Context) -> str | None:
+    blocks = context.model.blocks if context.model else 0
+    return more_blocks_than(candidate, blocks) if blocks else None
+
+
+def more_blocks_than(candidate: Candidate, blocks: int) -> str | None:
+    """Return why a model of so many blocks cannot have so many of them checkpointed, or None.
+
+    All of them are `all` and no number, so that one training has one name.
+    """
+    count = candidate.checkpointed_blocks
+    if count == "all" or count < blocks:
+        return None
+    fewer = f"all, or a number below {blocks}" if blocks > 1 else "all"
+    has = f"the model has {blocks} block{'s' * (blocks > 1)}, not more than {count}"
+    return f"{has}: write checkpointed_blocks: {fewer}"
 
 
 CHECKPOINTING = Axis(
@@ -34,18 +55,6 @@ CHECKPOINTING = Axis(
                 "recomputes."
             ),
             avoid="`selective` fits.",
-        ),
-        "every-4": Value(
-            title="every-4 checkpointing",
-            saves="A quarter of what `full` saves.",
-            costs="A quarter of what `full` costs.",
-            avoid="`selective` saves more for what it costs, which depends on the model: compare both.",
-        ),
-        "every-2": Value(
-            title="every-2 checkpointing",
-            saves="Half of what `full` saves.",
-            costs="Half of what `full` costs.",
-            avoid="`selective` saves more for what it costs, which depends on the model: compare both.",
         ),
         "full": Value(
             title="checkpointing",
@@ -77,4 +86,27 @@ CHECKPOINTING = Axis(
     },
     title=_title,
     not_exported=("it is autotune's own choice of what to keep; transformers checkpoints every layer whole"),
+)
+
+CHECKPOINTED_BLOCKS = Axis(
+    "checkpointed_blocks",
+    "how many of the blocks are checkpointed, from the first on",
+    {"all": Value()},
+    number=Value(
+        saves=(
+            "Of what checkpointing saves the share of so many blocks. The first ones are taken: backward comes to "
+            "them last, when what the others kept is gone, so that a block is computed again where there is room."
+        ),
+        costs="Of what checkpointing costs the share of so many blocks.",
+        avoid="all of them are checkpointed, which is `all`, or none, which is `checkpointing: none`.",
+    ),
+    rules=(
+        Rule(
+            {"checkpointing": ["none"]},
+            "no block is checkpointed: leave out checkpointed_blocks, or say how (checkpointing: full)",
+        ),
+    ),
+    checks=(_fewer_than_all,),
+    title=lambda _: "",  # told with the way of checkpointing
+    not_exported="transformers checkpoints every layer, and not some of them",
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import field_validator
 
-from autotune.candidate import AXES, Candidate, choices, is_choice
+from autotune.candidate import AXES, OPEN, Candidate, is_choice, listed_values
 from autotune.errors import SHOWN, nearest
 from autotune.printable import quoted
 from autotune.validation import Frozen
@@ -32,15 +32,23 @@ class Constraint(Frozen):
         return _holds(self.when, candidate) and not _holds(self.require, candidate)
 
 
-def axis_problems(axes: dict[str, Any]) -> list[str]:
-    """Return what is wrong with values listed for axes: unknown names and values, empty lists."""
+ANY = "any"
+"""What a search space may list for an open axis in the place of its values: all of them."""
+
+
+def axis_problems(axes: dict[str, Any], *, or_any: bool = False) -> list[str]:
+    """Return what is wrong with values listed for axes: unknown names and values, empty lists.
+
+    With `or_any` an open axis may have ANY among them.
+    """
     problems = []
     for axis, values in axes.items():
         if axis not in AXES:
             problems.append(f"{axis}: unknown axis; {nearest(axis, AXES)}")
             continue
-        wrong = [value for value in values if not is_choice(axis, value)]
-        valid = ", ".join(map(str, choices(axis)))
+        allowed = {ANY} if or_any and axis in OPEN else set()
+        wrong = [value for value in values if not is_choice(axis, value) and value not in (*allowed,)]
+        valid = ", ".join([listed_values(axis), *allowed])
         problems += [f"{axis}: {quoted(value)} is not one of {valid}" for value in wrong[:SHOWN]]
         if not values:
             problems.append(f"{axis}: at least one value is needed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from autotune.candidate import AXES, Candidate, choices
+from autotune.candidate import AXES, OPEN, Candidate, choices
 from autotune.techniques import (
     adapters,
     allocator,
@@ -49,6 +49,7 @@ for _axis in DECLARED:
     assert tuple(_axis.values) == choices(_axis.name), (
         f"{_axis.name}: declared values are not the candidate's"
     )
+    assert (_axis.number is not None) == (_axis.name in OPEN), f"{_axis.name}: is it open?"
 
 UNORDERED = tuple(axis.name for axis in DECLARED if not axis.ordered)
 """The axes of whose values none tells what another takes or how fast it is: each has to be tried for itself."""
@@ -57,7 +58,7 @@ UNORDERED = tuple(axis.name for axis in DECLARED if not axis.ordered)
 def title(candidate: Candidate) -> str:
     """Return a short name of a candidate's rung for people: `bf16 + checkpointing + optimizer offload`."""
     parts = (
-        axis.title(candidate) if axis.title else axis.values[getattr(candidate, axis.name)].title
+        axis.title(candidate) if axis.title else axis.declared(getattr(candidate, axis.name)).title
         for axis in DECLARED
     )
     return " + ".join(part for part in parts if part)

@@ -1,7 +1,7 @@
 import pytest
 
 from autotune import doctor
-from autotune.candidate import AXES, Candidate, choices
+from autotune.candidate import AXES, Candidate, examples
 from autotune.doctor import diagnose
 from autotune.search.shipped import load_space
 from autotune.site import MachineFacts
@@ -13,7 +13,7 @@ from autotune.techniques.families import DECLARED
 CPU = DeviceFacts(kind="cpu", name="A processor", torch_name="cpu", budget=1, total=1, dtypes=("bf16",))
 GPU = DeviceFacts(kind="cuda", name="A GPU", torch_name="cuda:0", budget=1, total=1, dtypes=("bf16", "fp8"))
 OLD = GPU.model_copy(update={"name": "An old GPU", "dtypes": ()})
-VALUES = [(axis, value) for axis in AXES for value in choices(axis)]
+VALUES = [(axis, value) for axis in AXES for value in examples(axis)]
 PACKAGES = {
     (axis.name, name): value.packages
     for axis in DECLARED
@@ -41,7 +41,7 @@ def test_doctor_speaks_of_every_value_of_every_axis(bare):
     for axis in AXES:
         can, *cannot = found[axis].text.split(". not ")
         named = [*filter(None, can.split(", ")), *(reason.partition(": ")[0] for reason in cannot)]
-        assert sorted(named) == sorted(map(doctor._shown, choices(axis)))
+        assert sorted(named) == sorted(doctor._shown(axis, value) for value in examples(axis))
         assert found[axis].state == ("warning" if cannot else "ok")
         assert all(reason.partition(": ")[2] for reason in cannot)
 

@@ -74,6 +74,7 @@ def test_help_of_an_estimate_shows_every_axis_with_its_values(name: str) -> None
         words = set(re.findall(r"[^\s,().]+", said))
         assert {str(value) for value in choices(name)} <= words
         assert {value.short for value in axis.values.values()} - {""} <= words
+        assert ("a number" in said) == (axis.number is not None)
 
 
 def test_a_new_value_needs_no_word_in_the_command_line() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.candidate import AXES, Candidate, choices
+from autotune.candidate import AXES, Candidate, examples
 from autotune.errors import InputError
 from autotune.exports import EXPORTERS, export, load_exporter
 from autotune.exports.fields import CannotExport, refuse
@@ -24,7 +24,7 @@ def refused(best, target):
 
 
 def values(field):
-    return (2, 5) if field == "micro_batch" else choices(field)
+    return (2, 5) if field == "micro_batch" else examples(field)
 
 
 @pytest.mark.parametrize("field", Candidate.model_fields)
@@ -48,7 +48,7 @@ def test_every_value_of_every_field_changes_the_files_or_is_refused_by_name(targ
 def test_what_a_target_does_not_name_is_refused_off_its_default_with_the_techniques_reason(field):
     best = make_best(device="cuda")
     refuse(best, "anywhere", {}, {})
-    for value in choices(field):
+    for value in examples(field):
         if value == axis_of(field).default:
             continue
         other = best.candidate.model_copy(update={field: value})

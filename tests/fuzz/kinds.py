@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from typer import Context
 from typer.main import get_command
 
-from autotune.candidate import AXES, choices
+from autotune.candidate import AXES, choices, examples
 from autotune.cli import app
 from autotune.exports import EXPORTERS
 from autotune.models.catalog import find
@@ -155,7 +155,7 @@ def with_axes(draw) -> Example:
     """An estimate of a candidate, by the names of its axes."""
     words = ["estimate", "--model", "tiny-gpt2"]
     for name in draw(st.lists(st.sampled_from(AXES) | texts, min_size=1, max_size=4)):
-        value = draw(st.sampled_from([str(value) for value in choices(name)]) if name in AXES else texts)
+        value = draw(st.sampled_from([str(value) for value in examples(name)]) if name in AXES else texts)
         words += [f"--{name}".replace("_", "-").replace("\0", "")]
         if name not in AXES or not isinstance(choices(name)[0], bool):
             words += [draw(st.sampled_from((value, value, draw(texts)))).replace("\0", "")]

@@ -107,12 +107,20 @@ def test_a_trace_counts_the_bytes_of_an_evaluation_at_any_micro_batch(precision)
     assert trace(request("tiny-llama", precision=precision)).evaluation is None, "only where it is asked for"
 
 
-@pytest.mark.parametrize("checkpointing", ["selective", "every-2"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"checkpointing": "selective"},
+        {"checkpointing": "selective", "checkpointed_blocks": 1},
+        {"checkpointing": "full", "checkpointed_blocks": 1},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-llama"])
-def test_partial_checkpointing_is_traced_as_it_runs(model, checkpointing):
-    timeline = trace(request(model, checkpointing=checkpointing))
+def test_partial_checkpointing_is_traced_as_it_runs(model, how):
+    timeline = trace(request(model, **how))
     for micro_batch in (1, 6):
-        real = measured(request(model, checkpointing=checkpointing, micro_batch=micro_batch))
+        real = measured(request(model, **how, micro_batch=micro_batch))
         # As below; selective checkpointing keeps the state of two more generators' contexts a block.
         assert timeline.allocated(micro_batch) == pytest.approx(real, abs=2 * 3 * 5056 + 512)
     assert timeline.allocated(16) < 0.95 * trace(request(model)).allocated(16)

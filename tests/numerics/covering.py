@@ -29,7 +29,7 @@ def broken(chosen: Values) -> bool:
     """Tell whether values of some axes break a rule whatever the others are."""
     return any(
         one.axis in chosen
-        and chosen[one.axis] in one.values
+        and one.covers(chosen[one.axis])
         and any(chosen[axis] in values for axis, values in one.rule.forbid.items() if axis in chosen)
         and all(axis in chosen and chosen[axis] in values for axis, values in one.rule.where.items())
         for one in RULES

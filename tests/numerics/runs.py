@@ -13,6 +13,12 @@ from autotune.worker.measuring.memory_breakdown import local
 from tests.data.requests import OWN, family, request
 
 MODELS = {name: family(name) for name in ("gpt2", "llama", "mixtral", "bert", "t5", "vit")} | {"own": OWN}
+CHECKPOINTED = {
+    how: {"checkpointing": how} for how in ("none", "selective", "alternate", "full", "offloaded")
+} | {
+    f"one-{how}": {"checkpointing": how, "checkpointed_blocks": 1} for how in ("selective", "full", "offloaded")
+}  # fmt: skip
+"""Ways of checkpointing, of all blocks and of the first one, by what tests call them."""
 STEPS, MICRO_BATCH = 3, 4
 MAPPED, COPIED = True, False
 

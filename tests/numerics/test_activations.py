@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autotune.candidate import Candidate
 from autotune.worker.blocks import find_blocks
 from autotune.worker.build.composition import assemble
 from autotune.worker.errors import CannotRun
@@ -13,7 +14,7 @@ from autotune.worker.techniques import activation_offload
 from autotune.worker.techniques.checkpointing import checkpoint_blocks
 from autotune.worker.techniques.mapped_files import MappedFiles, is_mapped
 from tests.data.requests import family, request
-from tests.numerics.runs import COPIED, MAPPED, MODELS, plain, train
+from tests.numerics.runs import CHECKPOINTED, COPIED, MAPPED, MODELS, plain, train
 
 
 @pytest.fixture
@@ -24,18 +25,21 @@ def all_sizes(monkeypatch):
 
 @pytest.mark.parametrize("files", [MAPPED, COPIED])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "alternate", "every-2", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "alternate", "one-full", "full"])
 @pytest.mark.parametrize("model", MODELS)
 def test_activation_offload_changes_no_bit(model, checkpointing, precision, files, all_sizes):
-    run = train(model, files=files, activation_offload=True, checkpointing=checkpointing, precision=precision)
+    run = train(
+        model, files=files, activation_offload=True, **CHECKPOINTED[checkpointing], precision=precision
+    )
     assert run == plain(model, precision)
 
 
 @pytest.mark.parametrize("files", [MAPPED, COPIED])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("checkpointing", ["one-offloaded", "offloaded"])
 @pytest.mark.parametrize("model", MODELS)
-def test_offloaded_checkpointing_changes_no_bit(model, precision, files, all_sizes):
-    run = train(model, files=files, checkpointing="offloaded", precision=precision)
+def test_offloaded_checkpointing_changes_no_bit(model, checkpointing, precision, files, all_sizes):
+    run = train(model, files=files, **CHECKPOINTED[checkpointing], precision=precision)
     assert run == plain(model, precision)
 
 
@@ -136,16 +140,28 @@ def test_selective_checkpointing_multiplies_no_matrices_again(tmp_path):
     assert full[0] > selective[0]
 
 
-def test_every_other_block_is_every_other_block():
+@pytest.mark.parametrize("how", ["selective", "full"])
+@pytest.mark.parametrize("count", ["all", 1, 5])
+def test_so_many_blocks_are_checkpointed_from_the_first_on(how, count):
     model = torch.nn.Sequential(
         *(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()) for _ in range(6))
     )
     blocks = find_blocks(model)
     assert len(blocks.modules) == 6
-    checkpoint_blocks(blocks, "every-2")
-    assert [hasattr(block.forward, "func") for block in blocks.modules] == [False, True] * 3
-    with pytest.raises(CannotRun, match="2 blocks, fewer than every-4"):
-        checkpoint_blocks(type(blocks)(blocks.class_name, blocks.modules[:2]), "every-4")
+    checkpoint_blocks(blocks, Candidate(checkpointing=how, checkpointed_blocks=count))
+    first = 6 if count == "all" else count
+    assert [hasattr(block.forward, "func") for block in blocks.modules] == [True] * first + [False] * (
+        6 - first
+    )
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_all_blocks_have_one_name_and_more_there_are_none(tmp_path, count):
+    asked = request(family("gpt2", n_layer=2), tmp_path, checkpointing="full", checkpointed_blocks=count)
+    with pytest.raises(
+        CannotRun, match=f"2 blocks, not more than {count}: write checkpointed_blocks: all, or a"
+    ):
+        assemble(asked)
 
 
 def test_frozen_weights_stay_where_they_are(all_sizes, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from autotune.worker.measuring.steps import gradient_norm
 from autotune.worker.techniques import gradient_offload
 from autotune.worker.techniques.mapped_files import is_mapped
 from tests.data.requests import OWN, family, request
-from tests.numerics.runs import COPIED, MAPPED, MODELS, accumulated, plain, train
+from tests.numerics.runs import CHECKPOINTED, COPIED, MAPPED, MODELS, accumulated, plain, train
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -28,10 +28,10 @@ def test_the_plain_run_repeats_itself_and_learns(model, precision):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("offload", ["none", "optimizer", "full"])
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "every-2", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "one-selective", "one-full", "full"])
 @pytest.mark.parametrize("model", MODELS)
 def test_checkpointing_and_offload_to_files_change_no_bit(model, checkpointing, offload, precision):
-    run = train(model, checkpointing=checkpointing, offload=offload, precision=precision)
+    run = train(model, **CHECKPOINTED[checkpointing], offload=offload, precision=precision)
     assert run == plain(model, precision)
 
 
@@ -79,10 +79,10 @@ def test_optimizer_state_that_is_copied_to_the_device_and_back_changes_no_bit(
     assert run == plain(model, precision)
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "every-2", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "one-full", "full"])
 @pytest.mark.parametrize("model", ["gpt2", "llama", "mixtral", "own"])
 def test_sharded_offload_changes_no_bit_in_fp32(model, checkpointing):
-    run = train(model, files=COPIED, checkpointing=checkpointing, offload="full", precision="fp32")
+    run = train(model, files=COPIED, **CHECKPOINTED[checkpointing], offload="full", precision="fp32")
     assert run == plain(model, "fp32")
 
 

@@ -14,11 +14,14 @@ from autotune.search.random_search import RandomSearch
 from autotune.search.remaining_probes import count_remaining_probes
 from autotune.search.selection import rank
 from autotune.search.shipped import load_space
+from autotune.search.space import Space
 from autotune.search.strategy import Done, decide
 from autotune.site import MachineFacts, Site
 from autotune.specs import DeviceFacts
 from autotune.testing.arithmetic import Arithmetic, search
 from autotune.trial import Trial
+from tests.fakes.executor import FACTS as MODEL
+from tests.search.test_space import DEFAULT
 
 V100 = DeviceFacts(kind="cuda", name="V100", torch_name="cuda:0", budget=1000, total=1000)
 """A GPU without bf16."""
@@ -37,6 +40,21 @@ def test_the_grid_is_every_legal_rung_in_the_order_of_its_axes(context):
         rung.precision
         for rung in legal_rungs(replace(context(), site=Site(device=V100, machine=MachineFacts())))
     } == {"fp16", "fp32"}
+
+
+def test_every_number_of_blocks_is_a_rung_where_the_space_allows_any(context):
+    text = DEFAULT.replace(
+        "checkpointing: [none, full]", "checkpointing: [none, full]\n  checkpointed_blocks: [any]", 1
+    )
+    some = replace(context(space=Space.parse(text, "mine")), model=MODEL.model_copy(update={"blocks": 4}))
+    found = [rung for rung in legal_rungs(some) if rung.precision == "bf16" and rung.offload == "none"]
+    counts = [(rung.checkpointing, rung.checkpointed_blocks) for rung in found]
+    assert counts == [("none", "all"), *(("full", count) for count in ("all", 1, 2, 3))]
+    too_many = Candidate(checkpointing="full", checkpointed_blocks=4)
+    assert "the model has 4 blocks, not more than 4" in some.refusal(too_many)
+    drawn = {RandomSearch().propose((), replace(some, seed=seed)).candidate.rung() for seed in range(60)}
+    assert {rung.checkpointed_blocks for rung in drawn} == {"all", 1, 2, 3}
+    assert ("none", 1) not in {(rung.checkpointing, rung.checkpointed_blocks) for rung in drawn}
 
 
 def test_rungs_that_the_ranks_leave_nothing_to_do_are_not_in_the_grid(context):

@@ -74,6 +74,34 @@ def test_a_value_outside_the_spaces_own_axes_is_found():
     assert "graph.nodes.offload_full.set.offload: 'full' is not among this space's axes.offload" in message
 
 
+def counted(blocks: str) -> str:
+    """Return the default space with numbers of checkpointed blocks."""
+    return DEFAULT.replace(
+        "checkpointing: [none, full]\n", f"checkpointing: [none, full]\n  checkpointed_blocks: {blocks}\n", 1
+    )
+
+
+def test_an_open_axis_takes_numbers_or_any():
+    some = Space.parse(counted("[all, 6]"), "mine.yaml")
+    assert some.values("checkpointed_blocks", 4) == ("all", 6)
+    every = Space.parse(counted("[6, any]"), "mine.yaml")
+    assert every.values("checkpointed_blocks", 4) == (6, "all", 1, 2, 3)
+    assert every.values("checkpointed_blocks") == (6, "all"), "of how many is not known"
+    assert every.allows("checkpointed_blocks", 77)
+    assert every.values("checkpointing", 4) == ("none", "full")
+    message = refused(counted("[any, 0, half]"))
+    assert "checkpointed_blocks: 0 is not one of all, a number from 1 to 10,000, any" in message
+    assert "checkpointed_blocks: 'half' is not one of" in message
+    assert "offload: 'any' is not one of" in refused(
+        DEFAULT.replace("offload: [none, optimizer, full]", "offload: [any]")
+    )
+    setting = counted("[6]").replace(
+        "set: {checkpointing: full}", "set: {checkpointing: full, checkpointed_blocks: 5}"
+    )
+    assert "checkpointed_blocks: 5 is not among this space's axes" in refused(setting)
+    assert Space.parse(setting.replace("[6]", "[any]"), "mine.yaml")
+
+
 def test_malformed_yaml_names_line_and_column():
     assert refused("axes: [1,\nbroken").startswith("mine.yaml:2:")
 

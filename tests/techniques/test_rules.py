@@ -4,11 +4,14 @@ from itertools import combinations
 
 import pytest
 
-from autotune.candidate import AXES, Candidate, choices
+from autotune.candidate import AXES, Candidate, choices, examples
 from autotune.techniques.check import RULES, check
 
 CHOSEN = [
-    (axis, value) for axis in AXES for value in choices(axis) if value != Candidate.model_fields[axis].default
+    (axis, value)
+    for axis in AXES
+    for value in examples(axis)
+    if value != Candidate.model_fields[axis].default
 ]
 PAIRS = [
     dict(pair)
@@ -42,6 +45,9 @@ def test_a_pair_is_refused_for_one_reason():
         {"checkpointing": "offloaded", "compile": "regional"},
         {"checkpointing": "offloaded", "tensor_parallel": 2},
         {"checkpointing": "offloaded", "offload_to": "disk"},
+        {"checkpointing": "offloaded", "checkpointed_blocks": 2},
+        {"checkpointing": "full", "checkpointed_blocks": 2, "compile": "regional", "sharding": "fsdp2"},
+        {"checkpointing": "selective", "checkpointed_blocks": 2, "tensor_parallel": 2},
         {"checkpointing": "offloaded", "engine": "deepspeed", "sharding": "zero3"},
         {"adapters": "lora", "sharding": "fsdp2"},
         {"adapters": "lora", "engine": "deepspeed", "sharding": "zero3"},
@@ -69,9 +75,15 @@ def test_what_trains_and_computes_the_same_is_not_refused(fields):
         ({"compile": "regional", "sharding": "zero3", "engine": "deepspeed"}, "the layers inside a block"),
         ({"precision": "fp8", "sharding": "zero3", "engine": "deepspeed"}, "casts the parameters"),
         (
-            {"checkpointing": "every-2", "compile": "regional", "activation_memory_budget": "50%"},
+            {
+                "checkpointing": "full",
+                "checkpointed_blocks": 2,
+                "compile": "regional",
+                "activation_memory_budget": "50%",
+            },
             "a trace does not tell",
         ),
+        ({"checkpointed_blocks": 2}, "no block is checkpointed"),
     ],
     ids=str,
 )

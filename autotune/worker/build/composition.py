@@ -207,7 +207,7 @@ def _checkpoint(draft: BuildContext) -> None:
     how = draft.request.candidate.checkpointing
     if how != "none":
         elsewhere = ActivationOffload(draft.device, draft.place) if how == "offloaded" else None
-        checkpoint_blocks(draft.blocks, how, elsewhere)
+        checkpoint_blocks(draft.blocks, draft.request.candidate, elsewhere)
 
 
 def _offload_activations(draft: BuildContext) -> None:

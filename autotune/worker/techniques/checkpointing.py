@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from autotune.candidate import Checkpointing
+from autotune.candidate import Candidate, Checkpointing
+from autotune.techniques.checkpointing import more_blocks_than
 from autotune.worker.blocks import Blocks
 from autotune.worker.errors import CannotRun
 from autotune.worker.techniques.activation_offload import ActivationOffload
@@ -29,36 +30,34 @@ the sequence and are what Korthikanti et al. 2022 recompute."""
 PRODUCTS = KEPT[:3]
 """Those of linear layers, of which alternate checkpointing keeps every other one."""
 
-INTERVAL: dict[Checkpointing, int] = {
-    "full": 1,
-    "every-2": 2,
-    "every-4": 4,
-    "selective": 1,
-    "alternate": 1,
-    "offloaded": 1,
-}
-"""Of so many blocks, the last one is checkpointed."""
-
 
 def checkpoint_blocks(
-    blocks: Blocks | None, how: Checkpointing, offload: ActivationOffload | None = None
+    blocks: Blocks | None, candidate: Candidate, offload: ActivationOffload | None = None
 ) -> None:
-    """Checkpoint the blocks that `how` names, in place; with `offload` their inputs are kept where that keeps things.
+    """Checkpoint as many blocks as the candidate asks for, in place, from the first on.
 
-    The forward is wrapped and not the call, so that hooks (sharding's, say) run once and outside. The random
-    state is replayed, so dropout is the same in the recomputation and the loss does not change. Raises
-    CannotRun where no block was found, or fewer than an interval.
+    Of any k blocks the first ones take least. Memory is fullest when forward ends and backward begins: with the
+    logits, and what the blocks keep, which is as much whichever are checkpointed. Backward then comes to the last
+    block first. Is that a checkpointed one, its activations are made again beside all that the others still keep, and
+    the peak is a block higher. If not, it frees what it kept, and when backward comes to the first blocks there is
+    room to compute them again (and for the gradients that were made meanwhile). Megatron-LM's
+    `--recompute-method block` takes the first ones too.
+
+    With `offload` the inputs of blocks are kept where that keeps things. The forward is wrapped and not the call, so
+    that hooks (sharding's, say) run once and outside. The random state is replayed, so dropout is the same in the
+    recomputation and the loss does not change. Raises CannotRun where no block was found, or no more than are to be
+    checkpointed.
     """
+    how = candidate.checkpointing
     if blocks is None:
         raise CannotRun(
             "no repeated transformer block was found to checkpoint; name its class with --block-class"
         )
-    interval = INTERVAL[how]
-    chosen = blocks.modules[interval - 1 :: interval]
-    if not chosen:
-        raise CannotRun(f"the model has {len(blocks.modules)} blocks, fewer than {how} asks for")
+    if reason := more_blocks_than(candidate, len(blocks.modules)):
+        raise CannotRun(reason)
+    count = None if candidate.checkpointed_blocks == "all" else candidate.checkpointed_blocks
     contexts: dict[str, Any] = {"context_fn": CHOOSING[how]} if how in CHOOSING else {}
-    for block in chosen:
+    for block in blocks.modules[:count]:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, **contexts)
         if offload is not None:
             block.forward = partial(_keeping_elsewhere, block.forward, offload)
