@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from autotune.probe.keeper import LauncherName
 from autotune.probe.protocol import DiskFull, Inspection, Progress, Result, TraceAnswer
 from autotune.validation import Frozen
 
@@ -69,6 +70,10 @@ class Report(Frozen):
     """Wall time of the launch, from the supervisor's start to its end."""
     stderr_tail: str = ""
     """Last lines of the worker's standard error, for people."""
+    launcher: LauncherName = "cold"
+    """How the worker was started: the wall time of a warm one leaves out imports."""
+    cold_because: str = ""
+    """Why it was not started warm, where that was asked for."""
 
     def failing_since(self) -> float:
         """Return the earliest moment at which what ended this launch can have begun; 0 where nobody saw it.

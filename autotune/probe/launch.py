@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import signal
-import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import psutil
 from pydantic import ValidationError
@@ -23,8 +21,12 @@ from autotune.errors import ProbeError
 from autotune.interruption import shielded
 from autotune.probe.exit import Exit, Report
 from autotune.probe.folder import ProbeFolder, write_atomically
+from autotune.probe.keeper import Start, start_cold
 from autotune.probe.messages import Messages
 from autotune.probe.protocol import ProbeRequest, Progress
+
+if TYPE_CHECKING:
+    from autotune.probe.supervisor import Orders
 
 WORKER = (sys.executable, "-P", "-m", "autotune.worker")
 """Command line of the worker, before the request's path and the number of the result pipe. `-P` keeps the
@@ -42,11 +44,10 @@ STDERR_TAIL = 8192
 _CHUNK = 65536
 _supervisors: set[_Supervisor] = set()
 """Those that are under way, of all threads."""
-_SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 class Launcher(Protocol):
-    """Runs one probe to its end. `launch` is the one for real; whatever is returned, no process is left."""
+    """Runs one probe to its end: `launch` anew, `warm.WarmLauncher` forked. Returned or raised, no process is left."""
 
     def __call__(
         self,
@@ -73,13 +74,18 @@ def launch(
     on_progress: Callable[[Progress], None] | None = None,
     cancel: int | None = None,
     worker: Sequence[str] = WORKER,
+    start: Start = start_cold,
+    began: float | None = None,
+    cold_because: str = "",
 ) -> Report:
     """Run `request` in a process tree of its own, and return what was seen of it.
 
     `environment` is added to this process's own. `data_limit` (bytes, RLIMIT_DATA) is enforced by the
     kernel on each process of the tree. `timeout` (seconds) is from the worker's start; at the latest 15 s
     after it this returns. Standard output and error go to files, each held below 64 MiB by dropping its
-    older part. `cancel` is the read end of a pipe: when its other end is closed, the probe is stopped. When
+    older part. `cancel` is the read end of a pipe: when its other end is closed, the probe is stopped. `worker` is the
+    worker's command line, and `start` starts the root of the tree. `began` is when the launch began (monotonic clock),
+    if before this call, and `cold_because` why it is not warm; both are reported. When
     this returns or raises, KeyboardInterrupt included, no process of the tree is alive
     (other than those that the kernel cannot kill: `Exit.survivors`).
 
@@ -91,13 +97,13 @@ def launch(
     except OSError as error:
         raise ProbeError(f"the probe's folder cannot be written: {error}") from error
     messages = Messages(on_progress)
-    began = time.monotonic()
+    began = time.monotonic() if began is None else began
     supervisor: _Supervisor | None = None
     try:
         with shielded():  # a process that was started is known, so that it can be ended
-            supervisor = _Supervisor(folder, worker, environment, data_limit, timeout)
+            supervisor = _Supervisor(folder, worker, environment, data_limit, timeout, start)
             _supervisors.add(supervisor)
-        ending = supervisor.attend(messages, began + timeout, cancel)
+        ending = supervisor.attend(messages, time.monotonic() + timeout, cancel)
     finally:
         if supervisor is not None:
             with shielded():
@@ -112,6 +118,8 @@ def launch(
         ending=ending,
         seconds=time.monotonic() - began,
         stderr_tail=_tail(folder.stderr),
+        launcher=supervisor.keeper.launcher,
+        cold_because=cold_because,
     )
     try:
         write_atomically(folder.result, report.model_dump_json(indent=2) + "\n")
@@ -123,7 +131,7 @@ def launch(
 def end_all() -> None:
     """Have every probe of this process end now, whichever thread waits for it; what it would have said is lost."""
     for supervisor in tuple(_supervisors):
-        supervisor.process.terminate()
+        supervisor.keeper.terminate()
 
 
 class _Supervisor:
@@ -136,13 +144,15 @@ class _Supervisor:
         environment: Mapping[str, str],
         data_limit: int | None,
         timeout: float,
+        start: Start,
     ) -> None:
         self.mark = uuid.uuid4().hex
         lifeline, self.lifeline = os.pipe()
         self.report, report = os.pipe()
         self.result, result = os.pipe()
-        orders = {
-            "argv": [*worker, str(folder.request), str(result)],
+        self._reported = False
+        orders: Orders = {
+            "argv": [*worker, str(folder.request)],
             "lifeline": lifeline,
             "report": report,
             "result": result,
@@ -151,15 +161,8 @@ class _Supervisor:
         }
         try:
             with folder.stdout.open("ab") as stdout, folder.stderr.open("ab") as stderr:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(_SUPERVISOR), json.dumps(orders)],
-                    env=_environment(environment, self.mark),
-                    stdin=subprocess.DEVNULL,
-                    stdout=stdout,
-                    stderr=stderr,
-                    pass_fds=(lifeline, report, result),
-                    start_new_session=True,
-                )
+                marked = {**worker_environment(environment), MARK: self.mark}
+                self.keeper = start(orders, marked, stdout.fileno(), stderr.fileno())
         except BaseException as error:
             self._close()
             if isinstance(error, OSError):
@@ -205,9 +208,11 @@ class _Supervisor:
             while data := os.read(self.result, _CHUNK):
                 messages.feed(data)
         try:
-            return Exit.model_validate_json(bytes(said))
+            ending = Exit.model_validate_json(bytes(said))
         except ValidationError:
             return None
+        self._reported = True
+        return ending
 
     def stop(self) -> None:
         """Tell the supervisor to end everything now."""
@@ -218,12 +223,7 @@ class _Supervisor:
     def end(self) -> None:
         """Make sure that supervisor and tree are gone, whatever happened; then close the pipes."""
         self.stop()
-        try:
-            self.process.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        if self.process.returncode != 0:
+        if not self.keeper.end(GRACE) and not self._reported:
             kill_marked(self.mark)
         self._close()
 
@@ -257,8 +257,8 @@ def _environ(pid: int) -> list[bytes]:
         return []
 
 
-def _environment(added: Mapping[str, str], mark: str) -> dict[str, str]:
-    """Return the worker's environment: the worker imports the same autotune as this process."""
+def worker_environment(added: Mapping[str, str]) -> dict[str, str]:
+    """Return a worker's environment but for its mark: the worker imports the same autotune as this process."""
     package = str(Path(autotune.__file__).parents[1])
     inherited = os.environ.get("PYTHONPATH")
     return {
@@ -267,7 +267,6 @@ def _environment(added: Mapping[str, str], mark: str) -> dict[str, str]:
         "PYTHONFAULTHANDLER": "1",
         **added,
         "PYTHONPATH": os.pathsep.join([package, inherited] if inherited else [package]),
-        MARK: mark,
     }
 
 

@@ -9,10 +9,10 @@ It ends the whole tree when the worker ends, at the deadline, at SIGTERM, and wh
 lifeline is closed, which is what happens when the tuner dies, however it dies. Then it writes one JSON line
 on its report pipe (`exit.Exit`). Linux only.
 
-It is two processes: a keeper, which the tuner starts, and the supervisor itself below it. The keeper only waits, and
-adopts orphans too. Each ends the whole tree when the other is killed, so that a daemon which the worker left survives
-neither of them, nor one of them and the tuner killed at once. Only who kills all three leaves such a daemon (the
-worker dies with its supervisor): then nobody is left who could know of it.
+It is two processes: a keeper, which the tuner starts (or a server forks: `fork_server`), and the supervisor itself
+below it. The keeper only waits, and adopts orphans too. Each ends the whole tree when the other is killed, so that a
+daemon which the worker left survives neither of them, nor one of them and the tuner killed at once. Only who kills all
+three leaves such a daemon (the worker dies with its supervisor): then nobody is left who could know of it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Orders(TypedDict):
     """What the tuner tells keeper and supervisor."""
 
     argv: list[str]
-    """The worker's command line."""
+    """The worker's command line, but for its last argument, the number of the result pipe."""
     lifeline: int
     """Read end of a pipe on which the tuner never writes: its end of file is the order to stop."""
     report: int
@@ -66,14 +66,26 @@ class Orders(TypedDict):
     """Seconds until the worker is killed."""
 
 
+Become = Callable[[list[str]], object]
+"""What the forked worker does with its whole command line, in place of which it never returns: by default `execute`."""
+
+
+def execute(argv: list[str]) -> None:
+    """Replace this process by the program of a command line; where there is none, say so."""
+    try:
+        os.execv(argv[0], argv)
+    except OSError as error:
+        os.write(2, f"{argv[0]} could not be started: {error}\n".encode())
+
+
 class Worker:
     """The supervised process, and how much memory it was seen to hold."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: Orders, become: Become, own: list[int]) -> None:
         self.started = self.alive = time.monotonic()
         """When it began, and when it was last seen with memory of its own. The kernel takes a process's memory before
         its sockets, so until then no other rank can have noticed its end."""
-        self.pid = _start(orders)
+        self.pid = _start(orders, become, own)
         self.status: int | None = None
         self.halted = False
         """Whether something stopped it (SIGSTOP), so that its times mean nothing and its end may never come."""
@@ -101,7 +113,7 @@ class Worker:
         return max((data for _, data in self._samples), default=0)
 
 
-def keep(orders: Orders) -> int:
+def keep(orders: Orders, become: Become = execute) -> int:
     """Start the supervisor and wait for its end; if that was violent, end all that it leaves. Return the exit code."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     kept, held = os.pipe()  # the supervisor sees this process die by the end of file
@@ -110,7 +122,7 @@ def keep(orders: Orders) -> int:
         try:
             os.close(held)
             os.setsid()  # who kills one of the two by its group must not hit both
-            watch(orders, kept)
+            watch(orders, kept, become)
         except BaseException:  # noqa: BLE001 - a fork must never return into the keeper's code
             traceback.print_exc()
             os._exit(1)
@@ -130,19 +142,19 @@ def keep(orders: Orders) -> int:
     return 1
 
 
-def watch(orders: Orders, kept: int) -> None:
+def watch(orders: Orders, kept: int, become: Become = execute) -> None:
     """Start the worker, watch it to its end, end everything below, report; without a report if the keeper is gone."""
     for own in (orders["lifeline"], orders["report"], kept):
         os.set_inheritable(own, False)
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    wake = _wake_on_signals()
+    wake, wakes = _wake_on_signals()
     stop_signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stop_signals.append(number))
     signal.signal(signal.SIGHUP, lambda number, _: stop_signals.append(number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the tuner's to answer
     kills_before = _oom_kills()
 
-    worker = Worker(orders)
+    worker = Worker(orders, become, [orders["lifeline"], orders["report"], kept, wake, wakes])
     os.close(orders["result"])  # or the tuner would wait for the supervisor's copy to close
     deadline = worker.started + orders["timeout"]
     poll = select.poll()
@@ -187,8 +199,8 @@ def watch(orders: Orders, kept: int) -> None:
         os.write(orders["report"], json.dumps(report).encode() + b"\n")
 
 
-def _start(orders: Orders) -> int:
-    """Fork the worker with its limits, and return its process id."""
+def _start(orders: Orders, become: Become, own: list[int]) -> int:
+    """Fork the worker with its limits, and return its process id. `own` are descriptors that it must not have."""
     supervisor = os.getpid()
     os.set_inheritable(orders["result"], True)
     pid = os.fork()
@@ -200,6 +212,9 @@ def _start(orders: Orders) -> int:
         if os.getppid() != supervisor:
             os._exit(127)
         os.setsid()  # a worker that signals its own process group must not hit the supervisor
+        signal.set_wakeup_fd(-1)
+        for descriptor in own:  # a worker that becomes no other program would keep them
+            os.close(descriptor)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         _prefer_for_oom_killer()
@@ -208,9 +223,9 @@ def _start(orders: Orders) -> int:
             # The soft limit alone: the processes that load a dataset's batches are the host's, and lift it.
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             resource.setrlimit(resource.RLIMIT_DATA, (orders["data_limit"], hard))
-        os.execv(orders["argv"][0], orders["argv"])
-    except BaseException as error:  # noqa: BLE001 - a fork must never return into the supervisor's code
-        os.write(2, f"{orders['argv'][0]} could not be started: {error}\n".encode())
+        become([*orders["argv"], str(orders["result"])])
+    except BaseException:  # noqa: BLE001 - a fork must never return into the supervisor's code
+        traceback.print_exc()
     finally:
         os._exit(127)
 
@@ -352,12 +367,12 @@ def _prefer_for_oom_killer() -> None:
         pass
 
 
-def _wake_on_signals() -> int:
-    """Return a descriptor that becomes readable when a child ends or a signal arrives."""
+def _wake_on_signals() -> tuple[int, int]:
+    """Return a pipe whose read end becomes readable when a child ends or a signal arrives."""
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    return read
+    return read, write
 
 
 if __name__ == "__main__":

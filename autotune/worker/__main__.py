@@ -1,8 +1,8 @@
 """The worker: trains for real in a process of its own, and writes the verdict itself.
 
-`python -m autotune.worker REQUEST RESULT_FD` reads a `ProbeRequest` and answers over the pipe
-`RESULT_FD`, which its parent made, with the messages of `autotune.probe.protocol`. Limits and environment are
-the parent's to set. Whatever ends a probe ends in a verdict; only native code that dies on the spot leaves
+`python -m autotune.worker REQUEST RESULT_FD`, or a fork of a server (`autotune.worker.warm`), reads a `ProbeRequest`
+and answers over the pipe `RESULT_FD`, which its parent made, with the messages of `autotune.probe.protocol`. Limits
+and environment are the parent's to set. Whatever ends a probe ends in a verdict; only native code that dies on the spot leaves
 that to the parent.
 """
 
@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from pydantic import BaseModel, ValidationError
 
@@ -165,7 +165,7 @@ class Probe:
     def _start(self) -> None:
         """Import the libraries and start the device, and take the baseline behind all of that."""
         free = free_data()
-        if free is not None and free < TORCH_TAKES:
+        if free is not None and free < TORCH_TAKES and "torch" not in sys.modules:  # a forked worker has it
             raise MemoryError(
                 f"importing torch takes {format_bytes(TORCH_TAKES)}, and {format_bytes(free)} are free"
             )
@@ -265,9 +265,10 @@ class Probe:
         return self._phases.meter.free() if self._phases.measuring else None
 
 
-if __name__ == "__main__":
+def run(request_path: str, descriptor: int) -> NoReturn:
+    """Answer one request, and end the process."""
     faulthandler.enable()  # where Python was when native code died, for the person who reads standard error
-    main(sys.argv[1], Channel(int(sys.argv[2])))
+    main(request_path, Channel(descriptor))
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(
             AttributeError, OSError, ValueError
@@ -275,3 +276,7 @@ if __name__ == "__main__":
             stream.flush()
     # The verdict is out: tearing down libraries and devices could only hang, crash, or take time.
     os._exit(0)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], int(sys.argv[2]))

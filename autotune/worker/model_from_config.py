@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,19 @@ def from_config(spec: ModelSpec, seq_len: int, device: torch.device, attention: 
         raise _refused(spec, error) from error
     tokens = _image_tokens(config, model) if task == "image-classification" else seq_len
     return BuiltModel(model, task, tokens)
+
+
+def import_class(model_type: str, architectures: Sequence[str]) -> None:
+    """Import all that building a model of a type imports, but for code that comes with a model. Builds nothing.
+
+    Raises what `from_config` raises where the two name no model.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM  # noqa: F401
+
+    if _is_known(model_type):
+        config = AutoConfig.for_model(model_type, architectures=list(architectures))
+        name, _ = _choose_class(ModelSpec(name=model_type, source="config"), model_type, config)
+        getattr(importlib.import_module("transformers"), name)
 
 
 def _resolve(spec: ModelSpec) -> tuple[Any, Callable[[Any], nn.Module], Task]:

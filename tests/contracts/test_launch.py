@@ -1,4 +1,4 @@
-"""Real children that misbehave: each gets its own verdict, and leaves no process behind."""
+"""Real children that misbehave: each gets its own verdict, and leaves no process behind, launched cold and warm."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from autotune.probe.exit import Report
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import MARK, launch
 from autotune.probe.protocol import ProbeRequest, Progress, Result
+from autotune.probe.warm import WarmLauncher
 from autotune.specs import ModelSpec
 from autotune.units import MIB
 
@@ -35,6 +37,9 @@ REQUEST = ProbeRequest(
     kind="train", model=ModelSpec(name="tiny", source="preset"), candidate=Candidate(), seq_len=8,
     accumulation_steps=1, device="cpu", budget=0, seed=0, sample_seconds=1, sample_steps=1, folder="",
 )  # fmt: skip
+
+COLD = (sys.executable, "-I", "-S", str(MISBEHAVE))
+SERVER = (sys.executable, "-I", "-S", str(MISBEHAVE), "--serve")
 
 Run = Callable[..., Report]
 
@@ -51,22 +56,51 @@ def marked() -> list[int]:
     return found
 
 
+@pytest.fixture(params=["cold", "warm"])
+def launcher(request: pytest.FixtureRequest) -> str:
+    """How workers are launched."""
+    return str(request.param)
+
+
+@contextmanager
+def launching_misbehaviour(launcher: str) -> Iterator[Callable[..., Report]]:
+    """Give what launches workers with a behaviour, cold or forked from a server of it."""
+    with ExitStack() as stack:
+
+        def launch_one(behaviour: str, folder: ProbeFolder, **options: Any) -> Report:
+            worker = options.pop("worker", (*COLD, behaviour))
+            if launcher == "cold":
+                return launch(REQUEST, folder, worker=worker, **options)
+            warm = (
+                stack.enter_context(WarmLauncher(SERVER, worker))
+                if behaviour not in made
+                else made[behaviour]
+            )
+            made[behaviour] = warm
+            report = warm(REQUEST, folder, **options)
+            assert report.launcher == "warm", report.cold_because
+            return report
+
+        made: dict[str, WarmLauncher] = {}
+        yield launch_one
+
+
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str) -> Iterator[Run]:
     """Launch a worker with a behaviour; afterwards no process of the test may be alive."""
     monkeypatch.setenv("TESTED", str(tmp_path))
 
     def launch_one(
         behaviour: str, *, timeout: float = 60, data_limit: int | None = None, **more: object
     ) -> Report:
-        options: dict[str, Any] = {"worker": (sys.executable, "-I", "-S", str(MISBEHAVE), behaviour), **more}
-        return launch(
-            REQUEST, ProbeFolder(tmp_path / "probe"), environment={"TOLD": "yes"}, data_limit=data_limit,
-            timeout=timeout, **options,
+        return launches(
+            behaviour, ProbeFolder(tmp_path / "probe"), environment={"TOLD": "yes"}, data_limit=data_limit,
+            timeout=timeout, **more,
         )  # fmt: skip
 
     before = len(os.listdir("/proc/self/fd"))
-    yield launch_one
+    with launching_misbehaviour(launcher) as launches:
+        yield launch_one
     assert marked() == []
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -188,6 +222,7 @@ def test_an_end_without_a_result_is_a_crash(run: Run, behaviour: str, code: int)
     assert f"exit code {code}" in outcome.message
 
 
+@pytest.mark.parametrize("launcher", ["cold"], indirect=True)
 def test_a_worker_that_cannot_start_is_a_crash_that_says_why(run: Run) -> None:
     outcome = verdict(run("exit_early", worker=("/nowhere/python",)))
     assert isinstance(outcome, Crash)
@@ -231,16 +266,17 @@ def test_an_interrupt_ends_the_tree_and_goes_on(run: Run) -> None:
         run("hang_deaf", on_progress=interrupt)
 
 
-def keeper_and_guard(tuner: int | None = None) -> tuple[psutil.Process, psutil.Process]:
-    """Return the two processes between a tuner (this one) and the worker of its probe."""
-    keeper = psutil.Process(tuner).children()[0]
+def keeper_and_guard(launcher: str, tuner: int | None = None) -> tuple[psutil.Process, psutil.Process]:
+    """Return the two processes between a tuner (this one), or its server, and the worker of its probe."""
+    above = psutil.Process(tuner)
+    keeper = (above.children()[0] if launcher == "warm" else above).children()[0]
     return keeper, keeper.children()[0]
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_guard_or_keeper_that_is_killed_takes_its_tree_along(run: Run, which: int) -> None:
+def test_a_guard_or_keeper_that_is_killed_takes_its_tree_along(run: Run, launcher: str, which: int) -> None:
     def kill_guard(_: Progress) -> None:
-        keeper_and_guard()[which].kill()
+        keeper_and_guard(launcher)[which].kill()
 
     report = run("hang_after_daemons", on_progress=kill_guard)
     assert report.ending is None
@@ -249,12 +285,14 @@ def test_a_guard_or_keeper_that_is_killed_takes_its_tree_along(run: Run, which: 
     assert outcome.cause == "supervisor"
 
 
-def test_a_guard_that_stands_still_does_not_hold_the_tuner(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guard_that_stands_still_does_not_hold_the_tuner(
+    run: Run, launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     late = 0.0
 
     def stand_still(_: Progress) -> None:
         nonlocal late
-        keeper_and_guard()[1].suspend()
+        keeper_and_guard(launcher)[1].suspend()
         late = 1000.0
 
     # The deadline passes when the supervisor stands still, on a machine of any speed.
@@ -266,8 +304,10 @@ def test_a_guard_that_stands_still_does_not_hold_the_tuner(run: Run, monkeypatch
     assert report.progress is not None
 
 
-def test_a_worker_that_something_stops_is_lost_at_once_and_no_timeout(run: Run) -> None:
-    report = run("hang_after_daemons", on_progress=lambda _: keeper_and_guard()[1].children()[0].suspend())
+def test_a_worker_that_something_stops_is_lost_at_once_and_no_timeout(run: Run, launcher: str) -> None:
+    report = run(
+        "hang_after_daemons", on_progress=lambda _: keeper_and_guard(launcher)[1].children()[0].suspend()
+    )
     assert report.ending is not None
     assert report.ending.halted
     outcome = verdict(report)
@@ -276,9 +316,9 @@ def test_a_worker_that_something_stops_is_lost_at_once_and_no_timeout(run: Run) 
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_guard_told_to_end_ends_its_tree(run: Run, which: int) -> None:
+def test_a_guard_told_to_end_ends_its_tree(run: Run, launcher: str, which: int) -> None:
     def end_guard(_: Progress) -> None:
-        keeper_and_guard()[which].terminate()
+        keeper_and_guard(launcher)[which].terminate()
 
     report = run("hang_after_daemons", on_progress=end_guard)
     assert report.ending is not None
@@ -288,20 +328,21 @@ def test_a_guard_told_to_end_ends_its_tree(run: Run, which: int) -> None:
 
 
 @pytest.mark.usefixtures("run")
-def test_probes_can_run_side_by_side(tmp_path: Path) -> None:
+def test_probes_can_run_side_by_side(tmp_path: Path, launcher: str) -> None:
     reports: dict[str, Report] = {}
 
     def one(behaviour: str, timeout: float) -> None:
-        reports[behaviour] = launch(
-            REQUEST, ProbeFolder(tmp_path / behaviour), environment={}, data_limit=None, timeout=timeout,
-            worker=(sys.executable, "-I", "-S", str(MISBEHAVE), behaviour),
-        )  # fmt: skip
+        reports[behaviour] = launches(
+            behaviour, ProbeFolder(tmp_path / behaviour), environment={}, data_limit=None, timeout=timeout
+        )
 
-    threads = [threading.Thread(target=one, args=pair) for pair in (("hang", 1.5), ("leave_daemons", 60.0))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with launching_misbehaviour(launcher) as launches:
+        pairs = (("hang", 1.5), ("leave_daemons", 60.0))
+        threads = [threading.Thread(target=one, args=pair) for pair in pairs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     assert isinstance(verdict(reports["hang"]), Timeout)
     assert verdict(reports["leave_daemons"]) == Unsupported(reason="as told")
 
@@ -350,8 +391,10 @@ def small_cgroup() -> Iterator[Path]:
     pytest.skip("no memory cgroup can be made here")
 
 
-def test_a_kill_by_the_kernel_for_memory_is_out_of_memory(tmp_path: Path, small_cgroup: Path) -> None:
-    with tuner_process(tmp_path, "over_budget", preexec_fn=lambda: enter(small_cgroup)):
+def test_a_kill_by_the_kernel_for_memory_is_out_of_memory(
+    tmp_path: Path, small_cgroup: Path, launcher: str
+) -> None:
+    with tuner_process(tmp_path, launcher, "over_budget", preexec_fn=lambda: enter(small_cgroup)):
         pass
     report = Report.model_validate_json(ProbeFolder(tmp_path / "probe").result.read_text())
     assert report.ending is not None
@@ -363,7 +406,7 @@ def enter(group: Path) -> None:
     (group / "cgroup.procs").write_text(str(os.getpid()))
 
 
-def tuner_process(tmp_path: Path, behaviour: str, **more: Any) -> subprocess.Popen[bytes]:
+def tuner_process(tmp_path: Path, launcher: str, behaviour: str, **more: Any) -> subprocess.Popen[bytes]:
     """Start a tuner in a process of its own, which prints a line at each message of its worker."""
     request = tmp_path / "request.json"
     request.write_text(REQUEST.model_dump_json())
@@ -373,28 +416,39 @@ def tuner_process(tmp_path: Path, behaviour: str, **more: Any) -> subprocess.Pop
         from autotune.probe.folder import ProbeFolder
         from autotune.probe.launch import launch
         from autotune.probe.protocol import ProbeRequest
-        launch(
-            ProbeRequest.model_validate_json(Path(sys.argv[1]).read_text()), ProbeFolder(Path(sys.argv[2])),
+        from autotune.probe.warm import WarmLauncher
+        request, folder, launcher, misbehave, behaviour = sys.argv[1:]
+        python = (sys.executable, "-I", "-S", misbehave)
+        options = dict(
             environment={}, data_limit=None, timeout=300, on_progress=lambda _: print("up", flush=True),
-            worker=(sys.executable, "-I", "-S", *sys.argv[3:]),
         )
+        request = ProbeRequest.model_validate_json(Path(request).read_text())
+        if launcher == "cold":
+            launch(request, ProbeFolder(Path(folder)), worker=(*python, behaviour), **options)
+        else:
+            WarmLauncher((*python, "--serve"), (*python, behaviour))(request, ProbeFolder(Path(folder)), **options)
     """)
+    arguments = (str(request), str(tmp_path / "probe"), launcher, str(MISBEHAVE), behaviour)
     return subprocess.Popen(
-        [sys.executable, "-c", program, str(request), str(tmp_path / "probe"), str(MISBEHAVE), behaviour],
+        [sys.executable, "-c", program, *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, **more,
     )  # fmt: skip
 
 
 @pytest.fixture
-def tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+def tuner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """A tuner in a process of its own, whose probe hangs and has left a daemon behind."""
     monkeypatch.setenv("TESTED", str(tmp_path))
-    with tuner_process(tmp_path, "hang_after_daemons") as process:
+    with tuner_process(tmp_path, launcher, "hang_after_daemons") as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"up\n"
-            # Keeper, supervisor, worker and daemon, which has no environment for a moment while it becomes `sleep`.
-            assert len(remaining(4, least=4)) == 4
+            # Keeper, supervisor, worker and daemon, which has no environment for a moment while it becomes `sleep`;
+            # and the server.
+            count = 5 if launcher == "warm" else 4
+            assert len(remaining(count, least=count)) == count
             yield process
         finally:
             process.kill()  # else this waits for it, whatever failed
@@ -420,9 +474,9 @@ def test_no_process_outlives_a_tuner_that_is_killed(
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_not_even_a_daemon_outlives_tuner_and_guard_killed_together(
-    tuner: subprocess.Popen[bytes], which: int
+    tuner: subprocess.Popen[bytes], launcher: str, which: int
 ) -> None:
-    killed = keeper_and_guard(tuner.pid)[which]
+    killed = keeper_and_guard(launcher, tuner.pid)[which]
     tuner.send_signal(signal.SIGSTOP)  # it gets no chance to clean up
     killed.kill()
     tuner.kill()
@@ -430,9 +484,9 @@ def test_not_even_a_daemon_outlives_tuner_and_guard_killed_together(
 
 
 def test_a_worker_does_not_outlive_tuner_keeper_and_guard_killed_together(
-    tuner: subprocess.Popen[bytes],
+    tuner: subprocess.Popen[bytes], launcher: str
 ) -> None:
-    keeper, supervisor = keeper_and_guard(tuner.pid)
+    keeper, supervisor = keeper_and_guard(launcher, tuner.pid)
     worker = supervisor.children()[0].pid
     tuner.send_signal(signal.SIGSTOP)
     keeper.suspend()

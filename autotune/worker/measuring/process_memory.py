@@ -102,8 +102,12 @@ def free_data() -> int | None:
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if limit == resource.RLIM_INFINITY:
         return None
-    data = int(Path("/proc/self/statm").read_bytes().split()[5]) * _PAGE
-    return max(0, limit - data)
+    return max(0, limit - own_data())
+
+
+def own_data() -> int:
+    """Return the private writable memory of this process now: what RLIMIT_DATA counts."""
+    return int(Path("/proc/self/statm").read_bytes().split()[5]) * _PAGE
 
 
 def _open_reset() -> int | None:
