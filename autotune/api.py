@@ -58,16 +58,18 @@ def tune(
     """
     from autotune.devices.find import check_device
     from autotune.executors.find import find_executor, find_tracer
+    from autotune.probe.warm import launcher_by_name
     from autotune.run.loop import tune as loop
     from autotune.run.spec import to_spec
 
     given = _given(options)
     base = _name_model(given)
     spec = to_spec(RunOptions.load(given, "options"), check_device, base)
-    tracer = find_tracer(spec.device)
-    executor = find_executor(spec.device, tracer, spec.goal.gpus, spec.goal.nodes)
-    with new_run(spec, Path(runs)) as paths:
-        return loop(spec, paths, executor, callbacks, tracer)
+    with launcher_by_name(spec.launcher) as launcher:
+        tracer = find_tracer(spec.device, launcher)
+        executor = find_executor(spec.device, tracer, spec.goal.gpus, spec.goal.nodes, launcher)
+        with new_run(spec, Path(runs)) as paths:
+            return loop(spec, paths, executor, callbacks, tracer)
 
 
 @shows(EstimateKeywords, EstimateRequest)

@@ -12,7 +12,7 @@ from typing import Any, Required, TypedDict, TypeVar, get_type_hints
 
 from autotune.candidate import Optimizer
 from autotune.objective import ObjectiveName
-from autotune.options import Options, StrategyName
+from autotune.options import LauncherName, Options, StrategyName
 
 Model = str | Path | Callable[[], Any]
 """A preset, a path to a config.json or its folder, a hub name, `module:function` or `file.py:function`; or the function
@@ -48,6 +48,7 @@ class RunKeywords(ModelKeywords, total=False):
     optimizer: Optimizer | None
     strategy: StrategyName | None
     predict: bool | None
+    launcher: LauncherName | None
     seed: int | None
     max_probes: int | None
     time_budget: str | float | None

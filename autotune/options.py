@@ -36,6 +36,8 @@ SIMULATED_GPU = "h100-sxm-80gb"
 
 StrategyName = Literal["graph", "grid", "random"]
 """What decides which candidate is tried next; `search/strategies.py` holds what each is."""
+LauncherName = Literal["warm", "cold"]
+"""How a worker's processes come to be: `warm` forks a server that has imported the libraries, `cold` starts anew."""
 File = Annotated[str, Written("FILE")]
 """The path of a file."""
 
@@ -178,7 +180,16 @@ class Limits(ProofLimits):
         return parse_duration(value) if isinstance(value, str) else value
 
 
-class RunOptions(ModelOptions, GoalOptions, ObjectiveOptions, DeviceOptions, SearchOptions, Limits):
+class ProbeOptions(Options):
+    """How probes run."""
+
+    subject: ClassVar[str] = "Probes"
+
+    launcher: LauncherName = "warm"
+    """How probes start: forked from a process that has imported torch, or each cold. Proofs are always cold."""
+
+
+class RunOptions(ModelOptions, GoalOptions, ObjectiveOptions, DeviceOptions, SearchOptions, ProbeOptions, Limits):
     """Every option of `autotune run`, by the name that it has in a spec file."""
 
 

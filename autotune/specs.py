@@ -11,7 +11,7 @@ from autotune.bounds import BatchAmount, Headroom, RankCount, Seed, SeqLen
 from autotune.candidate import DeviceKind, Optimizer
 from autotune.lengths import Lengths
 from autotune.objective import Objective
-from autotune.options import HEADROOM, Limits, StrategyName
+from autotune.options import HEADROOM, LauncherName, Limits, StrategyName
 from autotune.outcome import EnergyCounter
 from autotune.printable import quoted
 from autotune.units import format_count, format_size, parse_bytes, parse_count
@@ -246,6 +246,8 @@ class RunSpec(Frozen):
     seed: Seed = 0
     predict: bool = True
     """Let the memory model spare probes: pass over what is predicted not to fit, grow to what should."""
+    launcher: LauncherName = "warm"
+    """How probes start: forked from a server that has imported the libraries, or each cold."""
     limits: Limits = Limits()
 
     @field_validator("device", mode="before")

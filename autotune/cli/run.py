@@ -77,17 +77,19 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool, retry_lost: bool = False) 
     from autotune.commands import command
     from autotune.errors import JournalError, NothingFits, NothingProven, NothingTrained, ProbeError
     from autotune.executors.find import find_executor, find_tracer
+    from autotune.probe.warm import launcher_by_name
     from autotune.reporting.document import document, print_result
     from autotune.reporting.live import Terminal
     from autotune.run.loop import tune
 
     console = console_for()
     try:
-        tracer = find_tracer(spec.device)
-        executor = find_executor(spec.device, tracer, spec.goal.gpus, spec.goal.nodes)
-        console.print(f"run {paths.root}", style="dim")
-        with Terminal(console, spec) as callbacks:
-            best = tune(spec, paths, executor, callbacks, tracer, retry_lost)
+        with launcher_by_name(spec.launcher) as launcher:
+            tracer = find_tracer(spec.device, launcher)
+            executor = find_executor(spec.device, tracer, spec.goal.gpus, spec.goal.nodes, launcher)
+            console.print(f"run {paths.root}", style="dim")
+            with Terminal(console, spec) as callbacks:
+                best = tune(spec, paths, executor, callbacks, tracer, retry_lost)
     except (Interruption, KeyboardInterrupt) as asked:
         asked.add_note(f"Go on with: {command('resume', paths.root)}")
         raise

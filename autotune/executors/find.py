@@ -11,28 +11,31 @@ from autotune.executors.local import LocalExecutor
 from autotune.executors.ranks import RanksExecutor
 from autotune.executors.replay import ReplayExecutor
 from autotune.executors.simulated import SimulatedExecutor
+from autotune.probe.launch import Launcher, launch
 from autotune.specs import DeviceSpec
 from autotune.tracing.client import LocalTracer, Tracer
 from autotune.tracing.replay import ReplayTracer
 from autotune.units import format_bytes
 
 
-def find_executor(spec: DeviceSpec, tracer: Tracer, gpus: int = 1, nodes: int = 1) -> Executor:
+def find_executor(
+    spec: DeviceSpec, tracer: Tracer, gpus: int = 1, nodes: int = 1, launcher: Launcher = launch
+) -> Executor:
     """Return the executor of `gpus` ranks: on as many GPUs from the named one on, or each with the cpu's budget.
 
     They are in `nodes` machines, for which on the cpu groups of ranks stand. A simulated device answers from `tracer`,
-    a replayed one from its grid, whatever the numbers. Raises what `find` raises, and InputError for
-    several machines with GPUs.
+    a replayed one from its grid, whatever the numbers. All that runs is launched by `launcher`. Raises what `find`
+    raises, and InputError for several machines with GPUs.
     """
     if reason := unlaunched(resolve_device(spec).kind, nodes):
         raise InputError(reason)
     device = find(spec)
     if isinstance(device, SimulatedDevice):
-        return SimulatedExecutor(device, tracer)
+        return SimulatedExecutor(device, tracer, launcher)
     if isinstance(device, ReplayDevice):
         return ReplayExecutor(device)
     if gpus == 1:
-        return LocalExecutor(device)
+        return LocalExecutor(device, launcher)
     if spec.kind == "cpu":
         needed, there = gpus * device.facts().budget, device.facts().total
         if needed > there:
@@ -40,18 +43,18 @@ def find_executor(spec: DeviceSpec, tracer: Tracer, gpus: int = 1, nodes: int = 
                 f"{gpus} ranks of {format_bytes(device.facts().budget)} each take {format_bytes(needed)}, and this "
                 f"machine has {format_bytes(there)}; give each less (--device cpu:...), or --gpus and --nodes fewer"
             )
-        return RanksExecutor([device] * gpus, nodes=nodes)
+        return RanksExecutor([device] * gpus, launcher, nodes)
     first = resolve_device(spec)
     others = [find(first.model_copy(update={"index": first.index + rank})) for rank in range(1, gpus)]
-    return RanksExecutor([device, *others])
+    return RanksExecutor([device, *others], launcher)
 
 
-def find_tracer(spec: DeviceSpec) -> Tracer:
+def find_tracer(spec: DeviceSpec, launcher: Launcher = launch) -> Tracer:
     """Return what traces for a device: a worker on this machine, or for a replay the grid, which knows what it cost.
 
     Raises what `find` raises.
     """
-    local = LocalTracer()
+    local = LocalTracer(launcher=launcher)
     grid = recorded_grid(spec)
     return local if grid is None else ReplayTracer(grid, local)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from autotune.probe.keeper import LauncherName
+from autotune.options import LauncherName
 from autotune.probe.protocol import DiskFull, Inspection, Progress, Result, TraceAnswer
 from autotune.validation import Frozen
 

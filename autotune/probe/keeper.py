@@ -7,16 +7,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from autotune.options import LauncherName
 
 if TYPE_CHECKING:
     from autotune.probe.supervisor import Orders
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
-
-LauncherName = Literal["cold", "warm"]
-"""How a probe's processes come to be: `cold` starts programs anew, `warm` forks a server that has imported the
-libraries."""
 
 
 class Keeper(Protocol):

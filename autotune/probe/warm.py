@@ -15,11 +15,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Self
 
+from autotune.options import LauncherName
 from autotune.probe.exit import Report
 from autotune.probe.folder import ProbeFolder
-from autotune.probe.launch import MARK, WORKER, launch, worker_environment
+from autotune.probe.launch import MARK, WORKER, Launcher, launch, worker_environment
 from autotune.probe.protocol import ProbeRequest, Progress
 from autotune.probe.warm_server import NotAwaited, ServerLost, WarmServer
 from autotune.specs import ModelSpec
@@ -166,6 +168,11 @@ class WarmLauncher:
             if not server.served:
                 self._refused[key] = why
             return server.served
+
+
+def launcher_by_name(name: LauncherName) -> AbstractContextManager[Launcher]:
+    """Return the launcher of a name, which is closed with the context."""
+    return WarmLauncher() if name == "warm" else nullcontext(launch)
 
 
 def unserved(request: ProbeRequest) -> str | None:

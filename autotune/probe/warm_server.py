@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from autotune.errors import ProbeError
+from autotune.options import LauncherName
 from autotune.probe.fork_server import MESSAGE_CAP, Order
-from autotune.probe.keeper import LauncherName
 
 if TYPE_CHECKING:
     from autotune.probe.supervisor import Orders

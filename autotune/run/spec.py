@@ -90,6 +90,7 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
     return RunSpec(
         model=model, device=device, goal=goal, optimizer=options.optimizer, space=space.model_dump(mode="json"),
         space_name=space.name, strategy=options.strategy, seed=options.seed, predict=options.predict,
+        launcher=options.launcher,
         limits=options.part(Limits),
     )  # fmt: skip
 

@@ -2,8 +2,8 @@
 
 `python -m autotune.worker REQUEST RESULT_FD`, or a fork of a server (`autotune.worker.warm`), reads a `ProbeRequest`
 and answers over the pipe `RESULT_FD`, which its parent made, with the messages of `autotune.probe.protocol`. Limits
-and environment are the parent's to set. Whatever ends a probe ends in a verdict; only native code that dies on the spot leaves
-that to the parent.
+and environment are the parent's to set. Whatever ends a probe ends in a verdict; only native code that dies on the
+spot leaves that to the parent.
 """
 
 from __future__ import annotations

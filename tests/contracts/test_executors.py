@@ -18,6 +18,7 @@ from autotune.executors.replay import ReplayExecutor
 from autotune.outcome import Ok
 from autotune.probe.launch import launch
 from autotune.probe.protocol import Inspection, ProbeRequest, Result
+from autotune.probe.warm import WarmLauncher
 from autotune.search.shipped import load_space
 from autotune.site import Site
 from autotune.specs import ModelSpec
@@ -39,14 +40,31 @@ TOLD = {
 }
 
 
-def told(behaviour, request, folder, **options):
+def told(behaviour, request, folder, launcher=launch, **options):
     """Launch a worker that behaves so, under a real supervisor."""
     answer = (
         Inspection(facts=FACTS) if request.kind == "inspect" else Result(outcome=ok(64 * MIB, budget=GIB))
     )
     environment = {**options["environment"], "FAULT_ANSWER": answer.model_dump_json(), **TOLD[behaviour]}
     worker = (sys.executable, "-I", "-S", str(WORKER))
-    return launch(request, folder, **{**options, "environment": environment}, worker=worker)
+    return launcher(request, folder, **{**options, "environment": environment}, worker=worker)
+
+
+class Warm:
+    """What an executor's contract asks of one whose probes are forked, from servers of that worker."""
+
+    @pytest.fixture(autouse=True)
+    def _servers(self, _nothing_left):
+        worker = (sys.executable, "-I", "-S", str(WORKER))
+        server = (*worker[:3], str(Path(__file__).parents[1] / "data" / "serve.py"), str(WORKER))
+        with WarmLauncher(server, worker) as self.warm:
+            yield
+
+    def launch(self, request, folder, *, worker, **options):
+        """Launch a worker; a proof is always cold."""
+        report = self.warm(request, folder, **options)
+        assert (report.launcher == "cold") == (request.kind == "prove"), report.cold_because
+        return report
 
 
 def make_request(kind, ranks=1, **candidate):
@@ -68,6 +86,22 @@ class TestLocal(ProcessContract):
 class TestRanks(ProcessContract):
     def make_executor(self, behaviour):
         return RanksExecutor([CpuDevice(GIB)] * 2, partial(told, behaviour))
+
+    def make_request(self, kind, behaviour):
+        return make_request(kind, ranks=2, sharding="fsdp2")
+
+
+class TestWarmLocal(Warm, ProcessContract):
+    def make_executor(self, behaviour):
+        return LocalExecutor(CpuDevice(GIB), partial(told, behaviour, launcher=self.launch))
+
+    def make_request(self, kind, behaviour):
+        return make_request(kind)
+
+
+class TestWarmRanks(Warm, ProcessContract):
+    def make_executor(self, behaviour):
+        return RanksExecutor([CpuDevice(GIB)] * 2, partial(told, behaviour, launcher=self.launch))
 
     def make_request(self, kind, behaviour):
         return make_request(kind, ranks=2, sharding="fsdp2")

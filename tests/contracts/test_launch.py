@@ -39,7 +39,7 @@ REQUEST = ProbeRequest(
 )  # fmt: skip
 
 COLD = (sys.executable, "-I", "-S", str(MISBEHAVE))
-SERVER = (sys.executable, "-I", "-S", str(MISBEHAVE), "--serve")
+SERVER = (sys.executable, "-I", "-S", str(MISBEHAVE.with_name("serve.py")), str(MISBEHAVE))
 
 Run = Callable[..., Report]
 
@@ -417,18 +417,19 @@ def tuner_process(tmp_path: Path, launcher: str, behaviour: str, **more: Any) ->
         from autotune.probe.launch import launch
         from autotune.probe.protocol import ProbeRequest
         from autotune.probe.warm import WarmLauncher
-        request, folder, launcher, misbehave, behaviour = sys.argv[1:]
-        python = (sys.executable, "-I", "-S", misbehave)
+        request, folder, launcher, serve, misbehave, behaviour = sys.argv[1:]
+        python = (sys.executable, "-I", "-S")
         options = dict(
             environment={}, data_limit=None, timeout=300, on_progress=lambda _: print("up", flush=True),
         )
         request = ProbeRequest.model_validate_json(Path(request).read_text())
         if launcher == "cold":
-            launch(request, ProbeFolder(Path(folder)), worker=(*python, behaviour), **options)
+            launch(request, ProbeFolder(Path(folder)), worker=(*python, misbehave, behaviour), **options)
         else:
-            WarmLauncher((*python, "--serve"), (*python, behaviour))(request, ProbeFolder(Path(folder)), **options)
+            warm = WarmLauncher((*python, serve, misbehave), (*python, misbehave, behaviour))
+            warm(request, ProbeFolder(Path(folder)), **options)
     """)
-    arguments = (str(request), str(tmp_path / "probe"), launcher, str(MISBEHAVE), behaviour)
+    arguments = (str(request), str(tmp_path / "probe"), launcher, *SERVER[3:], behaviour)
     return subprocess.Popen(
         [sys.executable, "-c", program, *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, **more,

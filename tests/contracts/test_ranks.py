@@ -1,7 +1,11 @@
-"""Probes of two real ranks: they train together, and when one fails all end, with its verdict and nothing left."""
+"""Probes of two real ranks, started cold and forked: they train together, and when one fails all end, with its verdict
+and nothing left."""
 
 from __future__ import annotations
 
+import os
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -11,8 +15,9 @@ from autotune.candidate import Candidate
 from autotune.devices.cpu import CpuDevice
 from autotune.executors.ranks import RanksExecutor
 from autotune.outcome import Crash, Lost, Ok, Oom, Timeout
-from autotune.probe.launch import MARK
+from autotune.probe.launch import MARK, Launcher, launch
 from autotune.probe.protocol import Inspection, ProbeRequest
+from autotune.probe.warm import WarmLauncher
 from autotune.specs import ModelSpec
 from autotune.units import GIB, MIB
 from tests.data.requests import family
@@ -31,13 +36,33 @@ LARGE = family("llama", vocab_size=2_000_000)
 SMALL = 512 * MIB
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    """Give each rank one thread, so that its libraries take the same on a machine with many cores."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+@pytest.fixture(autouse=True, scope="module")
+def environment() -> Iterator[None]:
+    """Give each rank one thread, so that its libraries take the same on a machine with many cores, and mark them."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        monkeypatch.setenv("TESTED", uuid.uuid4().hex)
+        yield
+
+
+@pytest.fixture(scope="module", params=["cold", "warm"])
+def launcher(request: pytest.FixtureRequest, environment: None) -> Iterator[Launcher]:
+    """What launches each rank."""
+    if request.param == "cold":
+        yield launch
+    else:
+        with WarmLauncher() as warm:
+
+            def launch_warm(asked, *where, **options):
+                report = warm(asked, *where, **options)
+                assert (report.launcher == "cold") == (asked.kind == "prove"), report.cold_because
+                return report
+
+            yield launch_warm
 
 
 def run(
+    launcher: Launcher,
     folder: Path,
     named: str | ModelSpec,
     *,
@@ -60,12 +85,13 @@ def run(
         }
     )  # fmt: skip
     budgets = [first, *[GIB] * (devices - 1)]
-    executor = RanksExecutor([CpuDevice(budget) for budget in budgets], nodes=nodes)
+    executor = RanksExecutor([CpuDevice(budget) for budget in budgets], launcher, nodes)
     finding = executor.run(request, folder, timeout=timeout)
     alive = []
     for process in psutil.process_iter():
         try:
-            if MARK in process.environ() and str(folder) in process.environ().get("AUTOTUNE_RENDEZVOUS", ""):
+            found = process.environ()
+            if found.get("TESTED") == os.environ["TESTED"] and found.get(MARK, "0" * 32) != "0" * 32:
                 alive.append(process.pid)
         except psutil.Error:
             continue
@@ -77,8 +103,8 @@ def run(
 @pytest.mark.parametrize(
     ("sharding", "kind", "devices", "nodes"), [("ddp", "train", 2, 1), ("hsdp", "prove", 4, 2)]
 )
-def test_ranks_train_together_and_give_one_verdict(tmp_path, sharding, kind, devices, nodes):
-    finding = run(tmp_path, "fine", kind=kind, sharding=sharding, devices=devices, nodes=nodes)
+def test_ranks_train_together_and_give_one_verdict(launcher, tmp_path, sharding, kind, devices, nodes):
+    finding = run(launcher, tmp_path, "fine", kind=kind, sharding=sharding, devices=devices, nodes=nodes)
     assert isinstance(finding.answer, Ok), finding.answer
     assert len(finding.answer.losses) >= 4
     assert 0 < finding.answer.memory.peak() <= GIB
@@ -89,37 +115,37 @@ def test_ranks_train_together_and_give_one_verdict(tmp_path, sharding, kind, dev
     assert {path.name for path in tmp_path.iterdir()} == {f"rank{rank}" for rank in range(devices)}
 
 
-def test_a_model_is_looked_at_by_one_process(tmp_path):
-    assert isinstance(run(tmp_path, "fine", kind="inspect").answer, Inspection)
+def test_a_model_is_looked_at_by_one_process(launcher, tmp_path):
+    assert isinstance(run(launcher, tmp_path, "fine", kind="inspect").answer, Inspection)
     assert not (tmp_path / "rank0").exists()
 
 
-def test_an_oom_of_one_rank_is_the_probes_with_its_rank(tmp_path):
-    answer = run(tmp_path, "oom").answer
+def test_an_oom_of_one_rank_is_the_probes_with_its_rank(launcher, tmp_path):
+    answer = run(launcher, tmp_path, "oom").answer
     assert isinstance(answer, Oom), answer
     assert (answer.rank, answer.requested) == (1, 4 << 40)
 
 
-def test_an_oom_of_the_rank_that_builds_for_all_ends_those_that_wait_for_it(tmp_path):
-    answer = run(tmp_path, LARGE, first=SMALL).answer
+def test_an_oom_of_the_rank_that_builds_for_all_ends_those_that_wait_for_it(launcher, tmp_path):
+    answer = run(launcher, tmp_path, LARGE, first=SMALL).answer
     assert isinstance(answer, Oom), answer
     assert (answer.rank, answer.phase) == (0, "build")
 
 
-def test_a_rank_that_is_killed_ends_the_group(tmp_path):
-    answer = run(tmp_path, "killed", nodes=2).answer
+def test_a_rank_that_is_killed_ends_the_group(launcher, tmp_path):
+    answer = run(launcher, tmp_path, "killed", nodes=2).answer
     assert isinstance(answer, Lost)  # by something outside: nothing is known of the candidate
     assert "rank 1" in answer.message
     assert "SIGKILL" in answer.message
 
 
-def test_a_rank_that_leaves_early_ends_the_group(tmp_path):
-    answer = run(tmp_path, "leaves").answer
+def test_a_rank_that_leaves_early_ends_the_group(launcher, tmp_path):
+    answer = run(launcher, tmp_path, "leaves").answer
     assert isinstance(answer, Crash)
     assert answer.reason == "exit"
     assert answer.message.startswith("rank 1")
 
 
-def test_a_rank_that_hangs_ends_the_group_at_the_deadline(tmp_path):
-    answer = run(tmp_path, "hangs", timeout=12).answer
+def test_a_rank_that_hangs_ends_the_group_at_the_deadline(launcher, tmp_path):
+    answer = run(launcher, tmp_path, "hangs", timeout=12).answer
     assert isinstance(answer, Timeout), answer

@@ -1,8 +1,4 @@
-"""A worker that behaves as told: `misbehave.py BEHAVIOUR REQUEST RESULT_FD`. Standard library only.
-
-With `--serve` first it is a server of warm probes instead, whose workers behave so: `misbehave.py --serve IMPORTS
-CONTROL LIFELINE`.
-"""
+"""A worker that behaves as told: `misbehave.py BEHAVIOUR REQUEST RESULT_FD`. Standard library only."""
 
 import os
 import signal
@@ -10,7 +6,7 @@ import subprocess
 import sys
 import time
 
-request, result_fd = "", -1
+behaviour, request, result_fd = sys.argv[1], sys.argv[2], int(sys.argv[3])
 VERDICT = b'{"type":"result","protocol":1,"outcome":{"kind":"unsupported","reason":"as told"}}\n'
 
 
@@ -220,25 +216,4 @@ def describe() -> None:
     say(VERDICT.replace(b'"as told"', json.dumps(json.dumps(facts)).encode()))
 
 
-def main(argv: list[str]) -> None:
-    global request, result_fd
-    behaviour, request, result_fd = argv[-3], argv[-2], int(argv[-1])
-    globals()[behaviour]()
-
-
-def serve(control: int, lifeline: int) -> None:
-    import socket
-    from pathlib import Path
-
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-    from autotune.probe.fork_server import die_with_the_tuner, serve
-
-    die_with_the_tuner(lifeline)
-    serve(socket.socket(fileno=control), lifeline, {"data": 0, "refused": ""}, main)
-
-
-if __name__ == "__main__":
-    if sys.argv[1] == "--serve":
-        serve(int(sys.argv[3]), int(sys.argv[4]))
-    else:
-        main(sys.argv)
+globals()[behaviour]()
