@@ -189,7 +189,9 @@ class ProbeOptions(Options):
     """How probes start: forked from a process that has imported torch, or each cold. Proofs are always cold."""
 
 
-class RunOptions(ModelOptions, GoalOptions, ObjectiveOptions, DeviceOptions, SearchOptions, ProbeOptions, Limits):
+class RunOptions(
+    ModelOptions, GoalOptions, ObjectiveOptions, DeviceOptions, SearchOptions, ProbeOptions, Limits
+):
     """Every option of `autotune run`, by the name that it has in a spec file."""
 
 

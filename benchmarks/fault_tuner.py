@@ -21,7 +21,6 @@ import autotune.executors.find
 import autotune.reporting.document
 import autotune.reporting.live
 import autotune.run.journal
-import autotune.tracing.client
 from autotune import cli
 from autotune.candidate import Candidate
 from autotune.executors.executor import ProbeResult
@@ -217,7 +216,7 @@ def start(root: Path, kind: Kind, hooks: Hooks, mark: str) -> tuple[int, int]:
 def _instrument(kind: Kind, hooks: Hooks) -> None:
     autotune.executors.find.find_executor = partial(executor_of, kind, hooks)  # type: ignore[assignment]
     if kind != "real":
-        autotune.tracing.client.LocalTracer = ArithmeticTracer  # type: ignore[assignment, misc]
+        autotune.executors.find.find_tracer = lambda *_: ArithmeticTracer()
     append, written = Journal.append, iter(range(10**9))
 
     def counted(journal: Journal, entry: Entry) -> None:
@@ -277,7 +276,9 @@ def remaining(mark: str) -> list[int]:
 def tree() -> dict[str, int]:
     """Return the process ids of the probe that runs below this tuner, by their part in it."""
     keeper = psutil.Process().children()[0]
-    if "autotune.worker.warm" in keeper.cmdline() and keeper.children():  # a server, and the keeper that it forked
+    if (
+        "autotune.worker.warm" in keeper.cmdline() and keeper.children()
+    ):  # a server, and the keeper that it forked
         keeper = keeper.children()[0]
     supervisor = keeper.children()[0]
     return {

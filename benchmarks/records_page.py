@@ -23,24 +23,38 @@ from benchmarks.markdown import block, fill, off, read, source, table
 
 MAKER = "benchmarks/records_page.py"
 PARTS = {
-    "start and import": "start, and import of torch and transformers", "build": "building the model",
+    "start and import": "start, and import of torch and transformers (cold)", "build": "building the model",
     "verdict and teardown": "verdict and teardown",
 }  # fmt: skip
 """Parts of a probe that are no training, by their names in the record."""
 
 
 def probe_overhead() -> str:
-    """Return what a probe takes beyond its training steps: the median of each part."""
+    """Return what a probe takes beyond its training steps: the median of each part, cold and warm."""
     document = read("probe_overhead")
+    launchers = [
+        name for name in ("cold", "warm") if any(row["launcher"] == name for row in document["rows"])
+    ]
     rows = [
-        (name, f"{statistics.median(row[part] for row in document['rows']):.1f} s")
+        (
+            name,
+            *(
+                f"{statistics.median(row[part] for row in document['rows'] if row['launcher'] == launcher):.2f} s"
+                for launcher in launchers
+            ),
+        )
         for part, name in PARTS.items()
     ]
     seconds, ratio = document["overhead_seconds"], document["overhead_over_step"]
     together = (
-        f"Together {seconds:.1f} s, {ratio:.1f} times a bare training step (one sequence of 64 tokens)."
+        f"Cold together {seconds:.1f} s, {ratio:.1f} times a bare training step (one sequence of 64 tokens)."
     )
-    return block([*table(("part", "median"), rows), "", together, source(document)])
+    if "warm_seconds" in document:
+        together += (
+            f" Warm {document['warm_seconds']:.2f} s beyond the build; the first of a run waits "
+            f"{document['first_warm']['start and import']:.1f} s for the process that the others are forked from."
+        )
+    return block([*table(("part", *launchers), rows), "", together, source(document)])
 
 
 def fewer_probes() -> str:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Self
 
+from autotune.interruption import shielded
 from autotune.options import LauncherName
 from autotune.probe.exit import Report
 from autotune.probe.folder import ProbeFolder
@@ -154,7 +155,9 @@ class WarmLauncher:
                     oldest = min(self._servers, key=lambda other: self._servers[other].used)
                     self._servers.pop(oldest).end()
                 wanted = json.dumps({"model": json.loads(key.model), "distributed": key.distributed})
-                self._servers[key] = WarmServer((*self._command, wanted), dict(key.variables), MARK, OWN)
+                with shielded():  # a process that was started is known, so that it can be ended
+                    command = (*self._command, wanted)
+                    self._servers[key] = WarmServer(command, dict(key.variables), MARK, OWN)
             server = self._servers[key]
             server.used = time.monotonic()
             return server

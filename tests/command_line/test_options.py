@@ -98,7 +98,16 @@ def test_help_is_grouped_by_subject_the_common_ones_first() -> None:
     def sections(verb: str) -> list[str]:
         return re.findall(r"^(\S.*):$", help_of(verb), re.MULTILINE)
 
-    assert sections("run") == ["Model and data", "Goal", "Objective", "Device", "Search", "Probes", "Limits", "Output"]
+    assert sections("run") == [
+        "Model and data",
+        "Goal",
+        "Objective",
+        "Device",
+        "Search",
+        "Probes",
+        "Limits",
+        "Output",
+    ]
     assert sections("estimate") == [
         "Model and data", "Device", "Batch", "Table of rungs, where no technique is named", "Techniques",
         "Several GPUs", "Data", "Memory allocator", "Output",

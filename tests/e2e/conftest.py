@@ -49,12 +49,18 @@ def autotune(*arguments: str, cwd: Path) -> Ended:
 
 
 def probes_alive(folder: Path) -> list[int]:
-    """Return every process that still runs for a probe of a run under `folder`: its supervisor and its worker."""
-    return [
-        process.pid
-        for process in psutil.process_iter(["cmdline"])
-        if any(str(folder.resolve()) in part for part in process.info["cmdline"] or [])
-    ]
+    """Return every process that still runs for a probe of a run under `folder`: supervisor and worker, or a server.
+
+    Those that a server forked have its command line, and its working folder.
+    """
+    here = str(folder.resolve())
+    found = []
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        said = process.info["cmdline"] or []
+        forked = "autotune.worker.warm" in said and process.info["cwd"] == here
+        if forked or any(here in part for part in said):
+            found.append(process.pid)
+    return found
 
 
 def budget(room: int) -> int:
