@@ -15,9 +15,8 @@ COMPILE = Axis(
             short="on",
             saves="Time, and what fused operators need not keep. How much depends on the model.",
             costs=(
-                "A start of a minute or so for each model and shape. On the cpu device a trace predicts its "
-                "memory, with 62 MiB for the compiler itself. For a GPU no trace predicts it: it is probed, and "
-                "never skipped by prediction."
+                "A start of a minute or so for each model and shape. A trace predicts its memory from the program "
+                "that the compiler makes; on the cpu device 62 MiB come on top for the compiler itself."
             ),
             avoid="runs are short.",
             needs_compiler=True,
@@ -31,14 +30,8 @@ COMPILE = Axis(
                     f"{listed(CHOOSING)} checkpointing choose among operators, of which a compiled block shows none",
                 ),
                 Rule(
-                    {
-                        "adapters": all_but("adapters", "none"),
-                        "tensor_parallel": all_but("tensor_parallel", 1),
-                    },
-                    (
-                        "with adapters or slices of matrices each block is compiled by itself, and torch stops at the "
-                        "eighth"
-                    ),
+                    {"tensor_parallel": all_but("tensor_parallel", 1)},
+                    "with slices of matrices each block is compiled by itself, and torch stops at the eighth",
                 ),
             ),
         ),

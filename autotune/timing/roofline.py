@@ -7,8 +7,8 @@ links between devices. That is the best case, in which every copy is issued earl
 
 The shares of the peaks that kernels reach are constants with their source, the same for all models. One, `SHAPE`, was
 looked for after a comparison with published runs had come out 1.5 times too fast (docs/step_time.md). Not covered:
-matrix shapes that fill the last wave of a GPU badly, clocks under a power limit, caches, and fusion by a compiler.
-Probes correct all of that (`autotune.timing.calibration`).
+matrix shapes that fill the last wave of a GPU badly, clocks under a power limit, and caches. What a compiler fused is
+one operator here, of the bytes that its kernel moves. Probes correct all of that (`autotune.timing.calibration`).
 """
 
 from __future__ import annotations

@@ -281,9 +281,20 @@ def test_ligers_loss_makes_no_logits(tmp_path):
     assert peaks["liger"] < peaks["torch"] - 4 * 32 * SEQ_LEN * 64 * 1024  # the logits in fp32
 
 
-@pytest.mark.parametrize("fields", [{"kernels": "liger"}, {"precision": "fp8"}], ids=str)
-def test_a_trace_counts_what_ligers_kernels_and_8_bit_products_take(fields, tmp_path):
-    pytest.importorskip("liger_kernel" if "kernels" in fields else "torchao")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kernels": "liger"},
+        {"precision": "fp8"},
+        {"compile": "regional"},
+        {"compile": "regional", "activation_memory_budget": "50%"},
+        {"compile": "regional", "adapters": "lora"},
+    ],
+    ids=str,
+)
+def test_a_trace_counts_what_other_kernels_take(fields, tmp_path):
+    if "kernels" in fields or "precision" in fields:
+        pytest.importorskip("liger_kernel" if "kernels" in fields else "torchao")
     if "precision" in fields and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("no 8-bit tensor cores")
     sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4, "vocab_size": 32 * 1024}

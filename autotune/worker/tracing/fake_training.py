@@ -125,7 +125,7 @@ def _compiling(request: ProbeRequest, recorder: StorageRecorder) -> AbstractCont
         return nullcontext()
     from autotune.worker.tracing.fakes.compiler import fake_compiler  # late: it imports the compiler
 
-    return fake_compiler(recorder)
+    return fake_compiler(recorder, on_gpu=request.device.startswith("cuda"))
 
 
 def _in_files(recorder: StorageRecorder) -> AbstractContextManager[None]:

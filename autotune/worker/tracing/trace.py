@@ -73,10 +73,6 @@ def trace_alike(
 
     Others that turn out to differ in more than that are left out; trace them by themselves. Raises as `trace`.
     """
-    if request.candidate.compile != "none" and request.device != "cpu":
-        raise CannotTrace(
-            "for a GPU the compiler needs one: what a compiled block allocates there only a probe shows"
-        )
     if request.candidate.engine == "deepspeed":
         composition.check_engine(request.candidate)
         import autotune.worker.tracing.fakes.deepspeed  # noqa: F401 - its library, which must not happen on fake tensors

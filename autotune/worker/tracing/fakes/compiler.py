@@ -5,14 +5,15 @@ calls kernels and releases buffers. Here the compiler makes that program of fake
 choice of what is kept for backward and the same fusions; and the program runs on the recorder's fake tensors, where a
 kernel writes nothing. So buffers come and go as they do in a probe.
 
-Not covered: graphs for a GPU, whose stand-in inductor does not know, and what the compiler itself takes of the host.
+For a GPU `fakes.gpu_codegen` makes the stand-in known to inductor. Not covered: what the compiler itself takes of the
+host.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,7 +32,7 @@ SIZES = 4
 
 
 class GraphBreak(Exception):
-    """The compiler does not take a block as one graph; says why."""
+    """The compiler does not take a block, or not as one graph; says why, in torch's words."""
 
 
 class Kernel:
@@ -46,13 +47,13 @@ class Kernel:
 
 
 @contextmanager
-def fake_compiler(recorder: StorageRecorder) -> Iterator[None]:
+def fake_compiler(recorder: StorageRecorder, on_gpu: bool = False) -> Iterator[None]:
     """Let blocks that are compiled within be compiled for the recorder. Enter it before the recorder.
 
     Every shape is compiled for itself, as in a probe, which sees one. Nothing is kept: what is compiled here would be
     found by a real training in the same process. A buffer is released where it was used last instead of serving again,
     which depends on sizes that happen to agree; inductor lets none serve again that would make the peak higher. Raises
-    GraphBreak at the end if a block was divided.
+    GraphBreak at the end if a block was divided, or was not compiled, with torch's own reason.
     """
     import torch._inductor.compile_fx  # here: a first import must not happen on fake tensors
     from torch._dynamo import config as dynamo
@@ -71,29 +72,44 @@ def fake_compiler(recorder: StorageRecorder) -> Iterator[None]:
     def kernel(*_: Any, **__: Any) -> Kernel:
         return Kernel(recorder)
 
+    if on_gpu:
+        from autotune.worker.tracing.fakes.gpu_codegen import gpu_codegen
+
+        target: AbstractContextManager[None] = gpu_codegen(recorder)
+    else:
+        target = nullcontext()
     torch._dynamo.reset()
     counters.clear()
     try:
-        with replaced(
-            [
-                (compilation, "compile_forward", _outside_modes),
-                (codecache.PyCodeCache, "load_by_key_path", load),
-                (async_compile.AsyncCompile, "cpp_pybinding", kernel),
-                (inductor, "fx_graph_cache", False),
-                (inductor, "allow_buffer_reuse", False),
-                (inductor.cpp, "vec_isa_ok", True),  # else it builds a program to find out
-                (functorch, "enable_autograd_cache", False),
-                (dynamo, "automatic_dynamic_shapes", False),
-                (dynamo, "recompile_limit", SIZES * dynamo.recompile_limit),
-            ]
+        with (
+            target,
+            replaced(
+                [
+                    (compilation, "compile_forward", _outside_modes),
+                    (codecache.PyCodeCache, "load_by_key_path", load),
+                    (async_compile.AsyncCompile, "cpp_pybinding", kernel),
+                    (inductor, "fx_graph_cache", False),
+                    (inductor, "allow_buffer_reuse", False),
+                    (inductor.cpp, "vec_isa_ok", True),  # else it builds a program to find out
+                    (functorch, "enable_autograd_cache", False),
+                    (dynamo, "automatic_dynamic_shapes", False),
+                    (dynamo, "recompile_limit", SIZES * dynamo.recompile_limit),
+                ]
+            ),
         ):
             yield
         if breaks := list(counters["graph_break"]):
             raise GraphBreak(breaks[0].partition("\n")[0])
     except TorchDynamoException as error:
-        raise GraphBreak(str(error).partition("\n")[0]) from error
+        raise GraphBreak(_reason(error)) from error
     finally:
         torch._dynamo.reset()
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of what the compiler says, or of what stopped it inside."""
+    inner = getattr(error, "inner_exception", None) or error
+    return str(inner).partition("\n")[0].strip() or type(inner).__name__
 
 
 def _outside_modes(forward: Callable[..., Any]) -> Callable[..., Any]:
