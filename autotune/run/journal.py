@@ -86,7 +86,7 @@ class Journal:
     def append(self, entry: Entry) -> None:
         """Write one line durably. Raises JournalError when the disk refuses; what was recorded before stays."""
         assert self._file is not None, "the journal is open"
-        line = _sealed(entry.model_dump_json().encode(), self._last)
+        line = sealed(entry.model_dump_json().encode(), self._last)
         with shielded():
             try:
                 # Drop what a write that was cut short has left, or the line would be glued to it.
@@ -179,7 +179,7 @@ def parse_journal(content: bytes, path: Path) -> tuple[tuple[Entry, ...], int, b
                 "never continued from a damaged record; start a new one, or restore the file from a copy"
             ) from None
         wrong = order.refusal(entries[-1])
-        if wrong is None and (seal is None or line != _sealed(line[: seal.start()] + b"}", last)):
+        if wrong is None and (seal is None or line != sealed(line[: seal.start()] + b"}", last)):
             wrong = "it is not what was written after the line before it"
         if wrong is not None:
             raise JournalError(
@@ -194,7 +194,7 @@ def parse_journal(content: bytes, path: Path) -> tuple[tuple[Entry, ...], int, b
 _SEAL = re.compile(rb',"seal":"[0-9a-f]{16}"\}$')
 
 
-def _sealed(entry: bytes, before: bytes) -> bytes:
+def sealed(entry: bytes, before: bytes) -> bytes:
     """Return an entry's JSON with a digest of it and of the line before it, by which an edit shows, wherever it is."""
     digest = hashlib.sha256(before + b"\n" + entry).hexdigest()[:16]
     return entry[:-1] + b',"seal":"' + digest.encode() + b'"}'

@@ -16,7 +16,7 @@ from autotune.run.events import (
     Searched,
     Started,
 )
-from autotune.run.record import Record
+from autotune.run.record import Record, Tally
 from autotune.specs import ABSENT
 from autotune.trial import TRIES, ProofFinished
 
@@ -26,6 +26,7 @@ class Order:
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
+        self._tally = Tally()
         self._probes: dict[int, Started] = {}
         self._inspected = False
         self._unproven = False
@@ -56,7 +57,7 @@ class Order:
             case Asked():
                 return None
             case Opened():
-                decided = self.record.decided
+                decided = self._tally.decided
                 return "the run was decided before" if decided and decided.winner is not None else None
             case Retried():
                 return self._retried(entry)
@@ -80,18 +81,18 @@ class Order:
             return "the search was over then"
         if isinstance(entry, Started):
             return self._started(entry)
-        if isinstance(entry, Searched) and self.record.pending:
-            return f"probe {self.record.pending[0].number} had no verdict then"
+        if isinstance(entry, Searched) and self._tally.pending:
+            return f"probe {min(self._tally.pending)} had no verdict then"
         return None
 
     def _started(self, entry: Started) -> str | None:
         number, known = entry.number, self._probes.get(entry.number)
-        pending = [started.number for started in self.record.pending]
+        pending = sorted(self._tally.pending)
         if number not in pending and (known or pending or number != len(self._probes) + 1):
             return f"probe {pending[0] if pending else len(self._probes) + 1} was to be started then"
         if known and (known.candidate, known.node) != (entry.candidate, entry.node):
             return f"probe {number} was of another candidate before"
-        if self.record.tries("probe", number) >= TRIES:
+        if self._tally.tried("probe", number).tries >= TRIES:
             return f"probe {number} was started {TRIES} times before"
         return None
 
@@ -102,7 +103,7 @@ class Order:
         if self._active == (work, entry.number):
             return None
         given_up = isinstance(entry.outcome, Lost) and entry.outcome.cause == "tuner"
-        tries = self.record.tries("probe" if work == "probe" else "proof", entry.number)
+        tries = self._tally.tried("probe" if work == "probe" else "proof", entry.number).tries
         if self._active is None and given_up and tries >= TRIES:
             return None
         return f"{work} {entry.number} was not under way then"
@@ -118,20 +119,18 @@ class Order:
         return f"no {entry.work} that was interrupted was under way then" if wrong else None
 
     def _proof_started(self, entry: ProofStarted) -> str | None:
-        trial = self.record.trial(entry.number)
-        if trial is None or not isinstance(trial.outcome, Ok):
+        if not self._trained(entry.number):
             return f"probe {entry.number} had not trained then"
-        if self.record.tries("proof", entry.number) >= TRIES:
+        if self._tally.tried("proof", entry.number).tries >= TRIES:
             return f"the proof of probe {entry.number} was started {TRIES} times before"
         return None
 
     def _decided(self, entry: Decided) -> str | None:
         if entry.winner is None:
             return None
-        trial = self.record.trial(entry.winner)
-        if trial is None or not isinstance(trial.outcome, Ok):
+        if not self._trained(entry.winner):
             return f"probe {entry.winner} had not trained then"
-        proven = any(proof.passed and proof.number == entry.winner for proof in self.record.proofs)
+        proven = any(proof.passed and proof.number == entry.winner for proof in self._tally.proofs)
         return None if proven or self._unproven else f"probe {entry.winner} was not proven then"
 
     def _retried(self, entry: Retried) -> str | None:
@@ -140,8 +139,14 @@ class Order:
         same = (entry.probes, entry.proofs) == (lost["probe"], lost["proof"])
         return None if same and unknown else "other probes and proofs were lost then"
 
+    def _trained(self, number: int) -> bool:
+        """Tell whether a probe has the verdict that it trained."""
+        _, finished = self._tally.probes.get(number, (None, None))
+        return finished is not None and isinstance(finished.outcome, Ok)
+
     def _take(self, entry: Entry) -> None:
         self._entries.append(entry)
+        self._tally.take(entry)
         match entry:
             case Asked(spec=spec):
                 device = spec.get("device")

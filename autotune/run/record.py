@@ -74,6 +74,60 @@ class _Tried:
         return True
 
 
+class Tally:
+    """What lines add up to, about probes and proofs. They are taken in one by one, each in the same time."""
+
+    def __init__(self) -> None:
+        self.probes: dict[int, tuple[Started, Finished | None]] = {}
+        """Each probe's newest start and its verdict, by number."""
+        self.pending: dict[int, Started] = {}
+        """Those without a verdict."""
+        self.proofs: list[ProofFinished] = []
+        """The proofs with a verdict, in order."""
+        self.decided: Decided | None = None
+        """The end of the run, once reached, unless what was lost is tried again since."""
+        self._tried: dict[tuple[str, int], _Tried] = {}
+
+    def take(self, entry: Entry) -> None:
+        """Take a line in, which is one that a tuner writes at its place."""
+        match entry:
+            case Started(number=number):
+                self._of("probe", number).start()
+                self.probes[number] = entry, None
+                self.pending[number] = entry
+            case ProofStarted(number=number):
+                self._of("proof", number).start()
+            case Interrupted(work="probe" | "proof", number=int(number)):
+                self._tried[entry.work, number].interrupt()
+            case Finished(number=number, outcome=outcome):
+                if self._tried["probe", number].settles(outcome):
+                    self.probes[number] = self.probes[number][0], entry
+                    self.pending.pop(number, None)
+            case ProofFinished(number=number, outcome=outcome):
+                if self._tried["proof", number].settles(outcome):
+                    self.proofs.append(entry)
+            case Retried(probes=probes, proofs=proofs):
+                self.pending |= {number: self.probes[number][0] for number in probes}
+                self.probes |= {number: (self.probes[number][0], None) for number in probes}
+                self.proofs = [
+                    p for p in self.proofs if not (p.number in proofs and isinstance(p.outcome, Lost))
+                ]
+                self.decided = None
+            case Decided():
+                self.decided = entry
+
+    def tried(self, work: Literal["probe", "proof"], number: int) -> _Tried:
+        """Return how often a probe or a proof without a verdict was tried."""
+        return self._tried.get((work, number), _Tried())
+
+    def in_order(self) -> tuple[Started, ...]:
+        """Return the probes without a verdict, in the order of their numbers."""
+        return tuple(started for _, started in sorted(self.pending.items()))
+
+    def _of(self, work: str, number: int) -> _Tried:
+        return self._tried.setdefault((work, number), _Tried())
+
+
 @dataclass(frozen=True)
 class Record:
     """What the lines of a journal add up to."""
@@ -95,25 +149,18 @@ class Record:
         """The model's facts, once known."""
         return next((entry for entry in self.entries if isinstance(entry, Inspected)), None)
 
-    @property
+    @cached_property
     def history(self) -> History:
         """All trials that have their verdict, in the order of their numbers."""
-        return tuple(
-            Trial(
-                number=number, candidate=started.candidate, node=started.node, why=started.why,
-                outcome=finished.outcome, seconds=finished.seconds, prediction=started.prediction,
-            )
-            for number, (started, finished) in sorted(self._probes[0].items())
-            if finished is not None
-        )  # fmt: skip
+        return tuple(self._trials.values())
 
     def trial(self, number: int) -> Trial | None:
         """Return a trial by its number; None while it has no verdict."""
-        return next((trial for trial in self.history if trial.number == number), None)
+        return self._trials.get(number)
 
     def finished(self, number: int) -> Finished | None:
         """Return the line with a probe's verdict; None while it has none."""
-        return self._probes[0].get(number, (None, None))[1]
+        return self._tally.probes.get(number, (None, None))[1]
 
     def site(self, number: int) -> Site | None:
         """Return where a trial was measured: by its proof, whose speed replaces the probe's, else by its probe.
@@ -135,9 +182,7 @@ class Record:
     @property
     def pending(self) -> tuple[Started, ...]:
         """The probes that were started and have no verdict, in the order of their numbers."""
-        return tuple(
-            started for _, (started, finished) in sorted(self._probes[0].items()) if finished is None
-        )
+        return self._tally.in_order()
 
     @property
     def path(self) -> tuple[Step, ...]:
@@ -160,7 +205,7 @@ class Record:
     @property
     def proofs(self) -> tuple[ProofFinished, ...]:
         """All proofs that have their verdict, in order; a lost one is none that failed."""
-        return self._proofs[0]
+        return tuple(self._tally.proofs)
 
     @property
     def unknown(self) -> tuple[Unknown, ...]:
@@ -181,65 +226,38 @@ class Record:
     @property
     def decided(self) -> Decided | None:
         """The end of the run, once reached, unless what was lost is tried again since."""
-        for entry in reversed(self.entries):
-            if isinstance(entry, Decided):
-                return entry
-            if isinstance(entry, Retried):
-                return None
-        return None
+        return self._tally.decided
 
     def tries(self, work: Literal["probe", "proof"], number: int) -> int:
         """Return how often a probe or a proof without a verdict was tried; interruptions do not count."""
-        return self._tried(work, number).tries
+        return self._tally.tried(work, number).tries
 
     def is_under_way(self, work: Literal["probe", "proof"], number: int) -> bool:
         """Tell whether a probe or a proof was started, and neither finished nor interrupted."""
-        return self._tried(work, number).under_way
-
-    def _tried(self, work: Literal["probe", "proof"], number: int) -> _Tried:
-        return (self._probes if work == "probe" else self._proofs)[1].get(number, _Tried())
+        return self._tally.tried(work, number).under_way
 
     @cached_property
-    def _probes(self) -> tuple[dict[int, tuple[Started, Finished | None]], dict[int, _Tried]]:
-        """Each probe's newest start and its verdict, and how often it was tried, by number."""
-        found: dict[int, tuple[Started, Finished | None]] = {}
-        tried: dict[int, _Tried] = {}
+    def _tally(self) -> Tally:
+        tally = Tally()
         for entry in self.entries:
-            match entry:
-                case Started(number=number):
-                    tried.setdefault(number, _Tried()).start()
-                    found[number] = entry, None
-                case Interrupted(work="probe", number=int(number)):
-                    tried[number].interrupt()
-                case Finished(number=number, outcome=outcome):
-                    if tried[number].settles(outcome):
-                        found[number] = found[number][0], entry
-                case Retried(probes=numbers):
-                    found |= {number: (found[number][0], None) for number in numbers}
-        return found, tried
+            tally.take(entry)
+        return tally
 
     @cached_property
-    def _proofs(self) -> tuple[tuple[ProofFinished, ...], dict[int, _Tried]]:
-        """The proofs with a verdict in order, and how often those without one were tried, by the trial's number."""
-        found: list[ProofFinished] = []
-        tried: dict[int, _Tried] = {}
-        for entry in self.entries:
-            match entry:
-                case ProofStarted(number=number):
-                    tried.setdefault(number, _Tried()).start()
-                case Interrupted(work="proof", number=int(number)):
-                    tried[number].interrupt()
-                case ProofFinished(number=number, outcome=outcome):
-                    if tried[number].settles(outcome):
-                        found.append(entry)
-                case Retried(proofs=numbers):
-                    found = [p for p in found if not (p.number in numbers and isinstance(p.outcome, Lost))]
-        return tuple(found), tried
+    def _trials(self) -> dict[int, Trial]:
+        return {
+            number: Trial(
+                number=number, candidate=started.candidate, node=started.node, why=started.why,
+                outcome=finished.outcome, seconds=finished.seconds, prediction=started.prediction,
+            )
+            for number, (started, finished) in sorted(self._tally.probes.items())
+            if finished is not None
+        }  # fmt: skip
 
     @property
     def next_number(self) -> int:
         """The number of the next trial, from 1."""
-        return 1 + max((entry.number for entry in self.entries if isinstance(entry, Started)), default=0)
+        return 1 + max(self._tally.probes, default=0)
 
     @property
     def seconds(self) -> float:
