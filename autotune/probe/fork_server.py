@@ -109,7 +109,7 @@ def _become_keeper(order: Order, descriptors: list[int], work: Callable[[list[st
             os.close(descriptor)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         name, mark = order["mark"]
-        _write_initial(name, mark)
+        write_initial(name, mark)
         os.environ[name] = mark
         for name, value in order["variables"].items():
             if value is None:
@@ -147,7 +147,7 @@ def _work(work: Callable[[list[str]], object], argv: list[str]) -> NoReturn:
         os._exit(code if isinstance(code, int) else int(code is not None))
 
 
-def _write_initial(name: str, value: str) -> None:
+def write_initial(name: str, value: str) -> None:
     """Write a variable where the kernel shows this process's environment (`/proc/PID/environ`), in place.
 
     That is the memory in which the program found its environment when it started; what is set later is elsewhere, and

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.probe.fork_server import die_with_the_tuner, serve
+from autotune.probe.fork_server import die_with_the_tuner, serve, write_initial
+from autotune.probe.launch import MARK
 from autotune.worker import __main__ as worker
 from autotune.worker import openblas
 from autotune.worker.measuring.process_memory import own_data
@@ -56,6 +57,13 @@ def preload(model: dict[str, Any] | None, distributed: bool) -> None:
 
 def refusal() -> str:
     """Return why this process must not be forked for work; empty where it may be."""
+    try:
+        os.close(
+            os.pidfd_open(os.getpid())
+        )  # by which a tuner sees the end of a process that is not its child
+        write_initial(MARK, os.environ[MARK])  # by which it finds what a killed supervisor left
+    except (OSError, LookupError, ValueError) as error:
+        return f"this machine's kernel does not do what forks need: {error}"
     for path in openblas.loaded():
         try:
             openblas.threads(path)

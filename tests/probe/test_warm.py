@@ -17,8 +17,9 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.probe.exit import Report
 from autotune.probe.folder import ProbeFolder
+from autotune.probe.launch import launch
 from autotune.probe.protocol import ProbeRequest, Result
-from autotune.probe.warm import KEPT, LEAST, WarmLauncher, unserved
+from autotune.probe.warm import KEPT, LEAST, WarmLauncher, launcher_by_name, unserved
 from autotune.probe.warm_server import WarmServer
 from autotune.specs import ModelSpec
 from autotune.units import GIB, MIB
@@ -73,6 +74,12 @@ def test_what_a_fork_cannot_serve_is_named() -> None:
         request("trace").model_copy(update={"also": (Candidate(sharding="zero3", engine="deepspeed"),)}),
     ):  # fmt: skip
         assert unserved(cold)
+
+
+def test_the_launcher_is_chosen_by_name() -> None:
+    with launcher_by_name("cold") as cold, launcher_by_name("warm") as warm:
+        assert cold is launch
+        assert isinstance(warm, WarmLauncher)
 
 
 def test_probes_of_one_environment_share_a_server(launches: Launches) -> None:
