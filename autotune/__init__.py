@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "AutotuneError", "Best", "Candidate", "InputError", "JournalError", "ModelError", "NoDiskSpace", "NotPriced",
-    "NothingFits", "NothingProven", "NothingTrained", "Outcome", "ProbeError", "Run", "RunCallbacks",
-    "estimate", "load_run", "tune",
+    "NothingFits", "NothingProven", "NothingTrained", "Outcome", "ProbeError", "Run", "RunCallbacks", "RunEdited",
+    "RunInUse", "estimate", "load_run", "tune",
 ]  # fmt: skip
 
 _HOMES = {

@@ -66,7 +66,8 @@ def accumulate(
         raise InputError(
             f"a global batch of {format_count(target)} tokens is not a multiple of micro-batch x world size "
             f"({format_count(per_step)} tokens); the nearest above is {format_count(result.effective)}. "
-            "Drop --exact to accept it, or change the target"
+            "Drop --exact to accept it, or change the target",
+            about="target_global_batch",
         )
     return result
 
@@ -82,7 +83,8 @@ def largest_micro_batch(target: int, tokens_per_sample: int, world_size: int = 1
         raise InputError(
             f"the global batch of {format_count(target)} tokens is smaller than one sequence of "
             f"{format_count(tokens_per_sample)} tokens on each of {world_size} device(s); raise "
-            "--target-global-batch or lower --seq-len or --gpus"
+            "--target-global-batch or lower --seq-len or --gpus",
+            about="target_global_batch",
         )
     if exact:
         accumulate(target, 1, tokens_per_sample, world_size, exact=True)

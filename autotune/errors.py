@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import Literal, Self
 
 from autotune.exit_codes import ExitCode
 
@@ -24,16 +25,55 @@ class AutotuneError(Exception):
     exit_code = ExitCode.MACHINE
 
 
+class Problem(str):
+    """One mistake of the input: the sentence, which knows what it is about."""
+
+    about: str
+    """The option, axis or key, as a spec calls it (`seq_len`, `variables.PATH`); empty where it is no single one."""
+
+    def __new__(cls, sentence: str, about: str = "") -> Self:
+        """Keep what a sentence is about already; `about` is for one that does not know."""
+        made = super().__new__(cls, sentence)
+        made.about = getattr(sentence, "about", "") or about
+        return made
+
+
 class InputError(AutotuneError, ValueError):
     """The user's input cannot be used. Holds every problem found, not just the first."""
 
     exit_code = ExitCode.INPUT
 
-    def __init__(self, problems: str | Iterable[str]) -> None:
-        self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
+    def __init__(self, problems: str | Iterable[str], about: str = "") -> None:
+        """Take sentences; `about` is what those are about that do not say it themselves."""
+        found = (problems,) if isinstance(problems, str) else tuple(problems)
+        self.problems = tuple(Problem(problem, about) for problem in found)
         more = len(self.problems) - SHOWN
         told = [*self.problems[:SHOWN], *([f"and {more:,} more problems"] if more > 0 else [])]
         super().__init__("\n".join(told))
+
+    @property
+    def about(self) -> tuple[str, ...]:
+        """Return the options, axes and keys that the problems are about, each once, as far as they say it."""
+        return tuple(dict.fromkeys(problem.about for problem in self.problems if problem.about))
+
+
+class RunInUse(InputError):
+    """Another tuner works on the run: `process` is its number, None where that cannot be told."""
+
+    def __init__(self, message: str, process: int | None) -> None:
+        self.process = process
+        super().__init__(message)
+
+
+class RunEdited(InputError):
+    """A run is not continued, because what it measured is of another spec, or of another model's code.
+
+    `changed` names the fields of the spec that differ; none where it is the file that defines the model.
+    """
+
+    def __init__(self, message: str, changed: Sequence[str] = ()) -> None:
+        self.changed = tuple(changed)
+        super().__init__(message)
 
 
 class _NoWinner(AutotuneError):
@@ -79,6 +119,15 @@ class NotPriced(AutotuneError):
 
 class JournalError(AutotuneError):
     """The record of a run cannot be written, or is damaged in its middle."""
+
+    def __init__(
+        self, message: str, kind: Literal["unwritable", "damaged", "out of order"], line: int | None = None
+    ) -> None:
+        self.kind = kind
+        """`damaged` is a line that is none of a journal's; `out of order` one that may not follow those before it."""
+        self.line = line
+        """The line of the journal, from 1; None where nothing was read."""
+        super().__init__(message)
 
 
 class ProbeError(AutotuneError):

@@ -287,11 +287,21 @@ class Lost(Frozen):
     message: str
 
 
+Cause = Literal["axes", "space", "context", "device", "package", "compiler", "room"]
+"""What is in the way of a candidate: other axes of it, a constraint of the search space, the ranks, model or data that
+it is for, what the device computes, a package or a compiler that is not there, or host memory or disk."""
+
+
 class Unsupported(Frozen):
     """This machine or this model cannot run the candidate at all; refused before or at its start."""
 
     kind: Literal["unsupported"] = "unsupported"
     reason: str
+    """The sentence, with what to do instead; several where several things are in the way."""
+    axis: str | None = None
+    """The field of the candidate whose value is refused (the first of several); None where it is no single one's."""
+    cause: Cause | None = None
+    """What is in the way of that; None where the reason is no candidate's (the model, the input, a trace)."""
 
 
 Outcome = Annotated[Ok | Oom | NonFinite | Timeout | Crash | Lost | Unsupported, Field(discriminator="kind")]

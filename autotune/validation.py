@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from autotune.errors import InputError, nearest
+from autotune.errors import InputError, Problem, nearest
 from autotune.printable import QUOTED, quoted, shortened
 
 _Record = TypeVar("_Record", bound="Frozen")
@@ -87,7 +87,10 @@ def explain(
 
     The first `TOLD` are told one by one, and how many more there are.
     """
-    told = [_explain_one(detail, model, source, flags) for detail in error.errors(include_url=False)[:TOLD]]
+    told = [
+        Problem(_explain_one(detail, model, source, flags), about=".".join(map(str, detail["loc"])))
+        for detail in error.errors(include_url=False)[:TOLD]
+    ]
     more = error.error_count() - TOLD
     return [*told, *([f"{source}: {more:,} more problems like these"] if more > 0 else [])]
 

@@ -98,8 +98,8 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool, retry_lost: bool = False) 
             print_json(document(paths))
         raise
     except (JournalError, ProbeError) as error:
-        hint = f"When that is mended, go on with: {command('resume', paths.root)}"
-        raise type(error)(f"{error}. {hint}") from error
+        error.args = (f"{error}. When that is mended, go on with: {command('resume', paths.root)}",)
+        raise
     if json:
         print_json(document(paths))
     print_result(paths, best, console)

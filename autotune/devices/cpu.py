@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autotune.candidate import Candidate, OffloadPlace
-from autotune.devices.device import PREPARE_TIMEOUT
+from autotune.devices.device import PREPARE_TIMEOUT, UnusableDevice
 from autotune.devices.host import available_memory, free_disk, total_memory
 from autotune.devices.monitor.rapl import lacks_energy
 from autotune.environment import processor
-from autotune.errors import InputError
 from autotune.specs import DeviceFacts
 from autotune.units import MIB, format_bytes, format_size
 
@@ -55,15 +54,17 @@ class CpuDevice:
         self._total = total_memory()
         self._lacks_energy = lacks_energy()
         if budget > self._total:
-            raise InputError(
+            raise UnusableDevice(
                 f"a budget of {format_bytes(budget)} is more than this machine's memory; at most --device "
-                f"cpu:{format_size(self._total // MIB * MIB)}"
+                f"cpu:{format_size(self._total // MIB * MIB)}",
+                "too much",
             )
         if budget < self.minimum():
             least = -(-self.minimum() // MIB) * MIB
-            raise InputError(
+            raise UnusableDevice(
                 f"a budget of {format_bytes(budget)} is smaller than what torch, transformers and their threads "
-                f"need before there is any model ({format_size(least)}); give more, such as --device cpu:3GiB"
+                f"need before there is any model ({format_size(least)}); give more, such as --device cpu:3GiB",
+                "too little",
             )
 
     def facts(self) -> DeviceFacts:

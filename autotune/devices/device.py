@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from autotune.candidate import Candidate, OffloadPlace
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, InputError
 from autotune.exit_codes import ExitCode
 from autotune.specs import DeviceFacts
 
@@ -19,6 +19,24 @@ class DeviceBusy(AutotuneError):
     """Something else uses the device, so that nothing measured on it would mean anything."""
 
     exit_code = ExitCode.INPUT
+
+    def __init__(self, message: str, processes: tuple[int, ...], above: int = 0) -> None:
+        self.processes = processes
+        """Numbers of those that compute on it."""
+        self.above = above
+        """Bytes that are taken beyond the starting level."""
+        super().__init__(message)
+
+
+class UnusableDevice(InputError):
+    """The device that was asked for is not there, cannot be measured, or cannot be given the budget."""
+
+    def __init__(
+        self, message: str, why: Literal["missing", "hidden", "split", "too much", "too little"]
+    ) -> None:
+        self.why = why
+        """`hidden` by CUDA_VISIBLE_DEVICES, `split` by MIG; the budget is more or less than it takes."""
+        super().__init__(message, about="device")
 
 
 class DeviceWatch(Protocol):

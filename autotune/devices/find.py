@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.devices.cpu import CpuDevice
-from autotune.devices.device import Device
+from autotune.devices.device import Device, UnusableDevice
 from autotune.devices.gpu import CudaDevice, visible_gpus
 from autotune.devices.hardware import find_hardware
 from autotune.devices.host import available_memory
@@ -15,7 +15,6 @@ from autotune.devices.monitor.nvml import Gpu, NoGpu, Nvml, NvmlError, NvmlLibra
 from autotune.devices.recorded_grid import RecordedGrid, read_grid
 from autotune.devices.replay import ReplayDevice
 from autotune.devices.simulated import SimulatedDevice
-from autotune.errors import InputError
 from autotune.options import SIMULATED_GPU
 from autotune.specs import DeviceSpec
 from autotune.units import GIB
@@ -64,7 +63,7 @@ def check_device(spec: DeviceSpec) -> DeviceSpec:
 def find(spec: DeviceSpec, open_nvml: _Open = NvmlLibrary) -> Device:
     """Return the device that a spec means, ready for its first probe.
 
-    Raises InputError when it is not there, or cannot give the budget asked for; DeviceBusy when another
+    Raises UnusableDevice when it is not there, or cannot give the budget asked for; DeviceBusy when another
     process uses it; NvmlError when its driver does not work.
     """
     spec = resolve_device(spec, open_nvml)
@@ -78,16 +77,20 @@ def find(spec: DeviceSpec, open_nvml: _Open = NvmlLibrary) -> Device:
         assert spec.file is not None, "a replayed device is parsed with its file"
         return ReplayDevice(read_grid(Path(spec.file)))
     if spec.budget is not None:
-        raise InputError("a GPU cannot be given a smaller budget than it has; leave the budget away")
+        raise UnusableDevice(
+            "a GPU cannot be given a smaller budget than it has; leave the budget away", "too little"
+        )
     try:
         nvml, gpus = _gpus(open_nvml)
     except NoGpu as error:
-        raise InputError(f"--device {spec}: {error}. {_instead()}") from None
+        raise UnusableDevice(
+            f"--device {spec}: {error}. {_instead()}", "hidden" if error.hidden else "missing"
+        ) from None
     except NvmlError as error:
         raise NvmlError(f"--device {spec}: {error}. {_instead()}") from None
     if spec.index >= len(gpus):
         names = ", ".join(f"cuda:{index} ({gpu.name})" for index, gpu in enumerate(gpus))
-        raise InputError(f"there is no GPU {spec.index}; there is {names}")
+        raise UnusableDevice(f"there is no GPU {spec.index}; there is {names}", "missing")
     return CudaDevice(gpus[spec.index], nvml)
 
 
@@ -106,7 +109,7 @@ def _gpus(open_nvml: _Open) -> tuple[Nvml, tuple[Gpu, ...]]:
     visible = visible_gpus(gpus, os.environ)
     if not visible:
         hidden = os.environ["CUDA_VISIBLE_DEVICES"]
-        raise NoGpu(f"CUDA_VISIBLE_DEVICES={hidden!r} hides the {len(gpus)} that there are")
+        raise NoGpu(f"CUDA_VISIBLE_DEVICES={hidden!r} hides the {len(gpus)} that there are", hidden=True)
     return nvml, visible
 
 

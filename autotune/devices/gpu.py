@@ -12,11 +12,10 @@ from pathlib import Path
 import psutil
 
 from autotune.candidate import Candidate, OffloadPlace, allocator_options
-from autotune.devices.device import PREPARE_TIMEOUT, DeviceBusy
+from autotune.devices.device import PREPARE_TIMEOUT, DeviceBusy, UnusableDevice
 from autotune.devices.hardware import lookup
 from autotune.devices.host import available_memory, free_disk
 from autotune.devices.monitor.nvml import Gpu, Nvml, NvmlError
-from autotune.errors import InputError
 from autotune.memory.predictor import CUDA_CONTEXT
 from autotune.specs import DeviceFacts
 from autotune.units import MIB, format_bytes
@@ -33,11 +32,12 @@ class CudaDevice:
     """One whole GPU. Its budget is what is free when this object is made."""
 
     def __init__(self, gpu: Gpu, nvml: Nvml) -> None:
-        """Raise InputError for a GPU that is split by MIG, and DeviceBusy when another process computes on it."""
+        """Raise UnusableDevice for a GPU that is split by MIG, and DeviceBusy when another process computes on it."""
         if gpu.mig:
-            raise InputError(
+            raise UnusableDevice(
                 f"GPU {gpu.index} ({gpu.name}) is split into MIG instances, which cannot be measured from outside; "
-                f"turn that off (nvidia-smi -i {gpu.index} -mig 0), or choose another with --device cuda:N"
+                f"turn that off (nvidia-smi -i {gpu.index} -mig 0), or choose another with --device cuda:N",
+                "split",
             )
         self._gpu = gpu
         self._nvml = nvml
@@ -47,7 +47,7 @@ class CudaDevice:
     def _take_level(self) -> None:
         """Take the present use of the GPU as its starting level. Raises DeviceBusy when somebody computes."""
         if others := self._nvml.processes(self._gpu.uuid):
-            raise DeviceBusy(self._busy(others))
+            raise DeviceBusy(self._busy(others), others)
         memory = self._nvml.memory(self._gpu.uuid)
         self._start, self._free, self._total = memory.used, memory.free, memory.total
 
@@ -82,7 +82,7 @@ class CudaDevice:
             if not others and above <= SLACK:
                 return
             if time.monotonic() >= until:
-                raise DeviceBusy(self._busy(others, above))
+                raise DeviceBusy(self._busy(others, above), others, above)
             time.sleep(min(_POLL, timeout))
 
     @contextmanager
@@ -161,9 +161,10 @@ def visible_gpus(gpus: tuple[Gpu, ...], variables: Mapping[str, str]) -> tuple[G
     found: list[Gpu] = []
     for entry in (part.strip() for part in setting.split(",")):
         if entry.upper().startswith("MIG"):
-            raise InputError(
+            raise UnusableDevice(
                 f"CUDA_VISIBLE_DEVICES={setting} names an instance of a split GPU (MIG), which cannot be "
-                "measured from outside; give a whole GPU"
+                "measured from outside; give a whole GPU",
+                "split",
             )
         if entry.isdigit():
             match = [gpu for gpu in gpus if gpu.index == int(entry)]

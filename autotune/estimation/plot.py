@@ -46,13 +46,15 @@ NAME = 60
 def check_picture(file: Path) -> None:
     """Raise InputError where no picture can be written to a file: to be known before the work for it begins."""
     if file.suffix not in DRAWN_BY:
-        raise InputError(f"--plot {file}: the name must end in {' or '.join(DRAWN_BY)}")
+        raise InputError(f"--plot {file}: the name must end in {' or '.join(DRAWN_BY)}", about="plot")
     if installed(library := DRAWN_BY[file.suffix]) is None:
-        raise InputError(f"--plot {file}: {library} is not installed: {how_to_install(library)}")
+        raise InputError(
+            f"--plot {file}: {library} is not installed: {how_to_install(library)}", about="plot"
+        )
     if not os.path.isdir(file.parent):
-        raise InputError(f"--plot {file}: there is no folder {file.parent}")
+        raise InputError(f"--plot {file}: there is no folder {file.parent}", about="plot")
     if os.path.isdir(file):
-        raise InputError(f"--plot {file} is a folder")
+        raise InputError(f"--plot {file} is a folder", about="plot")
 
 
 def draw(answer: EstimateReport, file: Path) -> None:
@@ -65,7 +67,7 @@ def draw(answer: EstimateReport, file: Path) -> None:
         else:
             _html(answer, file)
     except OSError as error:
-        raise InputError(f"--plot {file} cannot be written: {error.strerror}") from None
+        raise InputError(f"--plot {file} cannot be written: {error.strerror}", about="plot") from None
 
 
 def _shown(answer: EstimateReport) -> tuple[int, Curve]:

@@ -16,7 +16,7 @@ from autotune.bounds import too_many_ranks
 from autotune.candidate import AXES, Candidate, alike, choices
 from autotune.devices.hardware import Hardware, find_hardware
 from autotune.devices.simulated import SimulatedDevice
-from autotune.errors import InputError
+from autotune.errors import InputError, Problem
 from autotune.estimation.pricing import Estimate, Unpriced, price
 from autotune.executors.scratch import scratch_folder, temporary
 from autotune.lengths import Lengths, read_lengths
@@ -29,7 +29,7 @@ from autotune.search.shipped import default_space, load_space
 from autotune.search.space import Space
 from autotune.specs import ModelSpec
 from autotune.techniques.axis import Context
-from autotune.techniques.check import axis_of, check
+from autotune.techniques.check import axis_of, refusals
 from autotune.techniques.sharding import usual_sharding
 from autotune.timeline.timeline import Timeline
 from autotune.timing.roofline import Machine, step_time
@@ -140,31 +140,32 @@ def settle(question: EstimateRequest, base: Path, flags: Container[str] = ()) ->
     """Look up what a question names. Raises InputError with every mistake but a combination that is refused."""
     problems: list[str] = []
 
-    def attempt(make: Any) -> Any:
+    def attempt(option: str, make: Any) -> Any:
         try:
             return make()
         except InputError as error:
-            problems.extend(error.problems)
+            problems.extend(Problem(problem, option) for problem in error.problems)
         except ValueError as error:
-            problems.append(str(error))
+            problems.append(Problem(str(error), option))
         return None
 
     model = attempt(
+        "model",
         lambda: resolve(
             question.model, block_class=question.block_class, trust_remote_code=question.trust_remote_code,
             base=base,
         ).model_copy(update={"train": question.train})
     )  # fmt: skip
-    hardware = attempt(lambda: find_hardware(question.gpu))
+    hardware = attempt("gpu", lambda: find_hardware(question.gpu))
     # Of one device, whatever there are: the table has every sharding of each rung.
     named = question.space or default_space(1, question.lengths is not None)
-    space = attempt(lambda: load_space(named))
-    chosen = attempt(lambda: Candidate.load(question.candidate, "options", flags))
-    lengths = attempt(lambda: read_lengths(question.lengths, base))
+    space = attempt("space", lambda: load_space(named))
+    chosen = attempt("candidate", lambda: Candidate.load(question.candidate, "options", flags))
+    lengths = attempt("lengths", lambda: read_lengths(question.lengths, base))
     longest = lengths.longest if lengths else LONGEST_DEFAULT
-    seq_len = attempt(lambda: sequence_length(question.seq_len, model, longest)) if model else None
+    seq_len = attempt("seq_len", lambda: sequence_length(question.seq_len, model, longest)) if model else None
     if reason := too_many_ranks(question.gpus, question.nodes):
-        problems.append(reason)
+        problems.append(Problem(reason, "gpus"))
     if problems or seq_len is None:
         raise InputError(problems)
     return Settled(model, hardware, seq_len, space, chosen, lengths and lengths.within(seq_len))
@@ -176,13 +177,14 @@ def _candidates(
     """Return the one candidate that was asked for, or every rung. Raises InputError for an illegal one."""
     ranks, facts = question.world_size, SimulatedDevice(hardware).facts()
 
-    def refusals(candidate: Candidate) -> list[str]:
+    def problems(candidate: Candidate) -> list[Problem]:
         context = Context(
             accumulation_steps=question.steps_of(candidate), world_size=ranks, nodes=question.nodes, device=facts,
             with_lengths=question.lengths is not None,
         )  # fmt: skip
-        reasons = [space.refusal(candidate), *check(candidate, context)]
-        return list(dict.fromkeys(reason for reason in reasons if reason))
+        about = {reason: "space"} if (reason := space.refusal(candidate)) else {}
+        about |= {one.reason: one.axis or "" for one in refusals(candidate, context)}
+        return [Problem(reason, axis) for reason, axis in about.items()]
 
     if question.lengths is not None and "sequences" not in question.candidate:
         chosen = chosen.model_copy(update={"sequences": "padded"})
@@ -190,8 +192,8 @@ def _candidates(
         if ranks > 1 and "sharding" not in question.candidate:
             usual = usual_sharding(ranks, chosen.tensor_parallel)
             chosen = chosen.model_copy(update={"sharding": usual})
-        if problems := refusals(chosen):
-            raise InputError(problems)
+        if found := problems(chosen):
+            raise InputError(found)
         return (chosen.at(question.micro_batch),)
     half = "fp16" if hardware.fp16_tflops is not None else "fp32"
     base = chosen.model_copy(update={"precision": "bf16" if facts.supports("bf16") else half})
@@ -201,9 +203,9 @@ def _candidates(
         for sharding in shardings
         for rung in space.rungs(base)
     )
-    allowed = tuple(rung for rung in rungs if not refusals(rung))
+    allowed = tuple(rung for rung in rungs if not problems(rung))
     if not allowed:
-        raise InputError(dict.fromkeys(reason for rung in rungs for reason in refusals(rung)))
+        raise InputError(dict.fromkeys(reason for rung in rungs for reason in problems(rung)))
     return allowed
 
 

@@ -41,7 +41,8 @@ def find_executor(
         if needed > there:
             raise InputError(
                 f"{gpus} ranks of {format_bytes(device.facts().budget)} each take {format_bytes(needed)}, and this "
-                f"machine has {format_bytes(there)}; give each less (--device cpu:...), or --gpus and --nodes fewer"
+                f"machine has {format_bytes(there)}; give each less (--device cpu:...), or --gpus and --nodes fewer",
+                about="gpus",
             )
         return RanksExecutor([device] * gpus, launcher, nodes)
     first = resolve_device(spec)

@@ -72,7 +72,9 @@ def drawing(paths: RunPaths) -> str:
     if spec.strategy != "graph":
         raise InputError(
             f"--mermaid: this run searched by strategy {spec.strategy}, which walks no graph; "
-            f"`{command('report', paths.root)}` shows what it tried, `autotune spaces draw {spec.space_name}` the graph"
+            f"`{command('report', paths.root)}` shows what it tried, `autotune spaces draw {spec.space_name}` the "
+            "graph",
+            about="mermaid",
         )
     taken = tuple((step.node, step.edge) for step in record.path)
     return Space.load(spec.space, "space").graph.mermaid(taken)
@@ -110,7 +112,8 @@ def _print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
     if winner is None:
         raise InputError(
             f"{paths.best} says another configuration than those that this run measured, so it was changed or is of "
-            "another run; restore it, or tune again"
+            "another run; restore it, or tune again",
+            about="candidate",
         )
     console.print(_search(spec, record, context.space))
     console.print(section("Winner", [winner_panel(best)]))

@@ -15,7 +15,7 @@ from pathlib import Path
 from ruamel.yaml import YAML
 
 from autotune.commands import command
-from autotune.errors import InputError, nearest
+from autotune.errors import InputError, RunEdited, nearest
 from autotune.models.function import code_digest
 from autotune.printable import quoted
 from autotune.probe.folder import write_atomically
@@ -85,10 +85,10 @@ def find_run(name: str, parent: Path) -> RunPaths:
         if os.path.lexists(root / "spec.yaml"):
             return RunPaths(root)
     if os.path.isdir(path):
-        raise InputError(f"{name} is not a run of autotune: it has no spec.yaml")
+        raise InputError(f"{name} is not a run of autotune: it has no spec.yaml", about="run")
     known = [run.name for run in runs]
     hint = f"; {nearest(name, known)}" if known else f"; there are no runs in {parent}"
-    raise InputError(f"there is no run {quoted(name)}{hint}")
+    raise InputError(f"there is no run {quoted(name)}{hint}", about="run")
 
 
 def find_best(name: str, parent: Path) -> Path:
@@ -122,25 +122,26 @@ def load_spec(paths: RunPaths) -> RunSpec:
 
 
 def require_unedited(spec: RunSpec, record: Record, paths: RunPaths) -> None:
-    """Raise InputError where a run was asked for something else when it began: what was measured is of that."""
+    """Raise RunEdited where a run was asked for something else when it began: what was measured is of that."""
     if record.asked is None or (now := Asked.of(spec)).digest == record.asked.digest:
         return
     before, after = _leaves(record.asked.spec), _leaves(now.spec)
     changed = [name for name in {**before, **after} if before.get(name, _NONE) != after.get(name, _NONE)]
     told = [f"{name} is {_told(after, name)} and was {_told(before, name)}" for name in changed[:CHANGES]]
     more = f"; and {len(changed) - CHANGES} more" if len(changed) > CHANGES else ""
-    raise InputError(
+    raise RunEdited(
         f"{paths.spec} was edited after the run began ({'; '.join(told) or 'its first journal line was'}{more}). What "
         "the run has measured is of what it was asked for then, so it is not continued: put the file back as it was, "
-        "or start a new run with `autotune run`"
+        "or start a new run with `autotune run`",
+        changed,
     )
 
 
 def require_same_code(model: ModelSpec) -> None:
-    """Raise InputError where the file of the user's function was edited after the run began."""
+    """Raise RunEdited where the file of the user's function was edited after the run began."""
     if model.code is None or code_digest(model.name, model.path) == model.code:
         return
-    raise InputError(
+    raise RunEdited(
         f"the file that defines {model.name} was edited (or moved) after the run began. What the run has measured is "
         "of the model as it was then, so it is not continued: put the file back as it was, or start a new run with "
         "`autotune run`"

@@ -21,7 +21,7 @@ from typing import Self
 
 from pydantic import ValidationError
 
-from autotune.errors import InputError, JournalError, NoDiskSpace
+from autotune.errors import InputError, JournalError, NoDiskSpace, RunInUse
 from autotune.interruption import interruption, name_of, shielded
 from autotune.run.events import ENTRY, Entry, Interrupted, Work
 from autotune.run.order import Order
@@ -59,7 +59,8 @@ class Journal:
         except OSError as error:
             self.close()
             raise InputError(
-                f"{self._path.parent}: this run folder cannot be used: {error.strerror}"
+                f"{self._path.parent}: this run folder cannot be used: {error.strerror}",
+                about="run",
             ) from error
         except BaseException:
             self.close()
@@ -99,7 +100,8 @@ class Journal:
             except OSError as error:
                 os.ftruncate(self._file, self._whole)  # a torn line is worth less than none
                 raise JournalError(
-                    f"{self._path} cannot be written: {error.strerror}. Everything up to this moment is recorded"
+                    f"{self._path} cannot be written: {error.strerror}. Everything up to this moment is recorded",
+                    "unwritable",
                 ) from error
             self._whole += len(line) + 1
             self._last = line
@@ -127,9 +129,10 @@ class Journal:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
-            raise InputError(
+            raise RunInUse(
                 f"{self._path.parent}: another autotune{f' (process {holder})' if holder else ''} works on this "
-                "run; wait for it, or start a run of its own"
+                "run; wait for it, or start a run of its own",
+                int(holder) if holder.isdecimal() else None,
             ) from None
         os.ftruncate(handle, 0)
         os.pwrite(handle, str(os.getpid()).encode(), 0)
@@ -176,7 +179,9 @@ def parse_journal(content: bytes, path: Path) -> tuple[tuple[Entry, ...], int, b
                 break  # a last line whose end reached the disk before its middle
             raise JournalError(
                 f"{path}:{number}: this line of the journal is damaged ({error.errors()[0]['msg']}). A run is "
-                "never continued from a damaged record; start a new one, or restore the file from a copy"
+                "never continued from a damaged record; start a new one, or restore the file from a copy",
+                "damaged",
+                number,
             ) from None
         wrong = order.refusal(entries[-1])
         if wrong is None and (seal is None or line != sealed(line[: seal.start()] + b"}", last)):
@@ -185,7 +190,9 @@ def parse_journal(content: bytes, path: Path) -> tuple[tuple[Entry, ...], int, b
             raise JournalError(
                 f"{path}:{number}: this line of the journal ({entries[-1].type}) is out of order: {wrong}. Lines were "
                 "edited, moved, added or taken out, and a run is never continued from such a record; start a new one, "
-                "or restore the file from a copy"
+                "or restore the file from a copy",
+                "out of order",
+                number,
             )
         whole, last = whole + len(line) + 1, line
     return tuple(entries), whole, last

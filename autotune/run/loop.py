@@ -14,7 +14,7 @@ from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.executors.executor import Executor, ProbeResult
 from autotune.memory.predictor import Predictor
-from autotune.outcome import Drift, Lost, Unsupported
+from autotune.outcome import Drift, Lost
 from autotune.probe.folder import ProbeFolder, clear_temporaries
 from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.run.best import Best
@@ -278,8 +278,8 @@ class _Run:
 
     def probe(self, number: int, candidate: Candidate) -> ProbeResult:
         """Run one candidate, unless it can be refused without running it."""
-        if reason := self.preflight.refusal(candidate):
-            return ProbeResult(answer=Unsupported(reason=reason), seconds=0.0)
+        if refused := self.preflight.refusal(candidate):
+            return ProbeResult(answer=refused.verdict(), seconds=0.0)
         return self.executor.run(
             self.request(candidate, "train"), self.paths.probe(number),
             timeout=self.spec.limits.probe_timeout, on_progress=self.callbacks.progressing,

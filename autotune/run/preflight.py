@@ -8,6 +8,7 @@ from autotune.candidate import Candidate, OffloadPlace
 from autotune.executors.executor import Executor
 from autotune.memory.host_footprint import built_bytes, offloaded_bytes
 from autotune.search.context import SearchContext
+from autotune.techniques.check import Refusal
 from autotune.units import format_bytes
 
 
@@ -27,13 +28,13 @@ class Preflight:
         self._executor = executor
         self._folder = folder
 
-    def refusal(self, candidate: Candidate) -> str | None:
+    def refusal(self, candidate: Candidate) -> Refusal | None:
         """Return why a candidate is refused without running it, or None."""
         return (
             self._context.refusal(candidate) or self._lacks_room(candidate) or self._cannot_build(candidate)
         )
 
-    def _lacks_room(self, candidate: Candidate) -> str | None:
+    def _lacks_room(self, candidate: Candidate) -> Refusal | None:
         """Return why host memory or disk cannot hold what the candidate offloads, or None."""
         goal = self._goal
         needed = offloaded_bytes(candidate, self._model, goal.gpus, goal.nodes)
@@ -43,9 +44,10 @@ class Preflight:
             return None
         where = "host memory" if place == "host" else f"the disk of {self._folder}"
         each = " for each rank" if goal.gpus > 1 else ""
-        return f"offload needs {format_bytes(needed)} of {where}{each}, and only {format_bytes(room)} are free there"
+        reason = f"offload needs {format_bytes(needed)} of {where}{each}, and only {format_bytes(room)} are free there"
+        return Refusal("offload", "room", (), reason)
 
-    def _cannot_build(self, candidate: Candidate) -> str | None:
+    def _cannot_build(self, candidate: Candidate) -> Refusal | None:
         """Return why the machine cannot hold the model while it is built off its devices, or None.
 
         What is only simulated builds nothing.
@@ -62,7 +64,8 @@ class Preflight:
             return None
         where = f"{'' if on_cpu else 'host memory and '}the disk of {self._folder}"
         each = " on every rank" if ranks > 1 and (self._own or candidate.engine == "deepspeed") else ""
-        return (
+        reason = (
             f"building the model{each} takes {format_bytes(needed)} of {where}, and only {format_bytes(room)} are free "
             "there; free some, or take a machine that has more"
         )
+        return Refusal(None, "room", (), reason)

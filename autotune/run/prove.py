@@ -196,4 +196,4 @@ class Proving:
         try:
             write_atomically(path, best.to_yaml())
         except OSError as error:
-            raise JournalError(f"{path} cannot be written: {error.strerror}") from error
+            raise JournalError(f"{path} cannot be written: {error.strerror}", "unwritable") from error

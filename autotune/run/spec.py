@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from autotune.bounds import too_many_ranks
 from autotune.devices.find import recorded_grid
 from autotune.devices.recorded_grid import NotRecorded, RecordedGrid
-from autotune.errors import InputError
+from autotune.errors import InputError, Problem
 from autotune.executors.find import unlaunched
 from autotune.lengths import read_lengths
 from autotune.models.resolve import resolve
@@ -20,6 +20,7 @@ from autotune.search.shipped import default_space, load_space
 from autotune.search.space import Space
 from autotune.specs import DeviceSpec, GlobalBatch, Goal, ModelSpec, RunSpec
 from autotune.user_files import OPTIONS, parse_yaml, read_text, require_kind, user_path
+from autotune.validation import flag
 
 _Value = TypeVar("_Value")
 
@@ -48,31 +49,29 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
     """
     problems: list[str] = []
 
-    def attempt(flag: str, parse: Callable[[], _Value]) -> _Value | None:
+    def attempt(option: str, parse: Callable[[], _Value]) -> _Value | None:
         try:
             return parse()
         except InputError as error:
-            problems.extend(error.problems)
+            problems.extend(Problem(problem, option) for problem in error.problems)
         except ValueError as error:
-            problems.append(f"{flag}: {error}")
+            problems.append(Problem(f"{flag(option)}: {error}", option))
         return None
 
-    model = attempt("--model", lambda: _model(options, base))
-    device = attempt("--device", lambda: find_device(DeviceSpec.parse(options.device)))
-    target = attempt("--target-global-batch", lambda: GlobalBatch.parse(options.target_global_batch))
-    grid = attempt("--device", lambda: recorded_grid(device)) if device else None
-    space = attempt("--space", lambda: _space(options, grid))
-    lengths = attempt("--lengths", lambda: read_lengths(options.lengths, base))
+    model = attempt("model", lambda: _model(options, base))
+    device = attempt("device", lambda: find_device(DeviceSpec.parse(options.device)))
+    target = attempt("target_global_batch", lambda: GlobalBatch.parse(options.target_global_batch))
+    grid = attempt("device", lambda: recorded_grid(device)) if device else None
+    space = attempt("space", lambda: _space(options, grid))
+    lengths = attempt("lengths", lambda: read_lengths(options.lengths, base))
     longest = lengths.longest if lengths else LONGEST_DEFAULT
-    seq_len = (
-        attempt("--seq-len", lambda: sequence_length(options.seq_len, model, longest)) if model else None
-    )
-    objective = attempt("--price-per-hour", lambda: _objective(options))
+    seq_len = attempt("seq_len", lambda: sequence_length(options.seq_len, model, longest)) if model else None
+    objective = attempt("price_per_hour", lambda: _objective(options))
     problems += objective.problems() if objective else []
     if reason := too_many_ranks(options.gpus, options.nodes):
-        problems.append(reason)
+        problems.append(Problem(reason, "gpus"))
     if device and (reason := unlaunched(device.kind, options.nodes)):
-        problems.append(reason)
+        problems.append(Problem(reason, "nodes"))
     if problems or not (model and device and target and space and seq_len and objective):
         raise InputError(problems)
     goal = Goal(

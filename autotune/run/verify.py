@@ -52,7 +52,7 @@ def read_device(text: str | None) -> DeviceSpec | None:
     try:
         return DeviceSpec.parse(text) if text is not None else None
     except ValueError as error:
-        raise InputError(f"--device: {error}") from None
+        raise InputError(f"--device: {error}", about="device") from None
 
 
 def verify(
@@ -80,7 +80,8 @@ def verify(
     if best.model.trust_remote_code and not trust_remote_code:
         raise InputError(
             f"{file} asks for Python code that comes with the model ({best.model.name}); read that code, and allow it "
-            "with --trust-remote-code"
+            "with --trust-remote-code",
+            about="trust_remote_code",
         )
     if best.model.code is not None and code_digest(best.model.name, best.model.path) != best.model.code:
         say(
@@ -89,7 +90,8 @@ def verify(
     chosen = device or recorded_device(best)
     if resolve_device(chosen).kind in ABSENT:
         raise InputError(
-            "a proof needs a real device, and a simulated or replayed one proves nothing; run it where there is one"
+            "a proof needs a real device, and a simulated or replayed one proves nothing; run it where there is one",
+            about="device",
         )
     executor = find_executor(chosen, LocalTracer(), best.gpus, best.nodes)
     facts = executor.describe().device

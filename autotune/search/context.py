@@ -14,7 +14,7 @@ from autotune.search.space import Space
 from autotune.site import Site
 from autotune.specs import Goal, ModelFacts, ModelSpec, RunSpec
 from autotune.techniques.axis import Context
-from autotune.techniques.check import refusal
+from autotune.techniques.check import Refusal, refused
 from autotune.techniques.sharding import lacks_groups, lacks_nodes, usual_sharding
 
 
@@ -97,7 +97,7 @@ class SearchContext:
         context = Context(world_size=self.goal.gpus, nodes=self.goal.nodes)
         return lacks_nodes(candidate, context) is not None or lacks_groups(candidate, context) is not None
 
-    def refusal(self, candidate: Candidate) -> str | None:
+    def refusal(self, candidate: Candidate) -> Refusal | None:
         """Return why a candidate is illegal in the space, or cannot run as far as the context is known; or None."""
         batches = self.batches(candidate)
         steps = (
@@ -110,4 +110,6 @@ class SearchContext:
             accumulation_steps=steps, world_size=self.goal.gpus, nodes=self.goal.nodes, device=device, machine=machine,
             model=self.model, source=self.source, with_lengths=self.goal.lengths is not None,
         )  # fmt: skip
-        return self.space.refusal(candidate) or refusal(candidate, context)
+        if reason := self.space.refusal(candidate):
+            return Refusal(None, "space", (), reason)
+        return refused(candidate, context)

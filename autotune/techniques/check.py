@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any, Literal
+from typing import Any
 
 from autotune.candidate import AXES, Candidate, DeviceKind, choices
 from autotune.environment import how_to_install, installed, look_around
+from autotune.outcome import Cause, Unsupported
 from autotune.site import MachineFacts
 from autotune.techniques.axis import Axis, Context, Rule, Value
 from autotune.techniques.families import DECLARED
@@ -54,22 +55,21 @@ RULES = tuple(_exclusions())
 _ANYWHERE = Context()
 
 
-Cause = Literal["axes", "context", "device", "package", "compiler"]
-"""What is in the way: other axes of the candidate, the ranks, model or data that it is for, what the device computes,
-a package or a compiler that is not there."""
-
-
 @dataclass(frozen=True)
 class Refusal:
     """One reason why a candidate cannot run, for code and for people."""
 
-    axis: str
-    """The field of the candidate whose value is refused."""
+    axis: str | None
+    """The field of the candidate whose value is refused; None where it is no single one's."""
     cause: Cause
     others: tuple[str, ...]
     """The axes whose values exclude it, where the cause is `axes`."""
     reason: str
     """The sentence, with what to do instead."""
+
+    def verdict(self) -> Unsupported:
+        """Return what is journaled of a candidate that is refused so, without running it."""
+        return Unsupported(reason=self.reason, axis=self.axis, cause=self.cause)
 
 
 def refusals(candidate: Candidate, context: Context = _ANYWHERE) -> tuple[Refusal, ...]:
@@ -99,6 +99,12 @@ def refusals(candidate: Candidate, context: Context = _ANYWHERE) -> tuple[Refusa
 def check(candidate: Candidate, context: Context = _ANYWHERE) -> tuple[str, ...]:
     """Return the sentences of `refusals`."""
     return tuple(refused.reason for refused in refusals(candidate, context))
+
+
+def refused(candidate: Candidate, context: Context = _ANYWHERE) -> Refusal | None:
+    """Return all that `refusals` finds as one, with the axis and the cause of the first; or None."""
+    found = refusals(candidate, context)
+    return replace(found[0], reason="; ".join(one.reason for one in found)) if found else None
 
 
 def refusal(candidate: Candidate, context: Context = _ANYWHERE) -> str | None:

@@ -55,7 +55,8 @@ def _by_name(model: nn.Module, class_name: str) -> Blocks:
     missing = [name for name in wanted if name not in classes]
     if missing:
         raise InputError(
-            f"the model has no block of class {name!r}; {nearest(name, classes)}" for name in missing
+            (f"the model has no block of class {name!r}; {nearest(name, classes)}" for name in missing),
+            about="block_class",
         )
     found = _outermost(module for module in model.modules() if type(module).__name__ in wanted)
     return Blocks(",".join(wanted), tuple(found))

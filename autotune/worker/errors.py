@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from autotune.environment import how_to_install
+from autotune.outcome import Cause
+
 
 class CannotRun(Exception):
-    """This machine or this model cannot run the candidate at all; the verdict is `Unsupported(reason)`."""
+    """This machine or this model cannot run the candidate at all; the verdict is an `Unsupported` of these fields."""
 
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
+    def __init__(self, axis: str | None, cause: Cause, reason: str) -> None:
+        self.axis, self.cause, self.reason = axis, cause, reason
         super().__init__(reason)
+
+
+def lacking(axis: str, what: str, package: str, error: ImportError | None = None) -> CannotRun:
+    """Return the refusal of a value of an axis, called `what`, whose package cannot be imported: how to install it."""
+    failed = f" ({error})" if error else ""
+    return CannotRun(axis, "package", f"{what} needs {package}{failed}: {how_to_install(package)}")
 
 
 class DiskRefused(Exception):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from autotune.candidate import Candidate
+from autotune.techniques.check import Refusal
 from autotune.techniques.sharding import SHARDINGS
 
 
@@ -83,16 +84,25 @@ def parameter_count(model: nn.Module) -> int:
     return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in own)
 
 
-def inseparable(candidate: Candidate, copies: bool, source: str) -> str | None:
+def inseparable(candidate: Candidate, copies: bool, source: str) -> Refusal | None:
     """Return why chosen experts cannot train under a candidate, or None; `copies` is how its offload works."""
-    sliced = SHARDINGS[candidate.sharding].optimizer_state or candidate.tensor_parallel > 1
-    if sliced or (candidate.offload == "full" and copies):
-        return (
+    apart = {
+        "sharding": SHARDINGS[candidate.sharding].optimizer_state,
+        "tensor_parallel": candidate.tensor_parallel > 1,
+        "offload": candidate.offload == "full" and copies,
+    }
+    if axis := next((axis for axis, parted in apart.items() if parted), None):
+        reason = (
             "chosen experts share the memory of the tensor that they are rows of, and what shards parameters gives "
             "each memory of its own; train whole layers, or share the work out by ddp alone"
         )
+        return Refusal(axis, "context", (), reason)
     if candidate.compile != "none":
-        return "compiled blocks were not tried with chosen experts; leave out compile, or train whole layers"
+        reason = (
+            "compiled blocks were not tried with chosen experts; leave out compile, or train whole layers"
+        )
+        return Refusal("compile", "context", (), reason)
     if candidate.precision == "bf16-pure" and source == "function":
-        return "a function's model is cast once it is built, which parts chosen experts from their tensor"
+        reason = "a function's model is cast once it is built, which parts chosen experts from their tensor"
+        return Refusal("precision", "context", (), reason)
     return None

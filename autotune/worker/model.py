@@ -34,7 +34,7 @@ def build_model(
         else from_config(spec, seq_len, device, attention)
     )
     if attention != "sdpa" and built.attention != attention:
-        raise CannotRun(f"{type(built.model).__name__} has no {attention}")
+        raise CannotRun("attention", "context", f"{type(built.model).__name__} has no {attention}")
     if device.type != "meta":
         gather(built.model, device)
     _check_positions(spec, built, seq_len)
@@ -79,5 +79,6 @@ def _check_positions(spec: ModelSpec, built: BuiltModel, seq_len: int) -> None:
     if seq_len > limit:
         raise InputError(
             f"model {spec.name} has {limit} positions, fewer than the sequence length {seq_len}; "
-            f"lower --seq-len to {limit} or less"
+            f"lower --seq-len to {limit} or less",
+            about="seq_len",
         )

@@ -32,7 +32,7 @@ def from_config(spec: ModelSpec, seq_len: int, device: torch.device, attention: 
     except ImportError as error:
         if attention == "sdpa":
             raise
-        raise CannotRun(f"{attention}: {error}") from error
+        raise CannotRun("attention", "package", f"{attention}: {error}") from error
     except (
         ValueError
     ) as error:  # values that contradict each other, such as heads that do not divide the width
@@ -107,7 +107,8 @@ def _resolve_remote(
     if not spec.trust_remote_code:
         raise InputError(
             f"model {spec.name}: its type {model_type!r} is built by code that comes with the model; "
-            "such code is only run when you trust it: pass --trust-remote-code"
+            "such code is only run when you trust it: pass --trust-remote-code",
+            about="trust_remote_code",
         )
     if "AutoModelForCausalLM" not in auto_map:
         raise InputError(

@@ -44,7 +44,7 @@ def freeze_others(model: nn.Module, patterns: Sequence[str]) -> None:
         if not any(_names(pattern, name) for name in names):
             problems.append(f"--train {pattern}: {_hint(model, pattern)}")
     if problems:
-        raise InputError(problems)
+        raise InputError(problems, about="train")
     trained = {parameter for name, parameter in named if any(_names(pattern, name) for pattern in plain)}
     for name, experts in chosen.items():
         module = model.get_submodule(name)

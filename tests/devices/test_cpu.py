@@ -14,7 +14,7 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.devices import host
 from autotune.devices.cpu import CpuDevice
-from autotune.errors import InputError
+from autotune.devices.device import UnusableDevice
 from autotune.specs import DeviceSpec
 from autotune.units import GIB, MIB
 
@@ -99,7 +99,7 @@ def test_the_users_tunables_are_recorded_and_there_are_none_of_ours(monkeypatch:
 
 def test_a_cpu_budget_beyond_the_machine_is_refused_with_what_there_is() -> None:
     with pytest.raises(
-        InputError, match=r"more than this machine's memory; at most --device cpu:\d+MiB"
+        UnusableDevice, match=r"more than this machine's memory; at most --device cpu:\d+MiB"
     ) as caught:
         CpuDevice(psutil.virtual_memory().total + GIB)
     largest = str(caught.value).rsplit(" ", 1)[1]
@@ -107,11 +107,15 @@ def test_a_cpu_budget_beyond_the_machine_is_refused_with_what_there_is() -> None
 
 
 def test_a_cpu_budget_below_the_framework_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="smaller than what torch"):
+    with pytest.raises(UnusableDevice) as caught:
         CpuDevice(300 * MIB)
+    assert caught.value.why == "too little"
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    CpuDevice(GIB)
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
-    with pytest.raises(InputError, match="threads"):
+    with pytest.raises(UnusableDevice) as caught:
         CpuDevice(GIB)
+    assert caught.value.why == "too little"
 
 
 def test_a_cgroup_limits_what_this_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

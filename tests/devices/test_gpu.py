@@ -73,11 +73,13 @@ def test_memory_that_does_not_come_back_is_said_with_its_amount() -> None:
     nvml = FakeNvml()
     device = CudaDevice(H100, nvml)
     nvml.used = [3 * GIB]
-    with pytest.raises(DeviceBusy, match=r"holds 2\.00 GiB more than at the start"):
+    with pytest.raises(DeviceBusy, match=r"holds 2\.00 GiB more than at the start") as busy:
         device.prepare(timeout=0.2)
+    assert (busy.value.processes, busy.value.above) == ((), 2 * GIB)
     nvml.users = [(2**22 + 1,)]
-    with pytest.raises(DeviceBusy, match=r"outside of this container.*\(process 4194305\)"):
+    with pytest.raises(DeviceBusy, match=r"outside of this container.*\(process 4194305\)") as busy:
         device.prepare(timeout=0.2)
+    assert busy.value.processes == (2**22 + 1,)
 
 
 def test_the_peak_is_counted_from_the_starting_level() -> None:

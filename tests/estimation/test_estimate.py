@@ -55,6 +55,13 @@ def ask(tracer=None, **options):
     )
 
 
+def refused_for(**options):
+    """Return what an estimate that is refused is refused for."""
+    with pytest.raises(InputError) as caught:
+        ask(**options)
+    return caught.value.about
+
+
 def test_one_candidate_has_every_number():
     answer = ask(checkpointing="full", micro_batch=2)
     found = estimates_document(answer)
@@ -126,10 +133,8 @@ def test_a_gpu_without_bf16_is_estimated_in_fp16():
     titles = [title_of(rung.estimate.candidate) for rung in ask(gpu="v100-sxm2-32gb").priced]
     assert titles
     assert all(title.startswith("fp16") for title in titles)
-    with pytest.raises(InputError, match="does not compute in bf16; choose precision fp16 or fp32"):
-        ask(gpu="v100-sxm2-32gb", precision="bf16")
-    with pytest.raises(InputError, match="does not compute in fp8; choose precision bf16"):
-        ask(gpu="a100-80gb", precision="fp8")
+    assert refused_for(gpu="v100-sxm2-32gb", precision="bf16") == ("precision",)
+    assert refused_for(gpu="a100-80gb", precision="fp8") == ("precision",)
 
 
 def test_a_rung_that_cannot_be_traced_is_named_and_the_others_stay():
@@ -150,10 +155,8 @@ def test_every_mistake_is_told_at_once_with_the_nearest_names():
         ask(model="gpt2-xxl", gpus=0, micro_batch="many", headroom=2, sharding="dpp")
     assert all(part in str(raised.value) for part in ("gpt2-xl", "gpus", "micro_batch", "headroom", "'ddp'"))
     assert len(raised.value.problems) == 5, "what is out of its range does not hide what is misspelt"
-    with pytest.raises(InputError, match="at most 512 tokens"):
-        ask(seq_len=4096)
-    with pytest.raises(InputError, match="recomputed"):
-        ask(offload="full")
+    assert refused_for(seq_len=4096) == ("seq_len",)
+    assert refused_for(offload="full") == ("offload",)
 
 
 def test_a_model_whose_dimensions_do_not_divide_is_refused_with_the_reason(tmp_path):
@@ -203,8 +206,9 @@ def test_a_name_is_no_formula_and_no_markup_in_a_picture(tmp_path, ending):
 def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_traced(tmp_path):
     with pytest.raises(InputError, match=r"must end in \.png or \.html"):
         check_picture(tmp_path / "estimate.gif")
-    with pytest.raises(InputError, match="there is no folder"):
+    with pytest.raises(InputError) as caught:
         check_picture(tmp_path / "missing" / "estimate.png")
+    assert caught.value.about == ("plot",)
 
 
 @pytest.mark.parametrize(("ending", "library"), DRAWN_BY.items())
@@ -275,8 +279,7 @@ def test_the_micro_steps_that_an_estimate_assumes_stand_in_table_document_and_pi
 def test_an_optimizer_step_inside_backward_is_estimated_without_accumulation():
     answer = ask(optimizer_in_backward=True)
     assert estimates_document(answer)["accumulation_steps"] == 1
-    with pytest.raises(InputError, match="2 micro-steps accumulate"):
-        ask(optimizer_in_backward=True, accumulation_steps=2)
+    assert refused_for(optimizer_in_backward=True, accumulation_steps=2) == ("optimizer_in_backward",)
     everything = ask(space="everything")
     assert {rung.estimate.accumulation_steps for rung in everything.priced} <= {1, 8}
     if any(rung.estimate.candidate.optimizer_in_backward for rung in everything.priced):
@@ -303,8 +306,7 @@ def test_several_gpus_are_estimated_by_sharding():
     full = [rung.estimate.candidate for rung in answer.priced if rung.estimate.candidate.offload == "full"]
     assert {candidate.sharding for candidate in full} == {"fsdp2"}
     assert ask(gpus=8, checkpointing="full").priced[0].estimate.candidate.sharding == "ddp"
-    with pytest.raises(InputError, match="there is one"):
-        ask(sharding="fsdp2")
+    assert refused_for(sharding="fsdp2") == ("sharding",)
 
 
 def test_ranks_that_share_a_model_are_not_sharded_unless_there_are_more():
@@ -312,10 +314,8 @@ def test_ranks_that_share_a_model_are_not_sharded_unless_there_are_more():
     both = ask(gpus=4, tensor_parallel=2).priced[0].estimate.candidate
     assert (alone.sharding, both.sharding) == ("none", "fsdp2")
     assert (alone.data_ranks(2), both.data_ranks(4)) == (1, 2)
-    with pytest.raises(InputError, match="2 ranks of one node, or a multiple, and there are 3"):
-        ask(gpus=3, tensor_parallel=2)
-    with pytest.raises(InputError, match=r"3.* is not one of 1, 2, 4 or 8"):
-        ask(gpus=3, tensor_parallel="3")
+    assert refused_for(gpus=3, tensor_parallel=2) == ("tensor_parallel",)
+    assert refused_for(gpus=3, tensor_parallel="3") == ("tensor_parallel",)
 
 
 def test_the_largest_micro_batch_is_found_with_few_simulations(monkeypatch):
@@ -343,8 +343,7 @@ def test_a_command_line_may_say_flash_and_off():
     asked = EstimateRequest.gather(given, Path.cwd())
     assert asked.candidate == {"attention": "flash_attention_2", "compile": "none", "loss": "chunked"}
     for candidate in ({"tensor_paralel": 2}, {"device": "cuda"}):
-        with pytest.raises(InputError, match="unknown key"):
-            ask(candidate=candidate)
+        assert refused_for(candidate=candidate) == tuple(candidate)
     asked = EstimateRequest.gather({"model": "tiny-gpt2", "candidate": {"micro_batch": 3}}, Path.cwd())
     assert (asked.micro_batch, asked.candidate) == (3, {})
 

@@ -11,7 +11,6 @@ from autotune.candidate import choices
 from autotune.memory.reserved import allocator_usage
 from autotune.specs import ModelSpec
 from autotune.timeline.timeline import Timeline
-from autotune.worker.errors import CannotRun
 from autotune.worker.techniques import activation_offload
 from autotune.worker.techniques.offload_store import BUFFER, BUFFERS
 from autotune.worker.tracing.fakes.cuda import fake_cuda
@@ -23,6 +22,7 @@ from tests.data.own_family import WIDE
 from tests.data.requests import family
 from tests.memory.test_sharding import check_hybrid, check_states, held
 from tests.memory.test_trace import request as traced
+from tests.reasons import refused
 
 
 def test_attention_on_cuda_grows_with_the_sequence_and_not_with_its_square():
@@ -111,7 +111,7 @@ def test_without_triton_the_extra_is_named(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "data" / "liger"))
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.setitem(sys.modules, "triton.runtime", None)
-    with pytest.raises(CannotRun, match=r"need Triton.*pip install 'autotune\[liger\]'"):
+    with refused("kernels", "package"):
         trace(traced("tiny-llama", device="cuda:0", precision="bf16", kernels="liger"))
     for name in [name for name in sys.modules if name.partition(".")[0] == "liger_kernel"]:
         del sys.modules[name]
@@ -209,7 +209,7 @@ def test_autocast_in_a_users_own_model_counts_as_the_candidates_does():
 
 
 def test_autocast_for_a_processor_says_why_it_cannot_be_traced_on_cuda():
-    with pytest.raises(CannotRun, match=r"autocast.*cpu.*is_available.*device\.type"):
+    with refused("precision", "context", match=r"autocast.*cpu.*is_available.*device\.type"):
         trace(of_own("by_availability", precision="fp32"))
 
 

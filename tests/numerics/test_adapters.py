@@ -8,12 +8,12 @@ import torch
 
 from autotune.memory.closed_form import lora_parameters
 from autotune.worker.build.composition import assemble
-from autotune.worker.errors import CannotRun
 from autotune.worker.techniques import activation_offload
 from autotune.worker.techniques.four_bit import BLOCK, FourBitLinear
 from autotune.worker.techniques.mapped_files import is_mapped
 from tests.data.requests import family, request
 from tests.numerics.runs import COPIED, MAPPED, plain, train
+from tests.reasons import refused
 
 
 @pytest.fixture
@@ -74,9 +74,9 @@ def test_chunked_loss_makes_no_gradient_for_a_frozen_head():
     assert chunked.losses == pytest.approx(reference.losses, rel=1e-6)
 
 
-def test_without_peft_the_refusal_says_how_to_install_it(tmp_path, monkeypatch):
+def test_adapters_without_peft_are_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(CannotRun, match=r"pip install 'autotune\[peft\]'"):
+    with refused("adapters", "package"):
         assemble(request(family("gpt2"), tmp_path, adapters="lora"))
 
 

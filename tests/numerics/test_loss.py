@@ -9,10 +9,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from autotune.worker.build.composition import assemble
-from autotune.worker.errors import CannotRun
 from autotune.worker.techniques.chunked_loss import linear_cross_entropy
 from tests.data.requests import OWN, family, request
 from tests.numerics.runs import COPIED, accumulated, plain, train
+from tests.reasons import refused
 
 
 def both(targets, dtype=torch.float64, bias=True, frozen=False, chunks=5, scale=0.5):
@@ -98,11 +98,11 @@ def test_accumulated_gradients_equal_those_of_the_big_batch():
 
 @pytest.mark.parametrize("model", [family("bert"), family("t5"), family("vit"), OWN])
 def test_models_without_causal_logits_are_refused_when_built(model, tmp_path):
-    with pytest.raises(CannotRun, match="chunked loss is for"):
+    with refused("loss", "context"):
         assemble(request(model, tmp_path, loss="chunked"))
 
 
 def test_a_model_that_caps_its_logits_is_refused_and_not_trained_without_the_cap(tmp_path):
     training = assemble(request(family("gemma2"), tmp_path, loss="chunked"))
-    with pytest.raises(CannotRun, match="changes its logits between head and loss"):
+    with refused("loss", "context"):
         training.loss(training.batch(0, 2))

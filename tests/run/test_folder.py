@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import InputError
+from autotune.errors import RunEdited
 from autotune.models.resolve import resolve
 from autotune.run.folder import create_run, find_run, load_spec
 from autotune.run.loop import tune
@@ -39,7 +39,7 @@ def test_a_run_does_not_go_on_with_a_model_whose_file_was_edited(tmp_path: Path)
     executor = ArithmeticExecutor(Arithmetic(budget=1000))
     paths = create_run(spec, tmp_path / "runs")
     file.write_text("def build():\n    return 'a larger model'\n")
-    with pytest.raises(InputError, match="edited"):
+    with pytest.raises(RunEdited):
         tune(load_spec(paths), paths, executor)
     assert not any(paths.probes.iterdir())
     file.write_text("def build():\n    return 'a model'\n")

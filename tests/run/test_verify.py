@@ -98,8 +98,9 @@ def test_a_file_a_folder_a_name_and_last_all_name_the_same(proven, tmp_path):
     proven.best.unlink()
     with pytest.raises(InputError, match=r"has no best\.yaml: .* autotune report "):
         find_best("last", runs)
-    with pytest.raises(InputError, match="there is no run 'nothing'"):
+    with pytest.raises(InputError) as caught:
         find_best("nothing", runs)
+    assert caught.value.about == ("run",)
 
 
 def test_several_files_get_a_verdict_each_and_the_code_of_the_worst(proven, executor, tmp_path):
@@ -135,16 +136,18 @@ def test_the_worst_code_is_this_machines():
 
 def test_a_device_that_is_none_is_an_error_of_the_input():
     assert verification.read_device("cpu:1GiB") == DeviceSpec.parse("cpu:1GiB")
-    with pytest.raises(InputError, match="--device: device 'tpu' is unknown"):
+    with pytest.raises(InputError) as caught:
         verification.read_device("tpu")
+    assert caught.value.about == ("device",)
 
 
 def test_code_that_comes_with_a_model_runs_only_where_it_is_allowed(proven, executor):
     text = proven.best.read_text()
     assert "trust_remote_code: false" in text
     proven.best.write_text(text.replace("trust_remote_code: false", "trust_remote_code: true"))
-    with pytest.raises(InputError, match="--trust-remote-code"):
+    with pytest.raises(InputError) as caught:
         verify(proven.best, None, Limits())
+    assert caught.value.about == ("trust_remote_code",)
     assert not executor.folders
     assert verify(proven.best, None, Limits(), trust_remote_code=True).passed
 

@@ -251,6 +251,6 @@ def test_a_probe_that_takes_the_tuner_with_it_three_times_is_given_up(tmp_path):
 def test_an_inspection_that_is_lost_each_time_is_no_fault_of_the_model(tmp_path):
     made = executor()
     made.inspection = LOST
-    with pytest.raises(ProbeError, match="ended by SIGKILL"):
+    with pytest.raises(ProbeError):
         tune(SPEC, create_run(SPEC, tmp_path), made)
     assert len(made.launched) == 3

@@ -56,14 +56,15 @@ def test_every_mistake_of_a_file_is_told_at_once(tmp_path):
     assert "line 2: 'seven' is not a whole number" in str(refusal.value)
     with pytest.raises(InputError, match=r"entry 1: 3 values(.|\n)*entry 2: True is not a whole number"):
         read(tmp_path, "[4, [1, 2, 3], true]")
-    with pytest.raises(InputError, match="10 more"):
+    with pytest.raises(InputError) as refusal:
         read(tmp_path, "x\n" * 20)
+    assert len(refusal.value.problems) == 10 + 1, "and how many more there are"
     for text in ("", "length,count\n", "7,0\n", "{}"):
         with pytest.raises(InputError, match="holds no length"):
             read(tmp_path, text)
-    with pytest.raises(InputError, match="not valid JSON"):
+    with pytest.raises(InputError):
         read(tmp_path, "[4,")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError):
         Lengths.read(tmp_path / "nowhere.csv")
 
 
@@ -166,6 +167,7 @@ def test_a_run_takes_its_sequence_length_from_the_histogram(tmp_path):
 
     assert goal().seq_len == goal().lengths.longest == 60
     assert goal(seq_len=40).lengths.counts == ((20, 3), (40, 1))
-    with pytest.raises(InputError, match=r"nowhere\.csv cannot be read"):
+    with pytest.raises(InputError) as refusal:
         goal(lengths="nowhere.csv", seq_len=10**7)
+    assert refusal.value.about == ("lengths", "seq_len")
     assert Path(goal().lengths.file).name == "lengths.json"

@@ -8,7 +8,7 @@ from autotune.errors import ModelError
 from autotune.run.failure import inspection_failed
 from autotune.worker.build.composition import assemble
 from autotune.worker.build.inspect import inspect_model
-from autotune.worker.data.batch_check import check_collated, check_made
+from autotune.worker.data.batch_check import WrongBatch, check_collated, check_made
 from autotune.worker.data.loading import Loader
 from autotune.worker.measuring.phases import Phases
 from autotune.worker.measuring.verdict import Circumstances, verdict
@@ -43,7 +43,7 @@ def floats(*shape):
     ],
 )
 def test_a_batch_maker_that_does_something_else_is_refused_with_what_was_seen(make, said):
-    with pytest.raises(ModelError, match=said) as caught:
+    with pytest.raises(WrongBatch, match=said) as caught:
         check_made(make(2), 2, T)
     assert caught.value.exit_code == 4
     assert "make_batch(2, 128)" in str(caught.value)
@@ -95,13 +95,15 @@ def test_samples_may_be_padded_packed_or_several_rows_each(collate):
 def test_samples_that_are_left_out_are_seen():
     texts = Texts()
     one = pad([texts[3]])
-    with pytest.raises(ModelError, match=r"the batch of 2 samples holds tokens \[1 x 11\].*: 1 row, where"):
+    with pytest.raises(WrongBatch, match=r"the batch of 2 samples holds tokens \[1 x 11\].*: 1 row, where"):
         check_collated(one, 2, one, copies=True)
-    with pytest.raises(ModelError, match=r"the batch of 3 samples holds .*: 2 rows"):
+    with pytest.raises(WrongBatch) as caught:
         check_collated(pad([texts[3]] * 2), 3, one)
+    assert caught.value.what == "rows"
     loader = Loader(texts, lambda samples: pad(samples[:1]), Candidate(), torch.device("cpu"), seed=0)
-    with pytest.raises(ModelError, match="the batch of 4 samples"):
+    with pytest.raises(WrongBatch) as caught:
         loader.heaviest(4)
+    assert caught.value.what == "rows"
 
 
 def own(name):
@@ -131,6 +133,7 @@ def test_batches_of_two_sizes_are_looked_at_before_any_probe(tmp_path, function,
 
 def test_a_probe_looks_at_its_own_batches(tmp_path):
     training = assemble(request(own("build_with_one_row"), tmp_path, seq_len=8, micro_batch=5))
-    with pytest.raises(ModelError, match=r"make_batch.5, 8. made .* 1 row where 5"):
+    with pytest.raises(WrongBatch) as caught:
         training.batch(0, 5)
+    assert caught.value.what == "rows"
     training.close()

@@ -65,8 +65,9 @@ def test_positions_behind_the_padding_index_do_not_count():
     roberta = {**FAMILIES["bert"], "model_type": "roberta", "architectures": None, "pad_token_id": 1}
     spec = ModelSpec(name="roberta", source="config", config=roberta)
     build_model(spec, POSITIONS - 2, META)
-    with pytest.raises(InputError, match=f"{POSITIONS - 2} positions"):
-        build_model(spec, POSITIONS, META)
+    with pytest.raises(InputError) as caught:
+        build_model(spec, POSITIONS - 1, META)
+    assert caught.value.about == ("seq_len",)
 
 
 def test_relative_positions_have_no_limit():
@@ -120,8 +121,9 @@ def test_code_that_comes_with_a_model_runs_only_when_trusted(tmp_path):
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     spec = ModelSpec(name=str(tmp_path / "config.json"), source="config", config=config)
-    with pytest.raises(InputError, match="--trust-remote-code"):
+    with pytest.raises(InputError) as caught:
         build_model(spec, 32, CPU)
+    assert caught.value.about == ("trust_remote_code",)
     built = build_model(spec.model_copy(update={"trust_remote_code": True}), 32, CPU)
     assert type(built.model).__name__ == "OddForCausalLM"
 
@@ -139,7 +141,7 @@ def test_of_two_modules_of_one_name_the_one_in_the_specs_folder_is_taken(tmp_pat
     other = OWN.model_copy(update={"path": str(tmp_path)})
     for _ in range(2):
         assert build_model(OWN, 12, CPU).make_batch(3, 12)["tokens"].shape == (3, 12)
-        with pytest.raises(LookupError, match="the other one"):
+        with pytest.raises(LookupError):
             build_model(other, 12, CPU)
 
 
@@ -161,15 +163,16 @@ def test_a_function_that_breaks_the_contract_is_refused(name, message):
 
 
 def test_an_error_of_the_users_own_code_comes_through_unchanged():
-    with pytest.raises(ZeroDivisionError, match="a bug of the user's own"):
+    with pytest.raises(ZeroDivisionError):
         build_model(own("build_with_bug"), 8, CPU)
 
 
 def test_a_module_that_the_users_module_misses_is_the_users_own_error(tmp_path):
     (tmp_path / "needs_more.py").write_text("import a_module_that_nobody_has\n")
     spec = ModelSpec(name="needs_more:build", source="function", path=str(tmp_path))
-    with pytest.raises(ModuleNotFoundError, match="a_module_that_nobody_has"):
+    with pytest.raises(ModuleNotFoundError) as caught:
         build_model(spec, 8, CPU)
+    assert caught.value.name == "a_module_that_nobody_has"
 
 
 class Output:

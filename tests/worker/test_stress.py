@@ -110,7 +110,7 @@ def test_a_dataset_s_own_rows_are_shuffled(tmp_path):
 
 def test_memory_that_runs_out_at_other_lengths_says_so(tmp_path):
     phases = Phases(lambda *_: None)
-    with pytest.raises(RuntimeError, match="can't allocate memory") as caught:
+    with pytest.raises(RuntimeError) as caught:
         proven(own("build_hungry_for_short_rows"), tmp_path, phases, micro_batch=2)
     at = Circumstances(phases.phase, phases.step, "cpu", free=None, short=False, stress=phases.stress)
     outcome = verdict(caught.value, at)

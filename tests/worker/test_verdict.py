@@ -9,7 +9,7 @@ import torch
 
 from autotune.errors import InputError
 from autotune.outcome import Crash, Oom, Unsupported
-from autotune.worker.errors import CannotRun, DiskRefused, OutOfSpace
+from autotune.worker.errors import CannotRun, DiskRefused, OutOfSpace, lacking
 from autotune.worker.measuring.verdict import Circumstances, disk_full, verdict
 
 CPU_REFUSAL = (
@@ -127,7 +127,9 @@ def test_host_memory_that_was_refused_says_nothing_of_the_device():
 
 
 def test_refusals_of_the_package_itself():
-    assert verdict(CannotRun("no bf16"), at()) == Unsupported(reason="no bf16")
+    refused = CannotRun("precision", "device", "no bf16")
+    assert str(lacking("adapters", "LoRA", "peft")) == "LoRA needs peft: pip install 'autotune[peft]'"
+    assert verdict(refused, at()) == Unsupported(reason="no bf16", axis="precision", cause="device")
     outcome = verdict(OutOfSpace("disk", 10, 5, "full"), at())
     assert outcome == Oom(where="disk", phase="forward", requested=10, free=5, message="full")
 

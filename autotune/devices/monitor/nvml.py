@@ -16,7 +16,9 @@ class NvmlError(AutotuneError):
 class NoGpu(NvmlError):
     """No GPU is there for this process: no library, no driver that is loaded, none listed, or all hidden from it."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, hidden: bool = False) -> None:
+        self.hidden = hidden
+        """Whether there are some that CUDA_VISIBLE_DEVICES hides."""
         super().__init__(f"no GPU found: {reason}")
 
 

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from autotune.candidate import Candidate, DeviceKind
-from autotune.environment import how_to_install
 from autotune.probe.protocol import ProbeRequest
 from autotune.techniques.axis import Context
-from autotune.techniques.check import refusal
+from autotune.techniques.check import refused
 from autotune.techniques.data import unpaddable
 from autotune.techniques.sharding import IN_SHARDS, REPLICATED, SHARDINGS
 from autotune.worker.build.context import BuildContext
@@ -23,7 +22,7 @@ from autotune.worker.built_model import loss_of
 from autotune.worker.configuration import width
 from autotune.worker.data.packing import check_packing
 from autotune.worker.data.synthetic import feed, is_traced, rows_shorter, target_counter, text_symbols
-from autotune.worker.errors import CannotRun
+from autotune.worker.errors import CannotRun, lacking
 from autotune.worker.techniques.activation_offload import ActivationOffload
 from autotune.worker.techniques.checkpointing import checkpoint_blocks
 from autotune.worker.techniques.chunked_loss import chunk_loss
@@ -108,23 +107,23 @@ def _check(draft: BuildContext) -> None:
         accumulation_steps=request.accumulation_steps, world_size=request.world_size, nodes=request.nodes, kind=kind,
         with_lengths=request.lengths is not None,
     )  # fmt: skip
-    if reason := refusal(request.candidate, context):
-        raise CannotRun(reason)
+    if found := refused(request.candidate, context):
+        raise CannotRun(found.axis, found.cause, found.reason)
     check_engine(request.candidate)
 
 
 def check_engine(candidate: Candidate) -> None:
     """Raise CannotRun where the candidate's engine is not installed."""
     if candidate.engine == "deepspeed" and find_spec("deepspeed") is None:
-        raise CannotRun(f"deepspeed is not installed: {how_to_install('deepspeed')}")
+        raise lacking("engine", "DeepSpeed's engine", "deepspeed")
 
 
 def _check_attention(draft: BuildContext) -> None:
     attention = draft.request.candidate.attention
     if attention in {"flash_attention_2", "flex_attention"} and draft.device.type == "cpu":
-        raise CannotRun(f"{attention} trains on a GPU only")
+        raise CannotRun("attention", "device", f"{attention} trains on a GPU only")
     if attention == "flash_attention_2" and find_spec("flash_attn") is None:
-        raise CannotRun(f"flash_attention_2 needs flash-attn: {how_to_install('flash-attn')}")
+        raise lacking("attention", "flash_attention_2", "flash-attn")
 
 
 def _form_group(draft: BuildContext) -> None:
@@ -175,7 +174,11 @@ def _fuse_kernels(draft: BuildContext) -> None:
 def _add_adapters(draft: BuildContext) -> None:
     candidate = draft.request.candidate
     if candidate.adapters != "none" and draft.request.model.train:
-        raise CannotRun("adapters are all that trains beside a frozen model: leave out --train, or adapters")
+        raise CannotRun(
+            "adapters",
+            "context",
+            "adapters are all that trains beside a frozen model: leave out --train, or adapters",
+        )
     if candidate.adapters == "qlora":
         quantize_blocks(draft.built.model, draft.blocks, draft.device, math_dtype(candidate.precision))
     if candidate.adapters != "none":

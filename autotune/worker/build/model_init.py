@@ -94,9 +94,9 @@ def _built_by_one(draft: BuildContext) -> bool:
 
 def _check_experts(draft: BuildContext) -> None:
     request = draft.request
-    reason = inseparable(request.candidate, draft.files is None, request.model.source)
-    if shared_rows(draft.built.model) and reason:
-        raise CannotRun(reason)
+    found = inseparable(request.candidate, draft.files is None, request.model.source)
+    if shared_rows(draft.built.model) and found:
+        raise CannotRun(found.axis, found.cause, found.reason)
 
 
 def cut(draft: BuildContext) -> None:

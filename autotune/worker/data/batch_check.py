@@ -10,6 +10,7 @@ Float tensors of other lengths may be what a row really consists of (sound, imag
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,17 +22,26 @@ Shapes = Mapping[str, Tensor]
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 
+class WrongBatch(ModelError):
+    """A batch is not what was asked for: `what` of it is another."""
+
+    def __init__(self, message: str, what: Literal["rows", "tokens", "type"]) -> None:
+        self.what = what
+        super().__init__(message)
+
+
 def check_made(batch: Shapes, micro_batch: int, seq_len: int) -> None:
-    """Raise ModelError unless `make_batch(micro_batch, seq_len)` made that many rows of so many tokens."""
+    """Raise WrongBatch unless `make_batch(micro_batch, seq_len)` made that many rows of so many tokens."""
     asked = f"make_batch({micro_batch}, {seq_len})"
     _check_tensors(asked, batch)
     whole = micro_batch * seq_len
     if any(flat in {whole, whole + micro_batch, whole - 1, whole + 1} for flat in _packed(batch)):
         return
     if micro_batch not in _rows(batch):
-        raise ModelError(
+        raise WrongBatch(
             f"{asked} made {_shown(batch)}: {_seen_rows(batch)} where {micro_batch} were asked for, so no peak and no "
-            "tokens per second would be of what they are said to be; make as many rows as asked for"
+            "tokens per second would be of what they are said to be; make as many rows as asked for",
+            "rows",
         )
     found = _lengths(batch, micro_batch)
     sizes = [
@@ -39,15 +49,16 @@ def check_made(batch: Shapes, micro_batch: int, seq_len: int) -> None:
     ]
     if found and not any(abs(size - seq_len) <= 1 for size in sizes):
         longest = max(found)
-        raise ModelError(
+        raise WrongBatch(
             f"{asked} made {_shown(batch)}: rows of {longest} tokens where {seq_len} were asked for, so tokens per "
             f"second would be of tokens that are not there; make rows of {seq_len}, or ask for what it makes with "
-            f"--seq-len {longest}"
+            f"--seq-len {longest}",
+            "tokens",
         )
 
 
 def check_collated(batch: Shapes, samples: int, one: Shapes, copies: bool = False) -> None:
-    """Raise ModelError unless a batch of a dataset holds so many samples, which may be padded or packed.
+    """Raise WrongBatch unless a batch of a dataset holds so many samples, which may be padded or packed.
 
     `one` is the batch of one sample alone, which may be several rows. Where `batch` is of `copies` of that sample,
     packed ones must hold as many times its tokens; other samples have lengths of their own.
@@ -59,16 +70,17 @@ def check_collated(batch: Shapes, samples: int, one: Shapes, copies: bool = Fals
     packed = _packed(batch)
     if any(not copies or flat == samples * single for flat in packed for single in _packed(one)):
         return
-    raise ModelError(
+    raise WrongBatch(
         f"{asked} holds {_shown(batch)}: {_seen_rows(batch)}, where the batch of one sample holds {_shown(one)}, so no "
         "peak and no tokens per second would be of what they are said to be; let the collate function make rows of "
-        "each sample, or pack all into one row"
+        "each sample, or pack all into one row",
+        "rows",
     )
 
 
 def _check_tensors(asked: str, batch: object) -> None:
     if not isinstance(batch, Mapping) or not batch or not all(isinstance(v, Tensor) for v in batch.values()):
-        raise ModelError(f"{asked} must be a dict of tensors, it is {type(batch).__name__}")
+        raise WrongBatch(f"{asked} must be a dict of tensors, it is {type(batch).__name__}", "type")
 
 
 def _rows(batch: Shapes) -> set[int]:

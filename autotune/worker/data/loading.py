@@ -155,7 +155,11 @@ class Loader:
         needed = (batches_ahead(self._candidate) + 1) * self._bytes(micro_batch)
         free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.exists() else None
         if free is not None and needed > free:
-            raise CannotRun(f"{self._ahead(micro_batch)}, and {format_bytes(free)} are free there; {_LARGER}")
+            raise CannotRun(
+                "num_workers",
+                "room",
+                f"{self._ahead(micro_batch)}, and {format_bytes(free)} are free there; {_LARGER}",
+            )
 
     def _ahead(self, micro_batch: int) -> str:
         candidate = self._candidate
@@ -172,7 +176,9 @@ class Loader:
             process.join(timeout=1.0)
             ended.append(process.exitcode)
         if -signal.SIGBUS in ended:  # a page of shared memory that could not be had
-            raise CannotRun(f"{self._ahead(micro_batch)}, and it ran out; {_LARGER}") from error
+            raise CannotRun(
+                "num_workers", "room", f"{self._ahead(micro_batch)}, and it ran out; {_LARGER}"
+            ) from error
         if -signal.SIGKILL in ended:
             message = (
                 "a loader worker was killed, as the kernel does where memory runs out; try fewer workers"

@@ -65,13 +65,17 @@ def check_packing(
     name = type(model).__name__
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise CannotRun(
-            f"{name} takes no position_ids, which tell packed documents apart; use padded sequences"
+            "sequences",
+            "context",
+            f"{name} takes no position_ids, which tell packed documents apart; use padded sequences",
         )
     device = next(model.parameters()).device
     if built.attention == "flash_attention_2" and device.type == "cpu":
         raise CannotRun(
+            "sequences",
+            "device",
             "packed documents are tried on the GPU under flash_attention_2, and these parameters are built off it; use "
-            "sdpa or padded sequences"
+            "sdpa or padded sequences",
         )
     second = [0, *range(1, TRIED)]
 
@@ -93,6 +97,8 @@ def check_packing(
     model.train(training)
     if between > LEAK * within:
         raise CannotRun(
+            "sequences",
+            "context",
             f"{name} lets packed documents attend to each other under {built.attention}: another first document "
-            f"changes the second one's loss by {between:.1e}, in one text by {within:.1e}; use padded sequences"
+            f"changes the second one's loss by {between:.1e}, in one text by {within:.1e}; use padded sequences",
         )

@@ -49,7 +49,7 @@ def stream(
     """
     if lengths is not None:
         if reason := unpaddable(built.task):
-            raise CannotRun(reason)
+            raise CannotRun("sequences", "context", reason)
         rows = lengths.rows(sequences, seq_len, seed)
         in_one = built.attention == "flash_attention_2"
         made = rows_of(text_symbols(built, seed), rows, seq_len, sequences == "packed", in_one)

@@ -153,7 +153,7 @@ def _known(error: BaseException, at: Circumstances) -> Outcome | None:
     refusal = sys.modules.get("autotune.worker.errors")
     steps = sys.modules.get("autotune.worker.measuring.steps")
     if refusal is not None and isinstance(error, refusal.CannotRun):
-        return Unsupported(reason=error.reason)
+        return Unsupported(reason=error.reason, axis=error.axis, cause=error.cause)
     if steps is not None and isinstance(error, steps.NotFinite):
         return NonFinite(phase=at.phase, step=at.step, what=error.what)
     return None

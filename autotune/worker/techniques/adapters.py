@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune.environment import how_to_install
 from autotune.worker.blocks import Blocks
-from autotune.worker.errors import CannotRun
+from autotune.worker.errors import CannotRun, lacking
 from autotune.worker.techniques.precision import cast_parameter
 
 RANK = 16
@@ -28,7 +27,11 @@ def add_adapters(model: nn.Module, blocks: Blocks | None) -> None:
     peft = library()
     names = _linear_layers(model, blocks)
     if not names:
-        raise CannotRun("LoRA needs a repeated block with linear layers; name its class with --block-class")
+        raise CannotRun(
+            "adapters",
+            "context",
+            "LoRA needs a repeated block with linear layers; name its class with --block-class",
+        )
     config = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=names, lora_dropout=0.0, bias="none")
     weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
     with torch.device(weight.device), _made_in_place():
@@ -42,7 +45,7 @@ def library() -> Any:
     try:
         peft = importlib.import_module("peft")
     except ImportError as error:
-        raise CannotRun(f"LoRA needs peft ({error}): {how_to_install('peft')}") from error
+        raise lacking("adapters", "LoRA", "peft", error) from error
     with suppress(ImportError):
         importlib.import_module("bitsandbytes")
     return peft

@@ -51,10 +51,12 @@ def checkpoint_blocks(
     how = candidate.checkpointing
     if blocks is None:
         raise CannotRun(
-            "no repeated transformer block was found to checkpoint; name its class with --block-class"
+            "checkpointing",
+            "context",
+            "no repeated transformer block was found to checkpoint; name its class with --block-class",
         )
     if reason := more_blocks_than(candidate, len(blocks.modules)):
-        raise CannotRun(reason)
+        raise CannotRun("checkpointed_blocks", "context", reason)
     count = None if candidate.checkpointed_blocks == "all" else candidate.checkpointed_blocks
     contexts: dict[str, Any] = {"context_fn": CHOOSING[how]} if how in CHOOSING else {}
     for block in blocks.modules[:count]:

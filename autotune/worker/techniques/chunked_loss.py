@@ -36,10 +36,12 @@ def chunk_loss(built: BuiltModel) -> None:
     name = type(model).__name__
     if built.task != "causal-lm" or getattr(model, "loss_function", None) is not ForCausalLMLoss:
         raise CannotRun(
-            f"chunked loss is for transformers' causal language models with their usual loss, not {name}"
+            "loss",
+            "context",
+            f"chunked loss is for transformers' causal language models with their usual loss, not {name}",
         )
     if type(head) is not nn.Linear:
-        raise CannotRun(f"chunked loss needs a linear head, and {name} has none")
+        raise CannotRun("loss", "context", f"chunked loss needs a linear head, and {name} has none")
     handed: list[Tensor] = []
 
     def hand_on(hidden: Tensor) -> Tensor:
@@ -49,9 +51,13 @@ def chunk_loss(built: BuiltModel) -> None:
     def loss(logits: Tensor, labels: Tensor, *_: Any, **options: Any) -> Tensor:
         expected = handed.pop() if handed else None
         if logits is not expected:
-            raise CannotRun(f"{name} changes its logits between head and loss, which chunked loss leaves out")
+            raise CannotRun(
+                "loss",
+                "context",
+                f"{name} changes its logits between head and loss, which chunked loss leaves out",
+            )
         if options.get("num_items_in_batch") is not None or options.get("shift_labels") is not None:
-            raise CannotRun("chunked loss takes plain labels and their mean")
+            raise CannotRun("loss", "context", "chunked loss takes plain labels and their mean")
         targets = nn.functional.pad(labels, (0, 1), value=IGNORED)[..., 1:]
         return linear_cross_entropy(logits, head.weight, head.bias, targets)
 

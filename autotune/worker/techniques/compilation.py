@@ -33,10 +33,12 @@ def compile_blocks(
     """
     if blocks is None:
         raise CannotRun(
-            "no repeated transformer block was found to compile; name its class with --block-class"
+            "compile",
+            "context",
+            "no repeated transformer block was found to compile; name its class with --block-class",
         )
     if reason := lacks_compiler(device.type):
-        raise CannotRun(reason)
+        raise CannotRun("compile", "compiler", reason)
     # In this process: a pool of compilers would be processes that import torch, for a single block.
     torch._inductor.config.compile_threads = 1
     for block in blocks.modules:
@@ -83,9 +85,11 @@ class _NothingRandom(TorchDispatchMode):  # type: ignore[misc]  # mypy does not 
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags and _share_dropped(func, args, kwargs) != 0:
             raise CannotRun(
+                "activation_memory_budget",
+                "context",
                 f"{self._name} has dropout or draws other random numbers ({func}), and under a memory budget torch's "
                 "compiler draws others when it makes results again, so gradients would be wrong: set dropout to 0 in "
-                "the model's configuration, or leave the budget out"
+                "the model's configuration, or leave the budget out",
             )
         return func(*args, **kwargs)
 

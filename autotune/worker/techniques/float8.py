@@ -8,9 +8,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from autotune.environment import how_to_install
 from autotune.worker.blocks import Blocks
-from autotune.worker.errors import CannotRun
+from autotune.worker.errors import CannotRun, lacking
 
 MULTIPLE = 16
 """Rows, columns and summed positions of an 8-bit product come in multiples of 16 (torch._scaled_mm)."""
@@ -27,7 +26,7 @@ def use_float8(model: nn.Module, blocks: Blocks | None, device: torch.device, to
     linear layer in a block, or where a size is no multiple of 16, and says which.
     """
     if reason := lacks_float8(device):
-        raise CannotRun(reason)
+        raise CannotRun("precision", "device", reason)
     convert = converter()
     inside = {id(part) for block in (blocks.modules if blocks else ()) for part in block.modules()}
     chosen = {
@@ -37,19 +36,25 @@ def use_float8(model: nn.Module, blocks: Blocks | None, device: torch.device, to
     }
     if not chosen:
         raise CannotRun(
+            "precision",
+            "context",
             "fp8 needs a repeated block with nn.Linear layers (GPT-2's are transformers' Conv1D, which torchao leaves "
-            "alone); name its class with --block-class"
+            "alone); name its class with --block-class",
         )
     for name, module in chosen.items():
         if module.in_features % MULTIPLE or module.out_features % MULTIPLE:
             raise CannotRun(
+                "precision",
+                "context",
                 f"fp8 multiplies sizes that are multiples of {MULTIPLE}, and {name} is {module.in_features} x "
-                f"{module.out_features}"
+                f"{module.out_features}",
             )
     if tokens % MULTIPLE:
         raise CannotRun(
+            "precision",
+            "context",
             f"fp8 multiplies sizes that are multiples of {MULTIPLE}, and a micro-batch has {tokens} tokens: choose a "
-            "--seq-len that is one"
+            "--seq-len that is one",
         )
     convert(model, module_filter_fn=lambda _module, name: name in chosen)
 
@@ -59,7 +64,7 @@ def converter() -> Callable[..., object]:
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError as error:
-        raise CannotRun(f"fp8 needs torchao ({error}): {how_to_install('torchao')}") from error
+        raise lacking("precision", "fp8", "torchao", error) from error
     return partial(convert_to_float8_training, config=Float8LinearConfig())
 
 

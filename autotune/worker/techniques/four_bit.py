@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autotune.environment import how_to_install
 from autotune.worker.blocks import Blocks
-from autotune.worker.errors import CannotRun
+from autotune.worker.errors import CannotRun, lacking
 from autotune.worker.techniques.mapped_files import is_mapped
 
 BLOCK = 64
@@ -29,7 +28,7 @@ def quantize_blocks(
     try:
         functional = importlib.import_module("bitsandbytes").functional
     except ImportError as error:
-        raise CannotRun(f"QLoRA needs bitsandbytes ({error}): {how_to_install('bitsandbytes')}") from error
+        raise lacking("adapters", "QLoRA", "bitsandbytes", error) from error
     inside = {id(part) for block in (blocks.modules if blocks else ()) for part in block.modules()}
     linear = [
         (name, part)
@@ -37,7 +36,11 @@ def quantize_blocks(
         if id(part) in inside and _weight(part) is not None
     ]
     if not linear:
-        raise CannotRun("QLoRA needs a repeated block with linear layers; name its class with --block-class")
+        raise CannotRun(
+            "adapters",
+            "context",
+            "QLoRA needs a repeated block with linear layers; name its class with --block-class",
+        )
     for name, module in linear:
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, FourBitLinear(module, functional, device, dtype))

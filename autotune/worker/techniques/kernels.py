@@ -25,7 +25,9 @@ def fused_kernels(built: BuiltModel) -> Iterator[None]:
     kind = getattr(built.config, "model_type", None)
     if kind not in types:
         raise CannotRun(
-            f"liger-kernel has no kernels for {type(built.model).__name__} ({kind}); it has for {', '.join(types)}"
+            "kernels",
+            "context",
+            f"liger-kernel has no kernels for {type(built.model).__name__} ({kind}); it has for {', '.join(types)}",
         )
     # For types whose loss it does not fuse with the head, it exchanges torch's own function.
     patched = (sys.modules[type(built.model).__module__], torch.nn.functional)
@@ -51,6 +53,8 @@ def patcher() -> tuple[Callable[..., None], Collection[str]]:
         from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
     except ImportError as error:
         raise CannotRun(
-            f"liger's kernels cannot be imported ({error}): {how_to_install('liger-kernel')}"
+            "kernels",
+            "package",
+            f"liger's kernels cannot be imported ({error}): {how_to_install('liger-kernel')}",
         ) from error
     return _apply_liger_kernel_to_instance, MODEL_TYPE_TO_APPLY_LIGER_FN

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.candidate import Optimizer, OptimizerKernel
-from autotune.environment import how_to_install
-from autotune.worker.errors import CannotRun
+from autotune.worker.errors import lacking
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -67,9 +66,7 @@ def _bitsandbytes() -> Any:
     try:
         return importlib.import_module("bitsandbytes")
     except ImportError as error:
-        raise CannotRun(
-            f"8-bit AdamW needs bitsandbytes ({error}): {how_to_install('bitsandbytes')}"
-        ) from error
+        raise lacking("optimizer", "8-bit AdamW", "bitsandbytes", error) from error
 
 
 class PlainOptimizer:

@@ -54,7 +54,11 @@ def math_dtype(precision: Precision) -> torch.dtype:
 def _check(device: torch.device) -> None:
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)
-        raise CannotRun(f"{name} does not compute in bf16; NVIDIA GPUs do from compute capability 8.0 on")
+        raise CannotRun(
+            "precision",
+            "device",
+            f"{name} does not compute in bf16; NVIDIA GPUs do from compute capability 8.0 on",
+        )
 
 
 @contextmanager

@@ -60,7 +60,9 @@ def shard(
     """
     if blocks is None:
         raise CannotRun(
-            "no repeated transformer block was found to shard or offload one by one; name its class with --block-class"
+            "sharding",
+            "context",
+            "no repeated transformer block was found to shard or offload one by one; name its class with --block-class",
         )
     mesh = mesh or init_device_mesh(device.type, (dist.get_world_size(),))
     ranks = mesh.size()
@@ -101,8 +103,10 @@ def mesh_of_nodes(device: torch.device, nodes: int) -> DeviceMesh:
     found = int(os.environ.get("LOCAL_WORLD_SIZE", each))
     if found != each:
         raise CannotRun(
+            "sharding",
+            "context",
             f"{found} ranks were started in this node, and hsdp shards over {each} in each of {nodes} nodes; start "
-            f"as many on every machine (torch.distributed.run --nnodes={nodes} --nproc_per_node={each})"
+            f"as many on every machine (torch.distributed.run --nnodes={nodes} --nproc_per_node={each})",
         )
     return init_device_mesh(device.type, (nodes, each), mesh_dim_names=("replicate", "shard"))
 

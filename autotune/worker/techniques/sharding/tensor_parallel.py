@@ -63,7 +63,7 @@ class Cut:
         self._rank0_weights = rank0_weights
         plan = tensor_plan(self._model)
         if reason := indivisible(divided_numbers(built.config), mesh.size()):
-            raise CannotRun(reason)
+            raise CannotRun("tensor_parallel", "context", reason)
         self._waiting = {module: plan.get(name) for name, module in self._model.named_modules()}
         self._ties = _ties(self._model)
         _share_inputs(self._model, [name for name, style in plan.items() if style in COLUMNS], mesh)

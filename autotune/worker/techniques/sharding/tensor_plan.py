@@ -27,12 +27,16 @@ def tensor_plan(model: nn.Module) -> dict[str, str]:
     plan = getattr(model, "tp_plan", None)
     name = type(model).__name__
     if not plan:
-        raise CannotRun(f"transformers ships no plan for tensor parallelism with {name}")
+        raise CannotRun(
+            "tensor_parallel", "context", f"transformers ships no plan for tensor parallelism with {name}"
+        )
     unknown = set(plan.values()) - {*COLUMNS, *ROWS, SUMMED}
     if unknown:
         raise CannotRun(
+            "tensor_parallel",
+            "context",
             f"transformers' plan for tensor parallelism of {name} has the style {', '.join(sorted(unknown))}, of which "
-            "torch's parallel styles have no counterpart"
+            "torch's parallel styles have no counterpart",
         )
     found: dict[str, str] = {}
     for part, module in model.named_modules():
@@ -40,7 +44,11 @@ def tensor_plan(model: nn.Module) -> dict[str, str]:
         if style is None:
             continue
         if style != SUMMED and not isinstance(module, nn.Linear | nn.Embedding):
-            raise CannotRun(f"{name}'s plan cuts {part}, a {type(module).__name__}, which torch cannot")
+            raise CannotRun(
+                "tensor_parallel",
+                "context",
+                f"{name}'s plan cuts {part}, a {type(module).__name__}, which torch cannot",
+            )
         found[part] = style
     embedding: Any = getattr(model, "get_input_embeddings", lambda: None)()
     if isinstance(embedding, nn.Embedding):

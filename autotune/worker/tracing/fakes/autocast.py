@@ -166,9 +166,11 @@ def autocast_by_name() -> list[tuple[Any, str, Any]]:
         enter(region, _named(device_type), *args, **kwargs)
         if device_type == "cpu" and region._enabled:
             raise CannotRun(
+                "precision",
+                "context",
                 "the model's code opens torch.autocast for the cpu, which does nothing on a GPU; if it chose by "
                 "torch.cuda.is_available(), which is false where a GPU is only traced, let it name the device of its "
-                "tensors, torch.autocast(tensor.device.type, ...), or probe it on a GPU"
+                "tensors, torch.autocast(tensor.device.type, ...), or probe it on a GPU",
             )
 
     asked, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype

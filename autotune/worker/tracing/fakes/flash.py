@@ -47,8 +47,10 @@ def flash_attn_func(
 
 def _of_lengths(*_arguments: Any, **_others: Any) -> Tensor:
     raise CannotRun(
+        "attention",
+        "context",
         "flash-attn with padded or packed rows reads their lengths from the data, which a trace does not have; probe "
-        "the model instead"
+        "the model instead",
     )
 
 

@@ -54,7 +54,9 @@ def fake_triton(recorder: StorageRecorder) -> AbstractContextManager[None]:
     try:
         from triton.runtime import Autotuner, Heuristics, JITFunction
     except ImportError as error:
-        raise CannotRun(f"liger's kernels need Triton ({error}): {how_to_install('liger-kernel')}") from error
+        raise CannotRun(
+            "kernels", "package", f"liger's kernels need Triton ({error}): {how_to_install('liger-kernel')}"
+        ) from error
 
     def launch(kernel: Any, *args: Any, **options: Any) -> None:
         while not isinstance(kernel, JITFunction):  # what chooses a configuration for the kernel within
