@@ -88,7 +88,10 @@ def explain(
     The first `TOLD` are told one by one, and how many more there are.
     """
     told = [
-        Problem(_explain_one(detail, model, source, flags), about=".".join(map(str, detail["loc"])))
+        Problem(
+            _explain_one(detail, model, source, flags),
+            about=".".join(str(part) for part in detail["loc"] if part != "[key]"),
+        )
         for detail in error.errors(include_url=False)[:TOLD]
     ]
     more = error.error_count() - TOLD

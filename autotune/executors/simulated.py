@@ -67,7 +67,7 @@ class SimulatedExecutor:
         if request.kind == "prove":
             name = self._device.facts().name
             reason = f"{name} proves nothing; run `autotune verify` on a machine that has such a GPU"
-            return ProbeResult(answer=Unsupported(reason=reason), seconds=0.0)
+            return ProbeResult(answer=Unsupported(reason=reason, cause="device"), seconds=0.0)
         timeline = self._timeline(request, folder, timeout, on_progress)
         outcome: Outcome
         match timeline:

@@ -50,7 +50,7 @@ def with_variables(variables):
 def test_a_file_sets_no_variable_that_autotune_does_not_set(name):
     with pytest.raises(InputError) as caught:
         Best.from_yaml(with_variables({name: "1"}), "best.yaml")
-    assert caught.value.about == ("variables",)
+    assert caught.value.about == (f"variables.{name}",)
 
 
 @pytest.mark.parametrize("value", ["1\ntouch pwned", "\x1b[2J", "9" * 5000])
