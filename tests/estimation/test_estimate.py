@@ -156,7 +156,7 @@ def test_every_mistake_is_told_at_once_with_the_nearest_names():
     assert all(part in str(raised.value) for part in ("gpt2-xl", "gpus", "micro_batch", "headroom", "'ddp'"))
     assert len(raised.value.problems) == 5, "what is out of its range does not hide what is misspelt"
     assert refused_for(seq_len=4096) == ("seq_len",)
-    assert refused_for(offload="full") == ("offload",)
+    assert refused_for(offload="full") == ("space",)
 
 
 def test_a_model_whose_dimensions_do_not_divide_is_refused_with_the_reason(tmp_path):
