@@ -84,7 +84,7 @@ def test_what_is_shielded_is_done_first():
     assert done == ["inner", "outer"]
     with pytest.raises(Interruption) as asked, listening(), shielded():  # noqa: PT012
         send(signal.SIGTERM)
-        raise JournalError("the disk is full too")
+        raise JournalError("the disk is full too", "unwritable")
     assert isinstance(asked.value.__context__, JournalError)
 
 
