@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autotune.techniques.check import refusal
+from autotune.techniques.check import refused
 from autotune.worker.build import composition
 from autotune.worker.tracing import kernel_workspace
 from autotune.worker.tracing.trace import trace
@@ -16,7 +16,7 @@ pytest.importorskip("torchao", reason="torchao is not installed: pip install 'au
 
 def on_a_gpu(candidate, context):
     """Judge a candidate as for a GPU, whatever it is to run on."""
-    return refusal(candidate, replace(context, kind="cuda"))
+    return refused(candidate, replace(context, kind="cuda"))
 
 
 def emulated(args, kwargs):
@@ -30,7 +30,7 @@ def emulated(args, kwargs):
 @pytest.fixture(autouse=True)
 def as_on_cuda(monkeypatch):
     """Let a processor take fp8, and torchao ask for its autocast as it does for that of CUDA."""
-    monkeypatch.setattr(composition, "refusal", on_a_gpu)
+    monkeypatch.setattr(composition, "refused", on_a_gpu)
     asked = torch.is_autocast_enabled
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device_type="cpu": asked(device_type))
     monkeypatch.setattr(torch, "get_autocast_gpu_dtype", lambda: torch.bfloat16)
