@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Container, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +11,7 @@ from pydantic import Field
 
 from autotune.accumulation import ASSUMED_STEPS
 from autotune.bounds import too_many_ranks
-from autotune.candidate import AXES, Candidate, alike, choices
+from autotune.candidate import AXES, Candidate, choices
 from autotune.devices.hardware import Hardware, find_hardware
 from autotune.devices.simulated import SimulatedDevice
 from autotune.errors import InputError, Problem
@@ -23,7 +21,6 @@ from autotune.lengths import Lengths, read_lengths
 from autotune.models.resolve import resolve
 from autotune.models.sequence_length import LONGEST_DEFAULT, sequence_length
 from autotune.options import EstimateOptions
-from autotune.probe.launch import end_all
 from autotune.probe.protocol import ProbeRequest
 from autotune.search.shipped import default_space, load_space
 from autotune.search.space import Space
@@ -37,8 +34,6 @@ from autotune.tracing.client import Trace, Tracer
 
 TIMEOUT = 900.0
 """Seconds for all traces of one worker."""
-RUNGS_PER_WORKER = 3
-"""Rungs that make another worker worth its start, where there is a core for it."""
 
 
 class EstimateRequest(EstimateOptions):
@@ -223,31 +218,10 @@ def _request(
 
 
 def _trace(request: ProbeRequest, candidates: Sequence[Candidate], tracer: Tracer) -> dict[Candidate, Trace]:
-    """Trace all candidates, in as many workers as there are cores and enough rungs to pay for their start."""
-    cores = len(os.sched_getaffinity(0))
-    shares: list[list[Candidate]] = [
-        [] for _ in range(max(1, min(cores, len(candidates) // RUNGS_PER_WORKER)))
-    ]
-    for group in sorted(alike(candidates), key=len, reverse=True):  # what is alike is traced together
-        min(shares, key=len).extend(group)
-    with scratch_folder([temporary()]) as folder, ThreadPoolExecutor(len(shares)) as pool:
-
-        def work(number: int) -> dict[Candidate, Trace]:
-            first, *rest = shares[number]
-            wanted = request.model_copy(update={"candidate": first, "also": tuple(rest)})
-            return tracer.trace(wanted, folder / str(number), timeout=TIMEOUT)
-
-        found: dict[Candidate, Trace] = {}
-        tasks = [pool.submit(work, number) for number in range(len(shares))]
-        try:
-            for task in tasks:
-                found |= task.result()
-        except BaseException:  # Ctrl-C too: the pool waits for its threads, and they for their workers
-            while not_yet := [task for task in tasks if not task.done() and not task.cancel()]:
-                end_all()
-                wait(not_yet, timeout=0.1)
-            raise
-    return found
+    first, *rest = candidates
+    wanted = request.model_copy(update={"candidate": first, "also": tuple(rest)})
+    with scratch_folder([temporary()]) as folder:
+        return tracer.trace(wanted, folder, timeout=TIMEOUT)
 
 
 def _price(

@@ -64,6 +64,16 @@ class ProbeRequest(Frozen):
     """Folder of this probe: mapped files, allocator snapshot and checkpoint go here; the parent cleans it."""
 
 
+class TracedRung(Frozen):
+    """What came of tracing one candidate."""
+
+    candidate: Candidate
+    file: str = ""
+    """Name of the file in `ProbeRequest.folder` that holds what `Timeline.dump` wrote; empty without a trace."""
+    reason: str = ""
+    """Why it cannot be traced, and what to do."""
+
+
 class Progress(Frozen):
     """The worker entered a phase; tells the parent where a probe was when it was killed."""
 
@@ -74,6 +84,8 @@ class Progress(Frozen):
     baseline: int | None = None
     """Sent once, before the model is built: bytes that interpreter and libraries take of the device's limit. On the CPU
     these are private and writable, touched or not: threads' stacks and OpenBLAS's buffers are most of the untouched."""
+    traced: TracedRung | None = None
+    """Sent as soon as a candidate was traced, or turned out not to be traceable (kind `trace`)."""
 
 
 class Inspection(Frozen):
@@ -81,16 +93,6 @@ class Inspection(Frozen):
 
     type: Literal["inspection"] = "inspection"
     facts: ModelFacts
-
-
-class TracedRung(Frozen):
-    """What came of tracing one candidate."""
-
-    candidate: Candidate
-    file: str = ""
-    """Name of the file in `ProbeRequest.folder` that holds what `Timeline.dump` wrote; empty without a trace."""
-    reason: str = ""
-    """Why it cannot be traced, and what to do."""
 
 
 class TraceAnswer(Frozen):

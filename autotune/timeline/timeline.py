@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from autotune.errors import InputError
@@ -42,6 +42,11 @@ def _unnamed(category: Category, phase: Phase) -> str:
     if category == "optimizer_state" or phase == "optimizer":
         return "optimizer"
     return "building of the model" if phase == "build" else "step outside the modules"
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    """Return a dataclass's fields by name, without a copy of the long lists in them."""
+    return {one.name: getattr(record, one.name) for one in fields(record)}
 
 
 @dataclass(frozen=True)
@@ -208,7 +213,7 @@ class Timeline:
 
     def dump(self) -> str:
         """Return the timeline as JSON text, for the cache."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":"))
+        return json.dumps({"format": FORMAT, **_fields(self)}, separators=(",", ":"), default=_fields)
 
     @classmethod
     def parse(cls, text: str) -> Timeline:

@@ -21,8 +21,8 @@ from autotune.tracing.import_closure import import_closure
 
 VARIABLE = "AUTOTUNE_CACHE"
 """Environment variable that names another folder for the cache."""
-KEPT = 256
-"""Traces kept, the newest: a model's whole ladder is some ten of 20 to 200 KiB each."""
+KEPT = 1024
+"""Traces kept, the newest: a model's whole ladder is some hundred of 20 to 100 KiB each."""
 
 _IRRELEVANT = {
     "protocol", "kind", "also", "accumulation_steps", "budget", "headroom", "seed", "sample_seconds", "sample_steps",

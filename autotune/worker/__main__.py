@@ -138,8 +138,17 @@ class Probe:
         from autotune.worker.errors import CannotRun
         from autotune.worker.tracing.trace import CannotTrace, trace, trace_alike
 
-        rungs = []
-        number = 0
+        rungs: list[TracedRung] = []
+
+        def tell(candidate: Candidate, timeline: Timeline | str) -> None:
+            if isinstance(timeline, str):
+                rungs.append(TracedRung(candidate=candidate, reason=timeline))
+            else:
+                file = Path(self._request.folder) / f"timeline-{len(rungs)}.json"
+                file.write_text(timeline.dump())
+                rungs.append(TracedRung(candidate=candidate, file=file.name))
+            self._channel.send(Progress(phase="start", traced=rungs[-1]))
+
         for first, *others in alike((self._request.candidate, *self._request.also)):
             alone = self._request.model_copy(update={"candidate": first, "also": ()})
             found: dict[Candidate, Timeline | str] = {}
@@ -153,13 +162,7 @@ class Probe:
                 except (CannotTrace, CannotRun) as error:
                     found[candidate] = str(error)
             for candidate, timeline in found.items():
-                if isinstance(timeline, str):
-                    rungs.append(TracedRung(candidate=candidate, reason=timeline))
-                    continue
-                file = Path(self._request.folder) / f"timeline-{number}.json"
-                number += 1
-                file.write_text(timeline.dump())
-                rungs.append(TracedRung(candidate=candidate, file=file.name))
+                tell(candidate, timeline)
         return TraceAnswer(rungs=tuple(rungs))
 
     def _start(self) -> None:

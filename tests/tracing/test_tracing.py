@@ -5,20 +5,23 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from autotune.candidate import Candidate
 from autotune.outcome import Crash, Unsupported
 from autotune.probe.exit import Exit, Report
-from autotune.probe.protocol import Result, TraceAnswer, TracedRung
+from autotune.probe.protocol import Progress, Result, TraceAnswer, TracedRung
 from autotune.techniques import check
+from autotune.timeline.op_counts import OpCounts, Operators
 from autotune.timeline.step_events import Slots, StepEvents
 from autotune.timeline.timeline import Timeline
 from autotune.tracing import cache
 from autotune.tracing.cache import TraceCache
 from autotune.tracing.client import LocalTracer
 from autotune.tracing.import_closure import import_closure
+from autotune.tracing.plan import Pieces, composable
 from tests.data.requests import OWN, family, request
 
 TIMELINE = Timeline(
@@ -144,8 +147,6 @@ def test_a_users_own_code_is_never_cached(traced, tmp_path):
 
 
 def test_a_timeline_of_one_micro_batch_is_found_for_that_one_alone(traced):
-    from dataclasses import replace
-
     launch = made(replace(TIMELINE, exact=4))
     assert traced(launch, micro_batch=4).seconds
     assert traced(launch, micro_batch=4).seconds == 0
@@ -201,6 +202,93 @@ def test_one_worker_traces_all_that_is_missing(tmp_path):
     assert [found[name].seconds for name in (probe.candidate, *others)] == [0, 0.75, 0.75]
     asked = launch.launched[-1][0]
     assert (asked.candidate, *asked.also) == others
+
+
+WORKING = replace(TIMELINE, work=OpCounts(Operators(), {}, {}, {}))
+
+
+class Worker(Launch):
+    """A worker that says of each candidate that it was traced, and may be ended before some."""
+
+    def __init__(self, ends_before=None, timeline=WORKING):
+        super().__init__(TRACED, timeline.dump())
+        self.ends_before = ends_before
+
+    def __call__(self, request, folder, **options):
+        super().__call__(request, folder, **options)
+        told = []
+        for candidate in (request.candidate, *request.also):
+            if candidate == self.ends_before:
+                self.ends_before = None
+                ending = Exit(signal=signal.SIGKILL, oom_kills=0, seconds=1)
+                return Report(answer=None, ending=ending, seconds=1.5)
+            told.append(TracedRung(candidate=candidate, file="timeline.json"))
+            options["on_progress"](Progress(phase="start", traced=told[-1]))
+        return Report(answer=TraceAnswer(rungs=told), ending=Exit(exit_code=0, seconds=1), seconds=1.5)
+
+
+def ask(tracer, candidates, folder, heard=None):
+    first, *rest = candidates
+    probe = request(family("gpt2"), folder).model_copy(update={"candidate": first, "also": tuple(rest)})
+    return tracer.trace(probe, folder / "trace", timeout=60, on_progress=heard)
+
+
+PASSES = [Candidate(checkpointing=value) for value in ("none", "selective", "full")]
+OTHERS = [{"optimizer_kernel": "foreach"}, {"offload": "optimizer"}]
+LADDER = [one.model_copy(update=other) for one in PASSES for other in ({}, *OTHERS)]
+
+
+def test_many_rungs_share_few_workers_and_say_how_far_they_are(tmp_path):
+    worker, heard = Worker(), []
+    tracer = LocalTracer(TraceCache(tmp_path / "cache"), worker, workers=2)
+    wanted = [*PASSES, Candidate(loss="chunked"), *LADDER[3:6], *LADDER[7:]]
+    found = ask(tracer, wanted, tmp_path, heard.append)
+    assert len(worker.launched) == 2
+    assert list(found) == list(dict.fromkeys(wanted))
+    traced = [asked for probe, _ in worker.launched for asked in (probe.candidate, *probe.also)]
+    assert {progress.traced.candidate for progress in heard} >= set(traced)
+
+
+def test_an_optimizer_is_traced_over_the_passes_of_one_candidate(tmp_path):
+    donors = {Pieces(PASSES[0], PASSES[0], LADDER[1]), Pieces(PASSES[0], PASSES[0], LADDER[2])}
+    plan = composable(LADDER)
+    assert set(plan) == {*LADDER[4:6], *LADDER[7:]}
+    assert {pieces._replace(passes=PASSES[0]) for pieces in plan.values()} == donors
+    assert plan[LADDER[8]] == Pieces(PASSES[2], PASSES[0], LADDER[2])
+    lora = [one.model_copy(update={"adapters": "lora"}) for one in LADDER[:2]]
+    assert not set(composable([*LADDER, *lora])) & set(lora), "other parameters"
+    assert not composable(LADDER[3:5] + LADDER[7:8]), "nothing has its passes with the plainest optimizer"
+
+
+def test_what_is_composed_is_neither_traced_nor_composed_again(tmp_path):
+    worker = Worker()
+    tracer = LocalTracer(TraceCache(tmp_path / "cache"), worker, workers=1)
+    found = ask(tracer, LADDER, tmp_path)
+    assert [candidate for candidate, trace in found.items() if trace.composed] == [*LADDER[4:6], *LADDER[7:]]
+    assert found[LADDER[8]].timeline.facts["rung"] == LADDER[8].key()
+    assert found[LADDER[8]].seconds == 0
+    ((asked, _),) = worker.launched
+    assert [asked.candidate, *asked.also] == [LADDER[0], LADDER[1], LADDER[2], LADDER[3], LADDER[6]]
+    again = ask(tracer, LADDER, tmp_path)
+    assert all(trace.cached for trace in again.values())
+    assert len(worker.launched) == 1
+
+
+def test_what_cannot_be_composed_is_traced_behind_the_others(tmp_path):
+    worker = Worker(timeline=TIMELINE)  # which knows no work
+    found = ask(LocalTracer(TraceCache(tmp_path / "cache"), worker, workers=1), LADDER[:5], tmp_path)
+    assert not any(trace.composed for trace in found.values())
+    assert [asked.candidate for asked, _ in worker.launched] == [LADDER[0], LADDER[4]]
+
+
+def test_a_worker_that_was_ended_costs_what_it_had_not_traced_yet(tmp_path):
+    worker = Worker(ends_before=PASSES[1])
+    found = ask(LocalTracer(TraceCache(tmp_path / "cache"), worker, workers=1), PASSES, tmp_path)
+    assert all(trace.timeline == WORKING for trace in found.values())
+    assert [(probe.candidate, *probe.also) for probe, _ in worker.launched] == [
+        tuple(PASSES),
+        tuple(PASSES[1:]),
+    ]
 
 
 def test_a_real_worker_traces_a_tiny_model_and_says_what_it_cannot(tmp_path):

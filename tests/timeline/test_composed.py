@@ -1,0 +1,60 @@
+"""The optimizer of one timeline under the passes of another is what a trace of both together gives."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.candidate import Candidate, alike
+from autotune.timeline.composed import with_optimizer
+from autotune.worker.tracing.trace import trace_alike
+from tests.data.requests import family, request
+
+OPTIMIZERS = ({"optimizer_kernel": "foreach"}, {"offload": "optimizer"})
+SHARDED = ({"sharding": "zero1"}, {"sharding": "zero1", "optimizer_kernel": "foreach"})
+
+
+def traced(ranks, others, **fields):
+    """Return the timelines of a candidate and of others over its passes."""
+    asked = request(family("llama"), Path(), precision="bf16", **fields)
+    asked = asked.model_copy(update={"world_size": ranks})
+    members = [asked.candidate.model_copy(update=other) for other in others]
+    ((plain, *rest),) = alike([asked.candidate, *members])
+    return [trace_alike(asked, rest)[candidate] for candidate in (plain, *members)], members
+
+
+def said(timeline):
+    """Return all that is priced of a timeline."""
+    peaks = [timeline.peak(size, steps) for size in (1, 2, 7) for steps in (False, True)]
+    work = [
+        sorted(timeline.work.of(phase, size))
+        for size in (1, 5)
+        for phase in ("forward", "backward", "optimizer")
+    ]
+    places = [timeline.allocated(3, place=place) for place in ("device", "host", "disk")]
+    return [(peak.bytes, peak.phase, peak.step, peak.breakdown) for peak in peaks], work, places
+
+
+@pytest.mark.parametrize(("ranks", "sharding", "others"), [(1, "none", OPTIMIZERS), (2, "ddp", SHARDED)])
+def test_an_optimizer_traced_over_other_passes_is_the_same(ranks, sharding, others):
+    (plain, *donors), _ = traced(ranks, others, sharding=sharding)
+    (passes, *whole), members = traced(ranks, others, sharding=sharding, checkpointing="full")
+    for candidate, donor, expected in zip(members, donors, whole, strict=True):
+        composed = with_optimizer(candidate, passes, plain, donor)
+        assert said(composed) == said(expected)
+        assert composed.facts["rung"] == expected.facts["rung"]
+        assert composed.facts["optimizer_of"] == donor.facts["rung"]
+        assert composed.sizes(5) != passes.sizes(5)
+
+
+def test_what_does_not_fit_is_not_composed():
+    (plain, donor), _ = traced(1, OPTIMIZERS[:1])
+    assert with_optimizer(Candidate(), plain, plain, donor) is not None
+    other = trace_alike(request(family("llama", hidden_size=32), Path(), precision="bf16"), ())
+    (passes,) = other.values()
+    assert with_optimizer(Candidate(), passes, plain, donor) is None, "other gradients"
+    assert with_optimizer(Candidate(), passes, passes, donor) is None, "another build"
+    assert with_optimizer(Candidate(), replace(plain, exact=4), plain, donor) is None
+    lora = request(family("llama"), Path(), precision="bf16", adapters="lora")
+    (adapted,) = trace_alike(lora, ()).values()
+    assert with_optimizer(Candidate(), adapted, plain, donor) is None, "fewer gradients"
