@@ -128,8 +128,9 @@ def test_a_run_of_something_else_is_refused_with_every_difference(file, tmp_path
     with pytest.raises(NotRecorded) as refused:
         to_spec(options(file, seq_len=32, target_global_batch="8 samples"), check_device, tmp_path)
     assert len(refused.value.problems) == 2
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(InputError) as missing:
         to_spec(options(tmp_path / "none"), check_device, tmp_path)
+    assert missing.value.about == ("device",)
 
 
 def test_a_trace_of_another_format_is_made_anew_where_something_can(file, tmp_path):
@@ -138,7 +139,7 @@ def test_a_trace_of_another_format_is_made_anew_where_something_can(file, tmp_pa
         grid, traces={Candidate(): GridTrace(candidate=Candidate(), seconds=1, timeline="AAAA")}
     )
     request = make_request("trace")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError):
         ReplayTracer(odd).trace(request, tmp_path, timeout=1)
     made = object()
 

@@ -17,7 +17,7 @@ WORDED = {
     "devices/test_rapl.py": 1,
     "devices/test_recorded_grid.py": 4,
     "estimation/test_estimate.py": 3,
-    "executors/test_replay.py": 4,
+    "executors/test_replay.py": 2,
     "exports/test_exports.py": 2,
     "memory/on_fake_cuda.py": 2,
     "memory/test_trace.py": 1,
