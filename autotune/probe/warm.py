@@ -30,13 +30,15 @@ from autotune.units import MIB, format_bytes
 
 SERVER = (sys.executable, "-P", "-m", "autotune.worker.warm")
 """Command line of a server, before what it is to import and its two descriptors. `-P` as for the worker."""
+GPUS = "CUDA_VISIBLE_DEVICES"
+"""The driver reads it when it starts, which it does not in a server: so ranks on several GPUs share one."""
 OWN = (
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "AUTOTUNE_RENDEZVOUS",
+    GPUS, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "AUTOTUNE_RENDEZVOUS",
 )  # fmt: skip
-"""Variables that are read when a training starts, not while libraries are loaded, so that a server's may differ."""
+"""Variables that are read when a training starts, not while libraries are loaded, so that each probe has its own."""
 KEPT = 3
-"""Servers at most: the one longest unused ends for a new one. Each takes some 200 MiB of its own; that of a probe is
-shared with the probe."""
+"""Servers at most: of those that launch nothing, the one longest unused ends for a new one. Each takes some 200 MiB of
+its own; that of a probe is shared with the probe."""
 LEAST = 64 * MIB
 """Bytes that a budget must leave beyond what a server holds: with less a worker could not even say that it is too
 little, which the cold one is built for."""
@@ -115,6 +117,9 @@ class WarmLauncher:
                 why = str(lost)
                 if not self._drop(key, server, why):
                     break
+            finally:
+                with self._lock:
+                    server.launches -= 1
         return launch(
             request, folder, environment=environment, data_limit=data_limit, timeout=timeout,
             on_progress=on_progress, cancel=cancel, worker=self._worker, began=began, cold_because=why or "",
@@ -152,14 +157,21 @@ class WarmLauncher:
                 raise ServerLost(self._refused[key])
             if key not in self._servers:
                 while len(self._servers) >= KEPT:
-                    oldest = min(self._servers, key=lambda other: self._servers[other].used)
+                    idle = [other for other in self._servers if not self._servers[other].launches]
+                    if not idle:
+                        raise ServerLost(
+                            f"{KEPT} servers of warm probes are at work, each for another environment"
+                        )
+                    oldest = min(idle, key=lambda other: self._servers[other].used)
                     self._servers.pop(oldest).end()
                 wanted = json.dumps({"model": json.loads(key.model), "distributed": key.distributed})
                 with shielded():  # a process that was started is known, so that it can be ended
                     command = (*self._command, wanted)
-                    self._servers[key] = WarmServer(command, dict(key.variables), MARK, OWN)
+                    environment = {**dict(key.variables), GPUS: ""}
+                    self._servers[key] = WarmServer(command, environment, MARK, OWN)
             server = self._servers[key]
             server.used = time.monotonic()
+            server.launches += 1
             return server
 
     def _drop(self, key: _Key, server: WarmServer, why: str) -> bool:

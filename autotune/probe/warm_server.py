@@ -45,13 +45,14 @@ class WarmServer:
         """Start it; `ready` waits for its imports. `command` is given the numbers of its socket and of its lifeline.
 
         `mark` is the name of the variable that marks the processes of a probe, and `own` are those of the variables
-        that each probe has of its own; all others are the server's. Raises OSError.
+        that each probe has of its own, or has not; all others are the server's. Raises OSError.
         """
         self._mark = mark
         self._own = tuple(own)
-        self.environment = {name: value for name, value in environment.items() if name not in {mark, *own}}
         self.used = time.monotonic()
         """When it was last asked for, on the monotonic clock."""
+        self.launches = 0
+        """Launches that are under way with it; its owner counts."""
         self._lock = threading.Lock()
         self._facts: dict[str, object] | None = None
         self._says = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
@@ -61,7 +62,7 @@ class WarmServer:
             self._process = subprocess.Popen(
                 [*command, str(control.fileno()), str(lifeline)],
                 # The value of a forked process's mark is written over the server's, which is as long.
-                env={**self.environment, mark: "0" * 32},
+                env={**environment, mark: "0" * 32},
                 stdin=subprocess.DEVNULL, stdout=self._says, stderr=self._says,
                 pass_fds=(control.fileno(), lifeline), start_new_session=True,
             )  # fmt: skip

@@ -26,7 +26,8 @@ from autotune.worker import openblas
 from autotune.worker.measuring.process_memory import own_data
 
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
-"""What a process has open that has initialized a GPU's driver; no child could use the device any more."""
+_DRIVER = "/libcuda.so"
+"""What a process has open or loaded that has called a GPU's driver; no child could use the device any more."""
 _THREADS_END = 5.0
 """Seconds that threads which were told to end get until the kernel no longer shows them."""
 
@@ -78,9 +79,10 @@ def refusal() -> str:
         if time.monotonic() > until:
             return f"imports alone have started threads that are still there: {threads - 1}"
         time.sleep(0.005)
-    return next(
-        (f"imports alone have opened {path}" for path in _open_files() if path.startswith(_DEVICES)), ""
-    )
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        files = [*_open_files(), *{line.split(maxsplit=5)[-1].strip() for line in maps}]
+    touched = (path for path in files if path.startswith(_DEVICES) or _DRIVER in path)
+    return next((f"imports alone have opened {path}" for path in touched), "")
 
 
 def answer(argv: Sequence[str]) -> None:

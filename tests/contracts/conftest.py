@@ -32,8 +32,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str) -> Itera
         behaviour: str, *, timeout: float = 60, data_limit: int | None = None, **more: object
     ) -> Report:
         return launches(
-            behaviour, ProbeFolder(tmp_path / "probe"), environment={"TOLD": "yes"}, data_limit=data_limit,
-            timeout=timeout, **more,
+            behaviour, ProbeFolder(tmp_path / "probe"), data_limit=data_limit, timeout=timeout,
+            environment={"TOLD": "yes", "CUDA_VISIBLE_DEVICES": "GPU-7"}, **more,
         )  # fmt: skip
 
     before = len(os.listdir("/proc/self/fd"))

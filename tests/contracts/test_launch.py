@@ -35,6 +35,7 @@ def test_a_worker_is_given_what_was_promised(run: Run) -> None:
     assert facts["stdin"] == "/dev/null"
     assert set(facts["descriptors"]) <= {0, 1, 2, 3, facts["result_fd"]}
     assert facts["told"] == "yes"
+    assert facts["gpus"] == "GPU-7"
     assert facts["path"].split(os.pathsep)[0] == str(Path(launching.__file__).parents[2])
     assert facts["request"] == "train"
     assert facts["signals"] == {"SIGTERM": "0", "SIGHUP": "0"}

@@ -209,6 +209,7 @@ def describe() -> None:
         ),
         "result_fd": result_fd,
         "told": os.environ.get("TOLD"),
+        "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "path": os.environ.get("PYTHONPATH"),
         "request": json.loads(Path(request).read_text())["kind"],
         "signals": {name: str(signal.getsignal(getattr(signal, name))) for name in ("SIGTERM", "SIGHUP")},

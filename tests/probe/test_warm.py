@@ -90,6 +90,25 @@ def test_probes_of_one_environment_share_a_server(launches: Launches) -> None:
     assert len(launches.servers()) == 2
 
 
+def test_ranks_on_several_gpus_share_a_server_that_sees_none(launches: Launches) -> None:
+    for gpu in ("GPU-1", "GPU-2"):
+        launches(environment={"CUDA_VISIBLE_DEVICES": gpu})
+    (server,) = launches.servers()
+    assert server.environ()["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_servers_at_work_are_not_ended_for_one_more(launches: Launches) -> None:
+    for number in range(KEPT):
+        launches(environment={"NUMBER": str(number)})
+    for server in launches.warm._servers.values():
+        server.launches += 1
+    there = launches.servers()
+    report = launches(environment={"NUMBER": "one more"})
+    assert report.launcher == "cold"
+    assert "at work" in report.cold_because
+    assert launches.servers() == there
+
+
 def test_models_of_one_kind_share_a_server_and_traces_take_what_is_there(launches: Launches) -> None:
     launches(request("inspect", "gpt2"), environment={"MALLOC_TOP_PAD_": "0"})
     launches(request("train", "gpt2", micro_batch=4), environment={"MALLOC_TOP_PAD_": "0"})
