@@ -9,7 +9,8 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -44,6 +45,8 @@ STDERR_TAIL = 8192
 _CHUNK = 65536
 _supervisors: set[_Supervisor] = set()
 """Those that are under way, of all threads."""
+_waits: set[Callable[[], None]] = set()
+"""What ends the waiting of launches that have no supervisor yet."""
 
 
 class Launcher(Protocol):
@@ -132,6 +135,18 @@ def end_all() -> None:
     """Have every probe of this process end now, whichever thread waits for it; what it would have said is lost."""
     for supervisor in tuple(_supervisors):
         supervisor.keeper.terminate()
+    for end in tuple(_waits):
+        end()
+
+
+@contextmanager
+def ended_by_all(end: Callable[[], None]) -> Iterator[None]:
+    """Have `end_all` call `end` while the body waits for what a probe needs before it is launched."""
+    _waits.add(end)
+    try:
+        yield
+    finally:
+        _waits.discard(end)
 
 
 class _Supervisor:

@@ -22,7 +22,7 @@ from autotune.interruption import shielded
 from autotune.options import LauncherName
 from autotune.probe.exit import Report
 from autotune.probe.folder import ProbeFolder
-from autotune.probe.launch import MARK, WORKER, Launcher, launch, worker_environment
+from autotune.probe.launch import MARK, WORKER, Launcher, ended_by_all, launch, worker_environment
 from autotune.probe.protocol import ProbeRequest, Progress
 from autotune.probe.warm_server import NotAwaited, ServerLost, WarmServer
 from autotune.specs import ModelSpec
@@ -99,7 +99,8 @@ class WarmLauncher:
                 why = str(lost)
                 break
             try:
-                held = server.ready(timeout, cancel)["data"]
+                with ended_by_all(server.kill):
+                    held = server.ready(timeout, cancel)["data"]
                 assert isinstance(held, int)
                 if data_limit is not None and data_limit < held + LEAST:
                     why = (

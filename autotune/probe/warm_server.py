@@ -113,6 +113,10 @@ class WarmServer:
             raise ServerLost(f"the server of warm probes could not fork: {json.loads(data)['error']}")
         return _Forked(descriptors[0])
 
+    def kill(self) -> None:
+        """Kill it, so that who waits for it hears of its end."""
+        self._process.kill()
+
     def end(self) -> None:
         """End it at once. Probes that it started go on."""
         self._process.kill()

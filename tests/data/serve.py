@@ -1,13 +1,14 @@
 """A server of warm probes whose workers run a script: `serve.py SCRIPT [WORD ...] IMPORTS CONTROL LIFELINE`.
 
-Imports nothing else. A WORD has it misbehave: `die`, `refuse` (it says that it cannot serve), `data=BYTES` (it says
-that it holds so much).
+Imports nothing else. A WORD has it misbehave: `die`, `hang`, `refuse` (it says that it cannot serve), `data=BYTES` (it
+says that it holds so much).
 """
 
 import os
 import runpy
 import socket
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -23,6 +24,8 @@ def run(argv: list[str]) -> None:
 
 
 die_with_the_tuner(lifeline)
+if "hang" in sys.argv:
+    time.sleep(600)
 if "die" in sys.argv:
     sys.exit("last words")
 data = int(next((word.removeprefix("data=") for word in sys.argv if word.startswith("data=")), 0))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.probe.exit import Report
 from autotune.probe.folder import ProbeFolder
-from autotune.probe.launch import launch
+from autotune.probe.launch import end_all, launch
 from autotune.probe.protocol import ProbeRequest, Result
 from autotune.probe.warm import KEPT, LEAST, WarmLauncher, launcher_by_name, unserved
 from autotune.probe.warm_server import WarmServer
@@ -54,7 +55,12 @@ class Launches:
         return report
 
     def servers(self) -> list[psutil.Process]:
-        return [child for child in psutil.Process().children() if SERVER[3] in child.cmdline()]
+        found = []
+        for child in psutil.Process().children():
+            with suppress(psutil.Error):  # it is just ending
+                if SERVER[3] in child.cmdline():
+                    found.append(child)
+        return found
 
 
 @pytest.fixture
@@ -169,6 +175,20 @@ def test_where_no_server_comes_probes_start_cold_and_it_is_not_tried_again(
             assert report.launcher == "cold"
             assert why in report.cold_because
     assert started == [1]
+
+
+def test_what_waits_for_a_server_ends_with_all(tmp_path: Path) -> None:
+    launches, reports = Launches(tmp_path, "hang"), []
+    with launches.warm:
+        waiting = threading.Thread(target=lambda: reports.append(launches()))
+        waiting.start()
+        while not launches.servers():
+            waiting.join(0.01)
+        while launches.servers():
+            end_all()
+            waiting.join(0.01)
+        waiting.join()
+    assert reports[0].launcher == "cold"
 
 
 def test_a_probe_under_way_outlives_its_server(tmp_path: Path) -> None:
