@@ -7,6 +7,7 @@ only a probe proves that.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +18,8 @@ from autotune.memory.reserved import allocator_usage
 from autotune.outcome import Breakdown, Ok, Oom, Phase
 from autotune.prediction import Prediction
 from autotune.techniques.sharding import SHARDINGS
+from autotune.timeline.checkpointed import numbers_covered, with_checkpointed
+from autotune.timeline.depth import NotAlike
 from autotune.timeline.step_events import CATEGORIES
 from autotune.timeline.timeline import Peak, Timeline
 from autotune.trial import History
@@ -111,11 +114,20 @@ class Predictor:
         self.calibration = calibration or Calibration(_prior(ground))
         self._accumulating = accumulating
         self._raw: dict[Candidate, tuple[int, int]] = {}
+        self._partial: dict[str, Timeline] = {}
+        for key, timeline in self.timelines.items():
+            if numbers_covered(timeline):
+                self._partial.setdefault(_of_any_number(key), timeline)
+        self._composed: dict[tuple[str, int], Timeline | None] = {}
 
     def with_timeline(self, candidate: Candidate, timeline: Timeline) -> Predictor:
         """Return this predictor with the timeline of one more rung."""
         key = candidate.key() if timeline.exact is not None else candidate.rung().key()
-        return Predictor({**self.timelines, key: timeline}, self.ground, self._accumulating, self.calibration)
+        result = Predictor(
+            {**self.timelines, key: timeline}, self.ground, self._accumulating, self.calibration
+        )
+        result._composed = self._composed  # of the first that was traced, which stays the first
+        return result
 
     def learned(self, history: History, budget: int) -> Predictor:
         """Return this predictor calibrated by the probes of a history, and by no others.
@@ -139,7 +151,7 @@ class Predictor:
                 observations.append(Observation(_rung(trial.candidate), raw, float(budget)))
                 calibration = Calibration(prior, observations)
         result = Predictor(self.timelines, self.ground, self._accumulating, calibration)
-        result._raw = self._raw  # depends on the timelines alone
+        result._raw, result._composed = self._raw, self._composed  # they depend on the timelines alone
         return result
 
     def covers(self, candidate: Candidate) -> bool:
@@ -237,14 +249,35 @@ class Predictor:
         return max(micro_batch, _bisect(fits, micro_batch, EVALUATION_TIMES * micro_batch))
 
     def timeline(self, candidate: Candidate) -> Timeline | None:
-        """Return the timeline that prices a candidate; None where none covers it."""
+        """Return the timeline that prices a candidate; None where none covers it.
+
+        That of any number of checkpointed blocks is composed of one where some are and some are not.
+        """
         plain = candidate.traced()
         fixed = plain.model_copy(update={"expandable_segments": False})
         same = (candidate, plain, fixed)
-        for key in (key for other in same for key in (other.key(), other.rung().key())):
+        keys = [key for other in same for key in (other.key(), other.rung().key())]
+        for key in keys:
             if key in self.timelines and self.timelines[key].covers(candidate.micro_batch):
                 return self.timelines[key]
+        if candidate.checkpointed_blocks != "all":
+            for key in map(_of_any_number, keys):
+                composed = self._with_checkpointed(key, candidate.checkpointed_blocks)
+                if composed is not None and composed.covers(candidate.micro_batch):
+                    return composed
         return None
+
+    def _with_checkpointed(self, key: str, count: int) -> Timeline | None:
+        """Return the timeline of so many checkpointed blocks, made of one with another number; None without one."""
+        traced = self._partial.get(key)
+        if traced is None or count not in numbers_covered(traced):
+            return None
+        if (key, count) not in self._composed:
+            try:
+                self._composed[key, count] = with_checkpointed(traced, count)
+            except NotAlike:  # each number has to be traced for itself
+                self._composed[key, count] = None
+        return self._composed[key, count]
 
     def _usage(self, candidate: Candidate) -> tuple[int, int] | None:
         """Return (allocated, reserved), uncorrected."""
@@ -282,6 +315,11 @@ def _bisect(fits: Callable[[int], bool], low: int, limit: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def _of_any_number(key: str) -> str:
+    """Return a candidate's key without its number of checkpointed blocks."""
+    return re.sub(r"(?<=checkpointed_blocks=)[0-9]+", "any", key)
 
 
 def _prior(ground: DeviceOverhead) -> Prior:

@@ -68,6 +68,10 @@ class Spans:
             ("backward", last - index, span) for index, span in enumerate(reversed(self.backward))
         ]
 
+    def of(self, during: Pass, position: int) -> Span:
+        """Return the span of a block's pass."""
+        return (self.forward if during == "forward" else self.backward)[position]
+
 
 class _Made(NamedTuple):
     """Where an allocation of a block stands."""
@@ -86,8 +90,8 @@ class NotAlike(Exception):
 def deepen(
     micro: StepEvents, spans: Spans, shortened: Shortened, copy: Callable[[int, int, int], int],
     alike: Callable[[int, int], bool],
-) -> StepEvents:  # fmt: skip
-    """Return a micro-step over all blocks of the model.
+) -> tuple[StepEvents, Spans]:  # fmt: skip
+    """Return a micro-step over all blocks of the model, and where these lie in it.
 
     `copy(slot, position, number)` makes the slot that stands, in block `number`, where `slot` stands in the block that
     is kept at `position`; `alike` compares two slots but for their place in the model. Raises NotAlike.
@@ -95,10 +99,16 @@ def deepen(
     return _Deepening(micro, spans, shortened, copy, alike).run()
 
 
-def repeat(calls: Sequence[int], spans: Sequence[Span], shortened: Shortened) -> list[int]:
-    """Return the calls of a pass over all blocks; `spans` are those of the kept ones, by position."""
+def repeat(calls: Sequence[int], spans: Sequence[Span], shortened: Shortened) -> tuple[list[int], list[Span]]:
+    """Return the calls of a pass over all blocks, and the span of each; `spans` are of the kept ones, by position."""
     ends = {cut.end: cut for cut in shortened.cuts}
     found: list[int] = []
+    places: dict[int, Span] = {}
+
+    def append(number: int, span: Span) -> None:
+        places[number] = len(found), len(found) + span[1] - span[0]
+        found.extend(calls[slice(*span)])
+
     done = 0
     backwards = len(spans) > 1 and spans[0][0] > spans[-1][0]
     for position in reversed(range(len(spans))) if backwards else range(len(spans)):
@@ -107,10 +117,10 @@ def repeat(calls: Sequence[int], spans: Sequence[Span], shortened: Shortened) ->
         found.extend(calls[done:start])
         if cut is not None:
             for number in reversed(shortened.gap(cut)) if backwards else shortened.gap(cut):
-                found.extend(calls[slice(*spans[shortened.stands_for(cut, number)])])
-        found.extend(calls[start:end])
+                append(number, spans[shortened.stands_for(cut, number)])
+        append(shortened.kept[position], (start, end))
         done = end
-    return [*found, *calls[done:]]
+    return [*found, *calls[done:]], [places[number] for number in sorted(places)]
 
 
 def _followed(spans: Spans, events: Sequence[int]) -> Spans:
@@ -145,6 +155,7 @@ class _Deepening:
             self._slots[during, position] = slots
             self._made |= {slot: _Made(during, position, order) for order, slot in enumerate(slots)}
         self._copies: dict[tuple[Pass, int], list[int]] = {}
+        self._spans: dict[tuple[Pass, int], Span] = {}
         self._arrived: dict[tuple[Pass, int], list[Accumulated]] = defaultdict(list)
         for entry in micro.accumulated:
             if entry.slot in self._made:
@@ -158,7 +169,7 @@ class _Deepening:
             for order, parameter in enumerate(parameters)
         }
 
-    def run(self) -> StepEvents:
+    def run(self) -> tuple[StepEvents, Spans]:
         self._compare()
         result = StepEvents()
         moved: dict[int, int] = {}  # new positions, for marks and for gradients outside of blocks
@@ -183,7 +194,10 @@ class _Deepening:
             if entry.slot not in self._made
         )
         result.accumulated.sort(key=lambda entry: entry.position)
-        return result
+        return result, Spans(
+            *([self._spans[during, number] for number in range(len(self._shortened.parameters))
+               if (during, number) in self._spans] for during in ("forward", "backward"))
+        )  # fmt: skip
 
     def _compare(self) -> None:
         """Raise NotAlike unless the blocks to be repeated do what those after them do."""
@@ -225,6 +239,7 @@ class _Deepening:
             if made is not None:
                 slot = self._slot(made, number + made.position - position)
             result.events.append(slot if event >= 0 else ~slot)
+        self._spans[during, number] = begin, len(result.events)
         own = self._shortened.parameters
         for entry in self._arrived[during, position]:
             owner, order = self._owner[entry.parameter]

@@ -19,8 +19,9 @@ from autotune.outcome import AttentionKernel, Phase
 from autotune.timeline.op_counts import OpCounts
 from autotune.timeline.program import Fullest, Parts, Program, compose
 from autotune.timeline.step_events import CATEGORIES, CUDA_BLOCK, PLACES, Category, Place, Slots, StepEvents
+from autotune.timeline.traced_blocks import TracedBlocks
 
-FORMAT = 5
+FORMAT = 6
 """Raised with every change that older code would misread; cached traces of another format are ignored."""
 
 
@@ -94,6 +95,8 @@ class Timeline:
     """Modules that compute in several operators what one could, by name."""
     micro_steps: int = 1
     """How many micro-steps `micro` and `single` stand for, all that an optimizer step has."""
+    blocks: TracedBlocks | None = None
+    """Where the repeated blocks lie in `micro` and `single`; None where not some, and only some, are checkpointed."""
     several: Timeline | None = None
     """The training with two micro-steps for each optimizer step, where they do more than add to gradients of before:
     DeepSpeed treats the last micro-step apart, and keeps buffers for the others."""
@@ -233,5 +236,6 @@ class Timeline:
         data["attention_kernels"] = tuple(data["attention_kernels"])
         data["slots"] = Slots(**data["slots"])
         data["work"] = None if data["work"] is None else OpCounts.parse(data["work"])
+        data["blocks"] = None if data["blocks"] is None else TracedBlocks.parse(data["blocks"])
         data["several"] = None if data["several"] is None else cls._parsed(data["several"])
         return cls(**data)

@@ -123,7 +123,9 @@ def deepened(short, kept, cuts, alike=lambda ours, theirs: True):
         names.append((what, moved, *rest))
         return len(names) - 1
 
-    return readable(deepen(short.micro, short.spans, shortened, copy, alike), names)
+    found, spans = deepen(short.micro, short.spans, shortened, copy, alike)
+    assert len(spans.forward) == len(spans.backward) == len(shortened.parameters)
+    return readable(found, names)
 
 
 @pytest.mark.parametrize("options", [{}, {"prefetch": True}], ids=["plain", "prefetch"])
@@ -161,6 +163,10 @@ def test_blocks_that_differ_are_not_repeated():
 def test_calls_are_repeated_in_both_directions():
     shortened = Shortened((0, 1, 2, 6), (Cut(3, 1),), ((),) * 7)
     forward = [(1, 2), (2, 3), (3, 4), (4, 5)]
-    assert repeat(list("eabcdh"), forward, shortened) == list("eabc") + ["b"] * 3 + list("dh")
+    calls, spans = repeat(list("eabcdh"), forward, shortened)
+    assert calls == list("eabc") + ["b"] * 3 + list("dh")
+    assert spans == [(number, number + 1) for number in range(1, 8)]
     backward = [(4, 5), (3, 4), (2, 3), (1, 2)]
-    assert repeat(list("hdcbae"), backward, shortened) == list("hd") + ["b"] * 3 + list("cbae")
+    calls, spans = repeat(list("hdcbae"), backward, shortened)
+    assert calls == list("hd") + ["b"] * 3 + list("cbae")
+    assert spans == [(number, number + 1) for number in range(7, 0, -1)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -69,24 +69,50 @@ class OpCounter:
     def work(
         self, least: Calls, more: Calls, single: Calls | None, update: Calls, micro_batch: int, apart: int = 1
     ) -> OpCounts:
+        """Return the counts of `folded`."""
+        return self.folded(least, more, single, update, micro_batch, apart).counts
+
+    def folded(
+        self, least: Calls, more: Calls, single: Calls | None, update: Calls, micro_batch: int, apart: int = 1
+    ) -> Folded:
         """Fold the calls of micro-steps at `micro_batch` and at `apart` more into operators affine in it.
 
         The optimizer step does not know the micro-batch. What ran at only one of the two counts as constant. For a
         trace that holds for one micro-batch alone, `more` is `least` itself.
         """
         folder = _Folder(self._operators, micro_batch, apart)
-        micro = {phase: folder.affine(calls, more.get(phase, [])) for phase, calls in least.items()}
-        alone = None if single is None else {phase: folder.same(calls) for phase, calls in single.items()}
-        updates = {phase: folder.same(calls) for phase, calls in update.items()}
+        of_micro = {phase: folder.affine(calls, more.get(phase, [])) for phase, calls in least.items()}
+        of_single = {phase: folder.same(calls) for phase, calls in (single or {}).items()}
+        micro = {phase: counted(indices) for phase, indices in of_micro.items()}
+        alone = (
+            {phase: counted(indices) for phase, indices in of_single.items()} if single is not None else None
+        )
+        updates = {phase: counted(folder.same(calls)) for phase, calls in update.items()}
         work = OpCounts(folder.operators, micro, alone, updates)
         if single is None:
-            return work
+            return Folded(work, of_micro, of_single)
         said = sum(work.flops(1).values())
         thought = sum(OpCounts(folder.operators, micro, None, updates).flops(1).values())
-        if abs(said - thought) <= 0.01 * said:
-            return work
-        note = f"FLOPs are not affine in the micro-batch: {said:.3g} at 1, where {thought:.3g} were expected"
-        return OpCounts(folder.operators, micro, alone, updates, note)
+        if abs(said - thought) > 0.01 * said:
+            note = (
+                f"FLOPs are not affine in the micro-batch: {said:.3g} at 1, where {thought:.3g} were expected"
+            )
+            work = OpCounts(folder.operators, micro, alone, updates, note)
+        return Folded(work, of_micro, of_single)
+
+
+class Folded(NamedTuple):
+    """The operators of a trace, and which of them each call was."""
+
+    counts: OpCounts
+    micro: Calls
+    """Indices into the operators, by phase; NOTHING for a call that does no work."""
+    single: Calls
+
+
+def counted(indices: Iterable[int]) -> Counts:
+    """Return how often each operator runs."""
+    return list(Counter(index for index in indices if index != NOTHING).items())
 
 
 class _Folder:
@@ -99,25 +125,24 @@ class _Folder:
         self._apart = apart
         self._indices: dict[tuple[int, int], int] = {}
 
-    def same(self, calls: Iterable[int]) -> Counts:
-        """Fold calls that do not change with the micro-batch."""
-        return self._fold((call, call) for call in calls if call != NOTHING)
+    def same(self, calls: Iterable[int]) -> list[int]:
+        """Return the operator of each call that does not change with the micro-batch."""
+        return [NOTHING if call == NOTHING else self._index(call, call) for call in calls]
 
-    def affine(self, least: Iterable[int], more: Iterable[int]) -> Counts:
-        """Fold calls, each with its twin of the next micro-batch: the same operator, in the order of calls."""
+    def affine(self, least: Iterable[int], more: Iterable[int]) -> list[int]:
+        """Return the operator of each call, found with its twin of the next micro-batch, in the order of calls."""
         twins: dict[str, deque[int]] = defaultdict(deque)
         for call in more:
             if call != NOTHING:
                 twins[self._known[call].name].append(call)
-        pairs = []
+        found = []
         for call in least:
-            if call != NOTHING:
-                waiting = twins[self._known[call].name]
-                pairs.append((call, waiting.popleft() if waiting else call))
-        return self._fold(pairs)
-
-    def _fold(self, pairs: Iterable[tuple[int, int]]) -> Counts:
-        return [(self._index(*pair), count) for pair, count in Counter(pairs).items()]
+            if call == NOTHING:
+                found.append(NOTHING)
+                continue
+            waiting = twins[self._known[call].name]
+            found.append(self._index(call, waiting.popleft() if waiting else call))
+        return found
 
     def _index(self, least: int, more: int) -> int:
         found = self._indices.get((least, more))

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
 from autotune.candidate import Candidate
 from autotune.outcome import Phase
-from autotune.timeline.depth import Cut, NotAlike, Shortened, Span, Spans, deepen, repeat
+from autotune.timeline.depth import Cut, Shortened, Span, deepen, repeat
 from autotune.timeline.step_events import StepEvents
 from autotune.worker.blocks import find_blocks
+from autotune.worker.tracing.block_borders import BlockPasses, Borders
 from autotune.worker.tracing.storage_recorder import StorageRecorder
 
 LONGEST_PERIOD = 8
@@ -95,30 +93,25 @@ class Shortening:
         """
         children = dict(self._parent._modules)
         names = list(children)
-        shortened = self._longer if longer else self._shortened
-        kept = [names[number] for number in shortened.kept]
-        borders = Borders(recorder, shortened)
-        handles: list[Any] = []
-        for position, name in enumerate(kept):
-            block = children[name]
-            assert block is not None
-            handles.append(block.register_forward_pre_hook(partial(borders.enter, position)))
-            handles.append(block.register_forward_hook(partial(borders.leave, position)))
-        self._parent._modules = {name: children[name] for name in kept}
+        kept = self._choice(longer).kept
+        self._parent._modules = {names[number]: children[names[number]] for number in kept}
         try:
-            yield borders
+            with Borders(recorder, [self._blocks[number] for number in kept]).noted() as borders:
+                yield borders
         finally:
-            borders.end = recorder.position
             self._parent._modules = children
-            for handle in handles:
-                handle.remove()
 
-    def whole(self, segment: StepEvents, borders: Borders, recorder: StorageRecorder) -> StepEvents:
+    def _choice(self, longer: bool) -> Shortened:
+        return self._longer if longer else self._shortened
+
+    def whole(
+        self, segment: StepEvents, borders: Borders, recorder: StorageRecorder, longer: bool
+    ) -> tuple[StepEvents, BlockPasses]:
         """Return the micro-step of the whole model, and give the parameters of all blocks their gradients.
 
-        Raises NotAlike.
+        With it comes where all blocks lie. Raises NotAlike.
         """
-        shortened = borders.shortened
+        shortened = self._choice(longer)
         modules = [[recorder.module_number(module) for module in block.modules()] for block in self._blocks]
         owner = [{module: order for order, module in enumerate(own)} for own in modules]
 
@@ -133,86 +126,15 @@ class Shortening:
                 for values in (recorder.sizes, recorder.category, recorder.place)
             )
 
-        found = deepen(segment, borders.spans(), shortened, copy, alike)
+        found, places = deepen(segment, borders.spans(), shortened, copy, alike)
+        calls: dict[Phase, list[Span]] = {}
         for phase, spans in borders.calls().items():
-            recorder.log.calls[phase] = repeat(recorder.log.calls[phase], spans, shortened)
+            recorder.log.calls[phase], calls[phase] = repeat(recorder.log.calls[phase], spans, shortened)
         for entry in found.accumulated:
             parameter = self._parameters[entry.parameter]
             if parameter.grad is None:
                 parameter.grad = recorder.stand_in(parameter, entry.slot)
-        return found
-
-
-class Borders:
-    """Where the kept blocks' passes begin and end, in events and in calls of operators."""
-
-    def __init__(self, recorder: StorageRecorder, shortened: Shortened) -> None:
-        self.shortened = shortened
-        self._recorder = recorder
-        self._count = len(shortened.kept)
-        self.end = 0
-        """How many events there are in all."""
-        self._places: dict[tuple[Phase, int], int] = {}
-        self._calls: dict[tuple[Phase, int], int] = {}
-
-    def enter(self, position: int, _module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Note that a kept block's forward begins, and follow what it is given."""
-        self._note("forward", position)
-        if position == 0:
-            self._follow(-1, args)
-
-    def leave(self, position: int, _module: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
-        """Follow what a kept block gives."""
-        if position == self._count - 1:
-            self._note("forward", self._count)
-        self._follow(position, result)
-
-    def _follow(self, position: int, result: Any) -> None:
-        """Note when the gradient of what a block gives is there: its own backward begins, of the one after it ends."""
-
-        def arrived(_gradient: Tensor) -> None:
-            self._note("backward", position)
-
-        if torch.is_grad_enabled():
-            for value in tree_leaves(result):
-                if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf:
-                    value.register_hook(arrived)
-                    return
-
-    def _note(self, phase: Phase, position: int) -> None:
-        self._places.setdefault((phase, position), self._recorder.position)
-        self._calls.setdefault((phase, position), len(self._recorder.log.running))
-
-    def spans(self) -> Spans:
-        """Return the spans in events. Raises NotAlike where blocks did not run one after the other."""
-        return Spans(self._forward(self._places), self._backward(self._places, self.end))
-
-    def calls(self) -> dict[Phase, list[Span]]:
-        """Return the spans in calls, by phase."""
-        calls = self._recorder.log.calls
-        found: dict[Phase, list[Span]] = {}
-        if "forward" in calls:
-            found["forward"] = self._forward(self._calls)
-        if "backward" in calls:
-            found["backward"] = self._backward(self._calls, len(calls["backward"]))
-        return found
-
-    def _forward(self, noted: dict[tuple[Phase, int], int]) -> list[Span]:
-        places = [noted.get(("forward", position), -1) for position in range(self._count + 1)]
-        return _pairs(places)
-
-    def _backward(self, noted: dict[tuple[Phase, int], int], end: int) -> list[Span]:
-        if not any(phase == "backward" for phase, _ in noted):
-            return []
-        places = [noted.get(("backward", position), -1) for position in reversed(range(self._count))]
-        places.append(noted.get(("backward", -1), end))
-        return list(reversed(_pairs(places)))
-
-
-def _pairs(places: list[int]) -> list[Span]:
-    if places != sorted(places) or places[0] < 0:
-        raise NotAlike("the blocks do not run one after the other")
-    return list(pairwise(places))
+        return found, BlockPasses(places, calls)
 
 
 def _shortened(

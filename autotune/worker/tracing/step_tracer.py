@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from autotune.timeline.step_events import StepEvents, survivors
 from autotune.worker.measuring.steps import gradient_norm
+from autotune.worker.tracing.block_borders import BlockPasses, Borders
 from autotune.worker.tracing.op_counter import Calls
-from autotune.worker.tracing.shortening import Borders, Shortening
+from autotune.worker.tracing.shortening import Shortening
 from autotune.worker.tracing.storage_recorder import StorageRecorder
 from autotune.worker.training import StepOptimizer, Training
 
@@ -58,13 +59,18 @@ class StepTracer:
         micro_steps: int = 1,
         pair: TracedSizes = PLAIN,
         short: Shortening | None = None,
+        blocks: Sequence[nn.Module] = (),
     ) -> None:
         """Take a training, and how many micro-steps are recorded as one: all that an optimizer step has.
 
         With `short` the passes of micro-steps and evaluations run through few blocks, and are recorded as those of all;
-        what takes one then raises NotAlike where blocks turn out to differ.
+        what takes one then raises NotAlike where blocks turn out to differ. Without it, it is noted where the passes of
+        `blocks` lie.
         """
         self._short = short
+        self._blocks = blocks
+        self.passes: list[BlockPasses | None] = []
+        """Where the blocks lie in each micro-step so far; None where that is not known."""
         self._recorder = recorder
         self._pair = pair
         self._training = training
@@ -97,12 +103,17 @@ class StepTracer:
             gc.collect(0)
         recorder.call((parameter.grad for parameter in training.model.parameters()), "gradient")
         if self._short is not None and borders is not None:
-            segment = self._short.whole(segment, borders, recorder)
+            segment, passes = self._short.whole(segment, borders, recorder, longer)
+            self.passes.append(passes)
+        else:
+            self.passes.append(None if borders is None else borders.passes())
         self.calls.append(recorder.log.calls)
         return segment
 
     def _shortened(self, longer: bool) -> AbstractContextManager[Borders | None]:
-        return nullcontext() if self._short is None else self._short.recorded(self._recorder, longer)
+        if self._short is not None:
+            return self._short.recorded(self._recorder, longer)
+        return Borders(self._recorder, self._blocks).noted() if self._blocks else nullcontext()
 
     def _forward_backward(self, micro_batch: int) -> None:
         for index in range(self._micro_steps):
@@ -172,7 +183,7 @@ class StepTracer:
         finally:
             training.model.train()
         if self._short is not None and borders is not None:
-            segment = self._short.whole(segment, borders, recorder)
+            segment, _ = self._short.whole(segment, borders, recorder, longer)
         self._batch += 1
         return segment
 

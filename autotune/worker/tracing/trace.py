@@ -33,12 +33,14 @@ from autotune.timeline.depth import NotAlike
 from autotune.timeline.op_counts import OpCounts
 from autotune.timeline.step_events import Slots, StepEvents, renamed
 from autotune.timeline.timeline import Timeline
+from autotune.timeline.traced_blocks import TracedBlocks
 from autotune.worker.build import composition
 from autotune.worker.errors import CannotRun
 from autotune.worker.experts import parameter_count
 from autotune.worker.measuring.attention_kernel import AttentionKernels
 from autotune.worker.measuring.unfused import unfused_modules
 from autotune.worker.techniques.optimizer import optimizer_maker
+from autotune.worker.tracing.block_borders import followed_blocks, traced_blocks
 from autotune.worker.tracing.fake_training import recording
 from autotune.worker.tracing.fakes.compiler import GraphBreak
 from autotune.worker.tracing.op_counter import Calls
@@ -163,7 +165,8 @@ def _affine(
     pair = PLAIN if request.candidate.compile == "none" else COMPILED
     with recording(request, micro_steps) as (recorder, training, building):
         shortening = None if whole else Shortening.of(training.model, request.model.block_class)
-        tracer = StepTracer(recorder, training, micro_steps, pair, shortening)
+        blocks = followed_blocks(request, training.model)
+        tracer = StepTracer(recorder, training, micro_steps, pair, shortening, [block for _, block in blocks])
         if request.candidate.optimizer_in_backward:
             tracer.make_state(building)
         if settled:
@@ -175,6 +178,7 @@ def _affine(
         update = tracer.update()
         single = tracer.micro_step(1)
         of_small, _, of_large, of_update, of_single = tracer.calls
+        small_blocks, _, single_blocks = tracer.passes[-3:]
         evaluated = None
         # With compiled blocks an evaluation of another size is compiled anew, with sizes left open: not traced.
         if request.evaluation and micro_steps == 1 and request.candidate.compile == "none":
@@ -202,12 +206,13 @@ def _affine(
         ) -> Timeline:
             slopes = slope + [0] * (len(sizes) - len(slope))
             base = [size - pair.least * growth for size, growth in zip(sizes, slopes, strict=True)]
-            work = recorder.log.work(of_small, of_large, of_single, of_update, pair.least, pair.apart)
+            folded = recorder.log.folded(of_small, of_large, of_single, of_update, pair.least, pair.apart)
+            traced = traced_blocks(request, training.model, blocks, small_blocks, single_blocks, folded)
             forward_only = None if evaluated is None else evaluated[0]
             segments = (built, small, first, later, single, forward_only)
             return _timeline(
-                request, recorder, training, base, slopes, segments, work, None, began, tracer.sample_bytes,
-                micro_steps, seen, shortening, whole,
+                request, recorder, training, base, slopes, segments, folded.counts, None, began, tracer.sample_bytes,
+                micro_steps, seen, shortening, whole, traced,
             )  # fmt: skip
 
         back = {theirs: ours for ours, theirs in same.items()}
@@ -309,6 +314,7 @@ def _timeline(
     seen: AttentionKernels | None,
     shortening: Shortening | None,
     whole: str,
+    blocks: TracedBlocks | None = None,
 ) -> Timeline:
     """Return the timeline of all segments, with the slots that they use numbered from 0 on."""
     building, micro, first, update, single, evaluation = segments
@@ -343,6 +349,7 @@ def _timeline(
         attention_kernels=seen.kernels if seen else (),
         unfused=unfused_modules(training.model, request.candidate.attention, training.attention),
         micro_steps=micro_steps,
+        blocks=blocks,
         facts={
             "model": type(training.model).__name__,
             "rung": request.candidate.rung().key(),
