@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Literal
 
@@ -45,10 +46,17 @@ class Price(Frozen):
     def __str__(self) -> str:
         return self.of(self.amount)
 
-    def of(self, amount: float) -> str:
-        """Print an amount in this currency, to three significant digits at the least."""
-        number = f"{amount:,.2f}" if amount >= 1 else f"{amount:.3g}"
-        return f"{number} {self.currency}".rstrip()
+    def of(self, amount: float, noise: float | None = None) -> str:
+        """Print an amount in this currency, and the half-width of its interval where one is given."""
+        said = _plain(amount) if noise is None else f"{_plain(amount)} ± {_plain(noise)}"
+        return f"{said} {self.currency}".rstrip()
+
+
+def _plain(amount: float) -> str:
+    """Print an amount of money: to three significant digits, and hundredths at the least."""
+    if amount <= 0 or amount >= 1:
+        return f"{amount:,.2f}"
+    return f"{amount:.{2 - math.floor(math.log10(amount))}f}"
 
 
 class Objective(Frozen):

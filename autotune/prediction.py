@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from autotune.candidate import Candidate
 from autotune.outcome import Breakdown, StepTiming
 from autotune.validation import Frozen
 
@@ -36,3 +37,18 @@ class Prediction(Frozen):
     def error(self, measured: int) -> float:
         """Return by what share of the measured peak (bytes) the prediction was off; positive when too high."""
         return self.peak / max(1, measured) - 1
+
+
+class Priced(Frozen):
+    """What a configuration that was not probed would take and how fast it would be, by all that a run measured."""
+
+    candidate: Candidate
+    peak: int
+    """Bytes that would count against the budget."""
+    low: int
+    high: int
+    """The 95% interval of `peak`."""
+    seconds: float | None = None
+    """Of a whole global step; None where times are not predicted."""
+    half_width: float | None = None
+    """Of the 95% interval of `seconds`; None likewise."""

@@ -44,9 +44,9 @@ def estimate(
     from autotune.tracing.client import LocalTracer
 
     if plot is not None:
-        from autotune.estimation.plot import check_picture
+        from autotune.estimation.plot import check_plot
 
-        check_picture(plot)
+        check_plot(plot)
     with given.checked():
         flags = {*EstimateOptions.model_fields, *given.options}
         request = EstimateRequest.gather(given.options, Path.cwd(), flags)

@@ -27,6 +27,13 @@ def report(
             help="Print the decision graph with the path taken, as Mermaid.",
         ),
     ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", rich_help_panel=OUTPUT,
+            help="Write the report as a page, with a picture of memory against speed.",
+        ),
+    ] = None,
     runs: RunsOption = Path("runs"),
     json: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -35,11 +42,16 @@ def report(
     from autotune.run.folder import find_run
 
     paths = find_run(run, runs)
+    if html is not None:
+        from autotune.reporting.page import write_page
+
+        write_page(paths, html)
+        print_line(str(html))
     if json:
         print_json(document(paths))
     elif mermaid:
         print_line(drawing(paths).rstrip())
-    else:
+    elif html is None:
         print_report(paths, console_for(stderr=False))
 
 

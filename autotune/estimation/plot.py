@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import html
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.environment import how_to_install, installed
 from autotune.errors import InputError
 from autotune.estimation.curve import Curve, curve
 from autotune.estimation.pricing import Estimate
 from autotune.estimation.request import EstimateReport
 from autotune.estimation.tables import accumulated
+from autotune.picture import check_picture
 from autotune.printable import printable, shortened
 from autotune.techniques.families import title as title_of
 from autotune.units import GIB
@@ -43,23 +42,14 @@ NAME = 60
 """Characters of a model's name that a picture shows."""
 
 
-def check_picture(file: Path) -> None:
+def check_plot(file: Path) -> None:
     """Raise InputError where no picture can be written to a file: to be known before the work for it begins."""
-    if file.suffix not in DRAWN_BY:
-        raise InputError(f"--plot {file}: the name must end in {' or '.join(DRAWN_BY)}", about="plot")
-    if installed(library := DRAWN_BY[file.suffix]) is None:
-        raise InputError(
-            f"--plot {file}: {library} is not installed: {how_to_install(library)}", about="plot"
-        )
-    if not os.path.isdir(file.parent):
-        raise InputError(f"--plot {file}: there is no folder {file.parent}", about="plot")
-    if os.path.isdir(file):
-        raise InputError(f"--plot {file} is a folder", about="plot")
+    check_picture("--plot", file, DRAWN_BY)
 
 
 def draw(answer: EstimateReport, file: Path) -> None:
     """Write a picture (.png) or an interactive page (.html). Raises InputError for anything else."""
-    check_picture(file)
+    check_plot(file)
     assert answer.priced, "there is nothing to draw where no rung could be traced"
     try:
         if file.suffix == ".png":

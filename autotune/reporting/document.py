@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -11,6 +12,7 @@ from autotune.commands import command
 from autotune.errors import InputError
 from autotune.exports import possible
 from autotune.outcome import Drift
+from autotune.reporting.reported import Reported
 from autotune.reporting.tables import (
     failures,
     not_measured,
@@ -19,12 +21,12 @@ from autotune.reporting.tables import (
     section,
     trial_table,
 )
+from autotune.reporting.tradeoffs import Tradeoffs, as_data, changes_table, front_table, worth_showing
 from autotune.reporting.winner import winner_panel
 from autotune.run.best import Best
 from autotune.run.folder import load_spec
 from autotune.run.journal import holder, read_record
 from autotune.run.paths import RunPaths
-from autotune.run.proof import after_proofs
 from autotune.run.record import Record
 from autotune.run.under_way import under_way
 from autotune.search.context import SearchContext
@@ -40,9 +42,15 @@ from autotune.units import format_counted
 
 def document(paths: RunPaths) -> dict[str, Any]:
     """Return everything about a run as plain data: spec, model, trials, path, winner with its proof."""
-    spec, record = load_spec(paths), read_record(paths.journal)
-    context, best = _context(spec, record), _winner(paths, record)
-    evidence = spec.device.evidence
+    run = Reported.read(paths)
+    spec, record, context, best, evidence = (
+        run.spec,
+        run.record,
+        run.context,
+        run.best,
+        run.spec.device.evidence,
+    )
+    tradeoffs = run.tradeoffs
     return {
         "run": str(paths.root),
         "evidence": evidence,
@@ -57,6 +65,7 @@ def document(paths: RunPaths) -> dict[str, Any]:
         ],
         "proofs": [proof.model_dump(mode="json", exclude={"outcome"}) for proof in record.proofs],
         "unknown": [entry.model_dump(mode="json") for entry in record.unknown],
+        "tradeoffs": None if tradeoffs is None else as_data(tradeoffs),
         **_state(paths, record),
         "decided": record.decided.model_dump(mode="json") if record.decided else None,
         "best": best.model_dump(mode="json") if best else None,
@@ -82,8 +91,8 @@ def drawing(paths: RunPaths) -> str:
 
 def print_report(paths: RunPaths, console: Console) -> None:
     """Print a run from its folder: table of trials, then what `print_result` prints."""
-    spec, record = load_spec(paths), read_record(paths.journal)
-    context = _context(spec, record)
+    run = Reported.read(paths)
+    spec, record, context = run.spec, run.record, run.context
     console.print(
         Text(f"{paths.root}: {spec.model.name} on {spec.device}, {spec.goal.target} a step\n", style="bold")
     )
@@ -91,33 +100,28 @@ def print_report(paths: RunPaths, console: Console) -> None:
         console.print(not_measured(spec.device))
     if context and record.history:
         console.print(trial_table(record.history, context))
-    _print_result(paths, _winner(paths, record), console)
+    _print_result(run, console, run.tradeoffs)
 
 
 def print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
     """Print path, winner, what was rejected and why, and the commands to go on with; first, if it is not measured."""
     if best is not None and best.evidence != "measured":
         console.print(not_measured(load_spec(paths).device))
-    _print_result(paths, best, console)
+    _print_result(replace(Reported.read(paths), best=best), console)
 
 
-def _print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
-    spec, record = load_spec(paths), read_record(paths.journal)
-    context = _context(spec, record)
-    if context is None or best is None:
-        _print_without_winner(paths, record, console)
+def _print_result(run: Reported, console: Console, tradeoffs: Tradeoffs | None = None) -> None:
+    spec, record, context, best, winner = run.spec, run.record, run.context, run.best, run.winner
+    if context is None or best is None or winner is None:
+        _print_without_winner(run.paths, record, console)
         return
-    trials = after_proofs(record.history, record.proofs)
-    winner = next((trial for trial in trials if trial.candidate == best.candidate), None)
-    if winner is None:
-        raise InputError(
-            f"{paths.best} says another configuration than those that this run measured, so it was changed or is of "
-            "another run; restore it, or tune again",
-            about="candidate",
-        )
     console.print(_search(spec, record, context.space))
     console.print(section("Winner", [winner_panel(best)]))
-    if lines := rejected_lines(trials, context, winner, best.drift):
+    if tradeoffs is not None and worth_showing(tradeoffs.points):
+        console.print(section("Memory against speed: what nothing beats in both", [front_table(tradeoffs)]))
+    if tradeoffs is not None and tradeoffs.changes:
+        console.print(section("One step from the winner", [changes_table(tradeoffs)]))
+    if lines := rejected_lines(run.trials, context, winner, best.drift):
         console.print(section("Rejected", lines))
     if passed_over := [skipped(entry.candidate, entry.prediction, context) for entry in record.skipped]:
         console.print(section("Passed over by prediction", passed_over))
@@ -127,7 +131,7 @@ def _print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
     fallen = [proof for proof in record.proofs if not proof.passed and proof.number not in lost]
     if failed := [f"probe {proof.number}: {proof.why}" for proof in fallen]:
         console.print(section("Proofs that did not hold", failed))
-    _print_next(_next(paths, best), console)
+    _print_next(_next(run.paths, best), console)
 
 
 def _search(spec: RunSpec, record: Record, space: Space) -> RenderableType:
@@ -210,18 +214,3 @@ def _state(paths: RunPaths, record: Record) -> dict[str, Any]:
     if process is None:
         return {"state": "interrupted"}
     return {"state": "running", "process": process, "under_way": under_way(record)}
-
-
-def _context(spec: RunSpec, record: Record) -> SearchContext | None:
-    """Return what bounds the search; None before the model is known."""
-    return (
-        SearchContext.of(spec, record.inspection.facts, record.inspection.budget)
-        if record.inspection
-        else None
-    )
-
-
-def _winner(paths: RunPaths, record: Record) -> Best | None:
-    if record.decided is None or record.decided.winner is None:
-        return None
-    return Best.read(paths.best)

@@ -98,7 +98,7 @@ def objective_rows(best: Best) -> list[tuple[str, str]]:
         rows.append(
             (
                 "cost",
-                f"{price.of(cost.value)} ± {price.of(cost.interval)} a million tokens, at {devices}{price} an hour",
+                f"{price.of(cost.value, cost.interval)} a million tokens, at {devices}{price} an hour",
             )
         )
     if (joules := best.joules_per_token) is not None and best.energy is not None:

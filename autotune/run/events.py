@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter
 
 from autotune.candidate import Candidate
 from autotune.outcome import Outcome
-from autotune.prediction import Prediction
+from autotune.prediction import Prediction, Priced
 from autotune.search.path import SearchEnd, Step
 from autotune.site import Site
 from autotune.specs import ModelFacts, RunSpec
@@ -151,6 +151,16 @@ class Searched(Frozen):
     """How the graph was walked; empty for a strategy that walks none."""
 
 
+class Surveyed(Frozen):
+    """What the models of memory and speed say of configurations around the winner, by all that was measured."""
+
+    type: Literal["surveyed"] = "surveyed"
+    winner: int
+    """Number of the trial that it is about."""
+    priced: tuple[Priced, ...]
+    time: str
+
+
 class ProofStarted(Frozen):
     """The emitted configuration of a trial is about to be relaunched."""
 
@@ -193,6 +203,7 @@ Entry = (
     | Interrupted
     | Retried
     | Searched
+    | Surveyed
     | ProofStarted
     | ProofFinished
     | Decided

@@ -14,7 +14,7 @@ from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.executors.executor import Executor, ProbeResult
 from autotune.memory.predictor import Predictor
-from autotune.outcome import Drift, Lost
+from autotune.outcome import Drift, Lost, Ok
 from autotune.probe.folder import ProbeFolder, clear_temporaries
 from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.run.best import Best
@@ -28,6 +28,7 @@ from autotune.run.events import (  # fmt: skip
     Searched,
     Skipped,
     Started,
+    Surveyed,
 )
 from autotune.run.failure import inspection_failed, lost_with_tuner, stop_at_crash
 from autotune.run.folder import require_same_code, require_unedited
@@ -36,6 +37,7 @@ from autotune.run.paths import RunPaths
 from autotune.run.predictions import Predictions
 from autotune.run.preflight import Preflight
 from autotune.run.prove import Proving
+from autotune.run.survey import survey
 from autotune.run.write_best import finalist
 from autotune.search.context import SearchContext
 from autotune.search.remaining_probes import count_remaining_probes
@@ -109,7 +111,8 @@ class _Run:
         self.clear_scratch()
         if self.spec.goal.objective.name == "energy" and self.site.device.energy_counter is None:
             raise InputError(
-                f"--objective energy: {self.site.device.lacks_energy or 'nothing counts it here'}"
+                f"--objective energy: {self.site.device.lacks_energy or 'nothing counts it here'}",
+                about="objective",
             )
         self.journal.append(Opened(version=autotune.__version__, site=self.site, time=now()))
         inspected = self.inspect()
@@ -119,8 +122,9 @@ class _Run:
         done = self.search(context)
         self.callbacks.searched(done)
         proving = Proving(
-            self.spec, self.paths, self.executor, self.site, self.callbacks, self.journal, self.finalist
-        )
+            self.spec, self.paths, self.executor, self.site, self.callbacks, self.journal, self.finalist,
+            self.survey,
+        )  # fmt: skip
         return proving.prove(context, done)
 
     @cached_property
@@ -324,6 +328,25 @@ class _Run:
             self.spec, self.paths.id, score, inspected.facts, site, finished.variables,
             self.evaluations[candidate], drift,
         )  # fmt: skip
+
+    def survey(self, winner: Score) -> None:
+        """Journal what the models say of configurations around a winner, where the run has models."""
+        record = self.journal.record
+        rungs = [entry.candidate for entry in record.traced if not entry.reason]
+        if (predictions := self.predictions) is None:
+            if self.tracer is None or record.inspection is None or not self.site.device.simulated:
+                return
+            # A simulated device has priced its own probes: their traces are there.
+            rungs = [trial.candidate for trial in record.history if isinstance(trial.outcome, Ok)]
+            predictions = Predictions(
+                self.tracer, self.site.device, record.inspection, self.context, self.paths.tracing
+            )
+            with self.journal.doing("trace"):
+                for candidate in rungs:
+                    if not predictions.knows(candidate):
+                        predictions.learn(self.request(candidate, "trace"), self.spec.limits.probe_timeout)
+        found = survey(predictions, winner.trial.candidate, rungs, record.history, self.context)
+        self.journal.append(Surveyed(winner=winner.trial.number, priced=found, time=now()))
 
     def predict_evaluation(self, candidate: Candidate, inspected: Inspected) -> int | None:
         """Return the largest micro-batch of an evaluation that should fit; None in a replay or without a model."""

@@ -15,6 +15,7 @@ from autotune.run.events import (
     Retried,
     Searched,
     Started,
+    Surveyed,
 )
 from autotune.run.record import Record, Tally
 from autotune.specs import ABSENT
@@ -73,9 +74,11 @@ class Order:
             return "the model was inspected before" if self._inspected else None
         if not self._inspected:
             return "the model was not inspected before"
-        if isinstance(entry, ProofStarted | Decided):
+        if isinstance(entry, ProofStarted | Decided | Surveyed):
             if not self._searched:
                 return "the search was not over then"
+            if isinstance(entry, Surveyed):
+                return self._surveyed(entry)
             return self._proof_started(entry) if isinstance(entry, ProofStarted) else self._decided(entry)
         if self._searched:
             return "the search was over then"
@@ -124,6 +127,9 @@ class Order:
         if self._tally.tried("proof", entry.number).tries >= TRIES:
             return f"the proof of probe {entry.number} was started {TRIES} times before"
         return None
+
+    def _surveyed(self, entry: Surveyed) -> str | None:
+        return None if self._trained(entry.winner) else f"probe {entry.winner} had not trained then"
 
     def _decided(self, entry: Decided) -> str | None:
         if entry.winner is None:

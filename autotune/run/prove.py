@@ -41,6 +41,7 @@ class Proving:
         callbacks: RunCallbacks,
         journal: Journal,
         finalist: Callable[[Score, Drift], Best],
+        survey: Callable[[Score], None],
     ) -> None:
         self.spec = spec
         self.paths = paths
@@ -50,6 +51,8 @@ class Proving:
         self.journal = journal
         self.finalist = finalist
         """Returns what `best.yaml` says of a trial, before its proof."""
+        self.survey = survey
+        """Journals what is predicted around the winner, before the decision is."""
 
     def prove(self, context: SearchContext, done: Done) -> Best:
         """Relaunch the best from its emitted file; where that does not hold, what is then the best."""
@@ -158,6 +161,7 @@ class Proving:
 
         The proof's checks are against what had been recorded before it.
         """
+        self.survey(choice.winner)
         record, number = self.journal.record, choice.winner.trial.number
         proved = next(proof for proof in reversed(record.proofs) if proof.passed and proof.number == number)
         scores, drift_before = self.standing(context, before=proved)
@@ -178,6 +182,7 @@ class Proving:
         """Write `best.yaml` without a proof, where there is no device to prove it on."""
         scores, drift = self.standing(context)
         choice = choose(scores, objective=context.goal.objective)
+        self.survey(choice.winner)
         best = chosen(self.finalist(choice.winner, drift), choice)
         best = best.model_copy(update={"unknown": self.journal.record.unknown})
         self.write(self.paths.best, best)

@@ -23,6 +23,7 @@ from autotune.run.events import (
     Searched,
     Skipped,
     Started,
+    Surveyed,
 )  # fmt: skip
 from autotune.search.path import Step
 from autotune.site import Site
@@ -201,6 +202,16 @@ class Record:
     def traced(self) -> tuple[RungTraced, ...]:
         """What the memory model was taught, in order."""
         return tuple(entry for entry in self.entries if isinstance(entry, RungTraced))
+
+    @property
+    def opened_at(self) -> Site | None:
+        """Where the newest start of a tuner was told that probes run; None before the first."""
+        return next((entry.site for entry in reversed(self.entries) if isinstance(entry, Opened)), None)
+
+    @property
+    def surveyed(self) -> Surveyed | None:
+        """What was predicted around the winner; the newest, None before the first."""
+        return next((entry for entry in reversed(self.entries) if isinstance(entry, Surveyed)), None)
 
     @property
     def proofs(self) -> tuple[ProofFinished, ...]:

@@ -15,9 +15,8 @@ from autotune.candidate import Candidate
 from autotune.cli import app, main
 from autotune.devices.hardware import find_hardware
 from autotune.errors import InputError
-from autotune.estimation import plot
 from autotune.estimation.curve import curve
-from autotune.estimation.plot import DRAWN_BY, check_picture, draw
+from autotune.estimation.plot import DRAWN_BY, check_plot, draw
 from autotune.estimation.request import EstimateRequest, estimate
 from autotune.estimation.tables import accumulated, estimates_document, print_estimates
 from autotune.techniques.families import title as title_of
@@ -205,18 +204,18 @@ def test_a_name_is_no_formula_and_no_markup_in_a_picture(tmp_path, ending):
 
 def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_traced(tmp_path):
     with pytest.raises(InputError, match=r"must end in \.png or \.html"):
-        check_picture(tmp_path / "estimate.gif")
+        check_plot(tmp_path / "estimate.gif")
     with pytest.raises(InputError) as caught:
-        check_picture(tmp_path / "missing" / "estimate.png")
+        check_plot(tmp_path / "missing" / "estimate.png")
     assert caught.value.about == ("plot",)
 
 
 @pytest.mark.parametrize(("ending", "library"), DRAWN_BY.items())
 def test_a_library_that_draws_and_is_missing_is_named_with_its_extra(tmp_path, monkeypatch, ending, library):
-    monkeypatch.setattr(plot, "installed", lambda name: None if name == library else "9.9")
+    monkeypatch.setattr("autotune.picture.installed", lambda name: None if name == library else "9.9")
     with pytest.raises(InputError, match=rf"{library} is not installed: pip install 'autotune\[plots\]'"):
-        check_picture(tmp_path / f"estimate{ending}")
-    check_picture(tmp_path / f"estimate{next(other for other in DRAWN_BY if other != ending)}")
+        check_plot(tmp_path / f"estimate{ending}")
+    check_plot(tmp_path / f"estimate{next(other for other in DRAWN_BY if other != ending)}")
 
 
 def test_what_could_not_be_priced_is_an_exit_code_of_its_own(tmp_path, monkeypatch, capsys):

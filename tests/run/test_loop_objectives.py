@@ -102,5 +102,5 @@ def test_a_price_gives_what_a_million_tokens_cost_whatever_decides(tmp_path):
     assert cheapest.candidate == fastest.candidate
     cost = fastest.cost_per_million_tokens.value
     assert cost == pytest.approx(fastest.seconds_per_global_step * 0.001 / 6400 * 1e6)
-    assert f"cost {price.of(cost)} ± " in said
+    assert f"cost {price.of(cost, fastest.cost_per_million_tokens.interval)} a million" in said
     assert "a million tokens, at 3.60 USD an hour" in said

@@ -176,7 +176,12 @@ def test_prices_are_read_as_people_write_them(text, amount, currency):
 
 def test_small_amounts_are_printed_with_the_digits_that_say_something():
     price = Price(amount=2.99, currency="USD")
-    assert (str(price), price.of(0.00123), price.of(1234.5)) == ("2.99 USD", "0.00123 USD", "1,234.50 USD")
+    assert (str(price), price.of(0.0000123), price.of(1234.5)) == (
+        "2.99 USD",
+        "0.0000123 USD",
+        "1,234.50 USD",
+    )
+    assert (price.of(0.5, 0.0123), price.of(0.0)) == ("0.500 ± 0.0123 USD", "0.00 USD")
 
 
 def refused(tmp_path, **options):

@@ -1,0 +1,26 @@
+"""A file that a picture or a page is to be written to: what can be refused before the work for it begins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from autotune.environment import how_to_install, installed
+from autotune.errors import InputError
+
+
+def check_picture(flag: str, file: Path, drawn_by: Mapping[str, str]) -> None:
+    """Raise InputError, naming the `flag`, where no picture can be written to a file.
+
+    `drawn_by` is the library that draws to files of each ending. autotune does without them unless something is drawn.
+    """
+    about = flag.removeprefix("--")
+    if file.suffix not in drawn_by:
+        raise InputError(f"{flag} {file}: the name must end in {' or '.join(drawn_by)}", about=about)
+    if installed(library := drawn_by[file.suffix]) is None:
+        raise InputError(f"{flag} {file}: {library} is not installed: {how_to_install(library)}", about=about)
+    if not os.path.isdir(file.parent):
+        raise InputError(f"{flag} {file}: there is no folder {file.parent}", about=about)
+    if os.path.isdir(file):
+        raise InputError(f"{flag} {file} is a folder", about=about)

@@ -1,0 +1,68 @@
+"""A run as its folder holds it, with what follows from that: what every kind of report reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotune.errors import InputError
+from autotune.reporting.tradeoffs import Tradeoffs
+from autotune.run.best import Best
+from autotune.run.folder import load_spec
+from autotune.run.journal import read_record
+from autotune.run.paths import RunPaths
+from autotune.run.proof import after_proofs
+from autotune.run.record import Record
+from autotune.search.context import SearchContext
+from autotune.specs import RunSpec
+from autotune.trial import History, Trial
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A finished or unfinished run."""
+
+    paths: RunPaths
+    spec: RunSpec
+    record: Record
+    context: SearchContext | None
+    """What bounds the search; None before the model is known."""
+    best: Best | None
+    """What `best.yaml` says; None without a winner."""
+
+    @classmethod
+    def read(cls, paths: RunPaths) -> Reported:
+        """Read a run. Raises InputError where a file of it cannot be used."""
+        spec, record = load_spec(paths), read_record(paths.journal)
+        context = None
+        if record.inspection is not None:
+            context = SearchContext.of(
+                spec, record.inspection.facts, record.inspection.budget, record.opened_at
+            )
+        decided = record.decided is not None and record.decided.winner is not None
+        return cls(paths, spec, record, context, Best.read(paths.best) if decided else None)
+
+    @property
+    def trials(self) -> History:
+        """The trials that are in the running, as their proofs leave them."""
+        return after_proofs(self.record.history, self.record.proofs)
+
+    @property
+    def winner(self) -> Trial | None:
+        """The winner's trial; None without one. Raises InputError where `best.yaml` is of no trial of this run."""
+        if self.best is None:
+            return None
+        for trial in self.trials:
+            if trial.candidate == self.best.candidate:
+                return trial
+        raise InputError(
+            f"{self.paths.best} says another configuration than those that this run measured, so it was changed or is "
+            "of another run; restore it, or tune again",
+            about="candidate",
+        )
+
+    @property
+    def tradeoffs(self) -> Tradeoffs | None:
+        """What is known beside the winner; None before the model is known."""
+        if self.context is None:
+            return None
+        return Tradeoffs.of(self.record, self.context, self.best, self.spec.device.evidence)

@@ -1,0 +1,87 @@
+"""Memory against speed: what of a run no other beats in both. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from autotune.candidate import Candidate
+from autotune.outcome import Drift, Ok
+from autotune.prediction import Priced
+from autotune.search.context import SearchContext
+from autotune.search.selection import score
+from autotune.specs import Evidence
+from autotune.trial import History
+
+
+@dataclass(frozen=True)
+class Point:
+    """A configuration at the target global batch: what it takes, and how fast it is."""
+
+    candidate: Candidate
+    evidence: Evidence
+    peak: int
+    """Bytes of the fullest device that count against the budget."""
+    low: int
+    high: int
+    """The 95% interval of `peak`; of a measured one the peak itself."""
+    tokens_per_second: float | None
+    """Over all devices; None where only memory is predicted."""
+    interval: float
+    """Half-width of the 95% interval of `tokens_per_second`."""
+    fits: bool
+    """Whether it leaves the headroom free."""
+    number: int | None = None
+    """Of its trial; None where it was not probed."""
+
+
+def measured_points(
+    history: History, context: SearchContext, drift: Drift | None = None, evidence: Evidence = "measured"
+) -> list[Point]:
+    """Return every trial that trained, in order; on a simulated device the `evidence` of trials is no measurement."""
+    found = []
+    for trial in history:
+        outcome = trial.outcome
+        if not isinstance(outcome, Ok) or not context.batches(trial.candidate).allows(
+            trial.candidate.micro_batch
+        ):
+            continue
+        rated, peak = score(trial, context, drift), outcome.memory.peak()
+        found.append(
+            Point(
+                trial.candidate, evidence, peak, peak, peak,
+                rated.tokens_per_second, rated.interval, context.fits(outcome.memory), trial.number,
+            )
+        )  # fmt: skip
+    return found
+
+
+def predicted_points(priced: Iterable[Priced], context: SearchContext, history: History = ()) -> list[Point]:
+    """Return what is predicted of configurations that the history has no trial of, in order."""
+    tried = {trial.candidate for trial in history}
+    return [_predicted(entry, context) for entry in priced if entry.candidate not in tried]
+
+
+def _predicted(entry: Priced, context: SearchContext) -> Point:
+    speed, interval = None, 0.0
+    batches, size = context.batches(entry.candidate), entry.candidate.micro_batch
+    if entry.seconds is not None and batches.allows(size):
+        speed = batches.accumulation(size).effective / entry.seconds
+        interval = speed * (entry.half_width or 0.0) / entry.seconds
+    fits = entry.peak <= context.usable
+    return Point(entry.candidate, "predicted", entry.peak, entry.low, entry.high, speed, interval, fits)
+
+
+def pareto_front(points: Sequence[Point]) -> list[Point]:
+    """Return those that fit and that no other fitting one beats in both memory and speed, the smallest peak first.
+
+    Peaks and speeds are compared as they stand. Of equals a trial stands for all, else the first.
+    """
+    known = [point for point in points if point.fits and point.tokens_per_second is not None]
+    known.sort(key=lambda point: (point.peak, -(point.tokens_per_second or 0.0), point.number is None))
+    front: list[Point] = []
+    for point in known:
+        assert point.tokens_per_second is not None
+        if not front or point.tokens_per_second > (front[-1].tokens_per_second or 0.0):
+            front.append(point)
+    return front
