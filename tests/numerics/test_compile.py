@@ -10,7 +10,7 @@ from autotune.worker.build.composition import assemble
 from autotune.worker.replacing import replaced
 from autotune.worker.techniques import activation_offload, compilation
 from autotune.worker.techniques.mapped_files import MappedFiles
-from autotune.worker.tracing.trace import trace
+from autotune.worker.tracing.trace import CannotTrace, trace
 from benchmarks.techniques import peak_on_cpu
 from tests.data.requests import request
 from tests.numerics.runs import MODELS, plain, train
@@ -151,9 +151,10 @@ def test_a_memory_budgets_trace_holds_for_its_micro_batch_and_knows_all_products
     assert timeline.work.flops(5)["forward"] == pytest.approx(plain.work.flops(5)["forward"], rel=0.02)
 
 
-def _traced(tmp_path, **fields):
+def _traced(tmp_path, ranks=1, **fields):
     fields = {"precision": "bf16", "seq_len": 64, **fields}
-    return trace(request(MODELS["llama"], tmp_path, device="cuda:0", **fields))
+    probe = request(MODELS["llama"], tmp_path, device="cuda:0", **fields)
+    return trace(probe.model_copy(update={"world_size": ranks}))
 
 
 def test_a_gpus_compiled_blocks_are_traced_without_one(tmp_path):
@@ -168,6 +169,31 @@ def test_a_gpus_compiled_blocks_are_traced_without_one(tmp_path):
         assert ours["memory"][1] < 0.6 * theirs["memory"][1]
     names = {operator.name for operator, _ in compiled.work.of("forward", 8)}
     assert any(name.startswith("triton_poi_fused") and "silu" in name for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "fields"), [(2, {"sharding": "fsdp2"}), (1, {"adapters": "lora"})], ids=str
+)
+def test_a_gpus_compiled_blocks_are_traced_with_what_goes_around_them(ranks, fields, tmp_path):
+    compiled, plain = (_traced(tmp_path, ranks, compile=how, **fields) for how in ("regional", "none"))
+    assert compiled.exact is None
+    assert 0.5 < compiled.allocated(8) / plain.allocated(8) < 0.95
+    ours, theirs = (dict(_by_kind(line.work.of("backward", 8))) for line in (compiled, plain))
+    assert ours.keys() == theirs.keys()
+    assert ours["matmul"][0] == pytest.approx(theirs["matmul"][0], rel=0.001)
+    if ranks > 1:
+        assert ours["reduce_scatter"] == theirs["reduce_scatter"]
+
+
+def test_why_the_compiler_takes_no_block_is_told_in_its_words(tmp_path, monkeypatch):
+    def refusing(graph, inputs):
+        raise RuntimeError("no kernel for this\nand a long story")
+
+    monkeypatch.setattr(compilation, "BACKEND", refusing)
+    with pytest.raises(CannotTrace) as told:
+        _traced(tmp_path, compile="regional")
+    assert "(no kernel for this)" in str(told.value)
 
 
 def _by_kind(operators):

@@ -79,6 +79,13 @@ class _Gpu(device_interface.DeviceInterface):  # type: ignore[misc]  # mypy does
         return True
 
 
+class _NoStreams(CpuDeviceOpOverrides):  # type: ignore[misc]  # mypy does not follow torch
+    """What programs say of streams and of the current device: nothing, as on a processor."""
+
+    def device_guard(self, device_idx: int) -> str:  # noqa: ARG002 - the contract
+        return "__import__('contextlib').nullcontext()"  # torch 2.11's own is no context
+
+
 class _Launched:
     """What stands for a kernel of Triton: it notes what it would move."""
 
@@ -139,7 +146,7 @@ def _register() -> None:
     common.init_backend_registration()
     common.register_backend_for_device(NAME, TritonScheduling, PythonWrapperCodegen)
     common.get_device_op_overrides("cpu")  # torch registers its own at the first question
-    common.register_device_op_overrides(NAME, CpuDeviceOpOverrides())  # no streams, no guards
+    common.register_device_op_overrides(NAME, _NoStreams())
 
 
 def _empty(size: list[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
