@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.environment import installed
 from benchmarks import verdict
 from benchmarks.recording import RESULTS
 
@@ -28,6 +29,8 @@ PAGES = {"techniques_page": "techniques.md", "ranks_page": "ranks.md", "records_
 WORKERS = {"long_training_worker", "fault_worker"}
 TRIED_ELSEWHERE = {"faults": "tests/run/test_faults.py"}
 """Has a test of its own, which runs its smallest cases."""
+NEEDED = {"peers": ("accelerate", "lightning", "optuna")}
+"""Packages of extras that a benchmark cannot do without, and names where they are missing."""
 SCRIPTS = [path.stem for path in sorted((ROOT / "benchmarks").glob("*.py")) if "__main__" in path.read_text()]
 ALONE = sorted(
     {*SCRIPTS} - {command.split()[0] for command in SIDE_BY_SIDE} - {*PAGES, *TRIED_ELSEWHERE} - WORKERS
@@ -71,6 +74,10 @@ def test_smallest_cases_run_and_a_missing_gpu_is_named_in_one_line(tmp_path: Pat
 @pytest.mark.parametrize("script", ALONE)
 def test_the_smallest_case_that_starts_processes_runs(script: str, tmp_path: Path) -> None:
     done = run([f"benchmarks.{script}", "--smallest", "--out", str(tmp_path)], tmp_path)
+    if missing := [package for package in NEEDED.get(script, ()) if installed(package) is None]:
+        assert done.returncode == verdict.UNMEASURED, done.stderr
+        assert missing[0] in done.stderr
+        return
     assert done.returncode == verdict.MET, done.stderr
     assert (tmp_path / f"{script}-smallest.json").is_file()
 

@@ -1,0 +1,106 @@
+"""The bench of peers on a grid of arithmetic: what searches deliver and are charged, and which targets are missed."""
+
+import pytest
+
+from autotune.candidate import Candidate
+from autotune.devices.recorded_grid import read_grid
+from autotune.outcome import Ok
+from autotune.testing.grids import START, TRACE
+from benchmarks.grid_oracle import Oracle
+from benchmarks.peer_searches import PEERS
+from benchmarks.peers import OURS, ReplaySession, Result, arithmetic_grid, missed_by, row_of, run_of, searched
+
+WITHOUT_TORCH = [peer for peer in PEERS if not peer.packages]
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory):
+    return Oracle(read_grid(arithmetic_grid(tmp_path_factory.mktemp("grid"))))
+
+
+def test_the_exhaustive_search_delivers_the_fastest(oracle):
+    (grid,) = (peer for peer in PEERS if peer.name == "grid")
+    result = searched(grid, oracle)
+    assert result.delivered == oracle.best
+    assert oracle.share(result.delivered) == 1.0
+    ended = [
+        point.seconds
+        for one, point in oracle.grid.points.items()
+        if one in {t.candidate for t in result.tried}
+    ]
+    assert result.seconds == pytest.approx(sum(ended))
+
+
+@pytest.mark.parametrize("peer", WITHOUT_TORCH, ids=lambda peer: peer.name)
+def test_a_search_delivers_what_it_tried_and_it_fits(peer, oracle):
+    result = searched(peer, oracle)
+    assert result.delivered in {one.candidate for one in result.tried if isinstance(one.outcome, Ok)}
+    assert result.seconds == result.tried[-1].ended
+    assert oracle.share(result.delivered) > 0.9
+    assert searched(peer, oracle) == result, "a replay comes to the same end each time"
+
+
+def test_searches_of_the_micro_batch_go_their_own_ways(oracle):
+    sizes = {
+        peer.name: [one.candidate.micro_batch for one in searched(peer, oracle).tried]
+        for peer in WITHOUT_TORCH
+    }
+    assert sizes["Composer"] == [8, 4]
+    assert sizes["Ludwig"] == [2, 4, 8]
+    assert sizes["DeepSpeed Autotuning"][:2] == [1, 1]
+    assert len(set(sizes["DeepSpeed Autotuning"][1:])) == len(sizes["DeepSpeed Autotuning"][1:]), (
+        "none is repeated"
+    )
+
+
+def test_trials_of_one_process_start_once_and_pay_for_their_steps(oracle):
+    plain, refused = Candidate(micro_batch=4), Candidate(micro_batch=8)
+    cold = ReplaySession(oracle, in_process=False, keeps_model=False)
+    cold.probe(plain)
+    cold.probe(plain)
+    assert cold.elapsed == 2 * (START + 1.0)
+    shared = ReplaySession(oracle, in_process=True, keeps_model=True)
+    shared.probe(refused, steps=3)
+    assert shared.elapsed == START
+    outcome = shared.probe(plain, steps=3)
+    timing = outcome.timing
+    steps = 3 * (timing.last_micro_step.mean + timing.optimizer_step.mean)
+    assert shared.elapsed == pytest.approx(START + steps)
+
+
+def test_a_run_of_ours_is_charged_its_inspection_traces_and_probes(oracle, tmp_path):
+    result = run_of(oracle, "graph", tmp_path)
+    probes = sum(oracle.grid.points[one.candidate].seconds for one in result.tried)
+    traces = result.seconds - START - probes
+    assert traces > 0
+    assert traces % (START + TRACE) == pytest.approx(0.0)
+    assert result.delivered == oracle.best
+    assert result.known_after(1.0, oracle) <= result.seconds
+    assert result.known_after(2.0, oracle) is None
+
+
+def row(peer=OURS, grid="a", share=1.0, probes=3, oom=0, known=5.0, seconds=10.0):
+    told = {"grid": grid, "peer": peer, "share": share, "probes": probes, "oom": oom}
+    return told | {"known_after": known, "seconds": seconds}
+
+
+@pytest.mark.parametrize(
+    ("rows", "missed"),
+    [
+        ([row(), row("other")], 0),
+        ([row(share=0.98)], 1),
+        ([row(share=0.96), row(grid="b"), row(grid="c")], 1),
+        ([row(probes=7)], 1),
+        ([row(probes=9), row(grid="b"), row(grid="c")], 0),
+        ([row(oom=2)], 1),
+        ([row(), row("other", known=11.0)], 1),
+        ([row(), row("other", known=None)], 1),
+    ],
+)
+def test_a_missed_target_is_told(rows, missed):
+    assert len(missed_by(rows)) == missed
+
+
+def test_a_peer_that_delivers_nothing_is_known_from_the_start(oracle):
+    ours = Result("a", OURS, "ours", oracle.best, 5.0, (), True)
+    assert row_of(Result("a", "other", "", None, 1.0, (), False), ours, oracle)["known_after"] == 0.0
