@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import hashlib
 import os
 import re
@@ -166,6 +167,23 @@ def parse_journal(content: bytes, path: Path) -> tuple[tuple[Entry, ...], int, b
 
     Raises JournalError for a line that is damaged and not the last, and for one that no tuner writes at its place.
     """
+    with _uncollected():
+        return _parse(content, path)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep Python from looking for cycles meanwhile: among records there are none, and it would look at all, often."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _parse(content: bytes, path: Path) -> tuple[tuple[Entry, ...], int, bytes]:
     entries: list[Entry] = []
     order = Order()
     whole, last = 0, b""
