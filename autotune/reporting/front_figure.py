@@ -17,6 +17,8 @@ _MARKS: dict[str, tuple[str, str]] = {
     "replayed": ("square", "#1f6fb4"),
     "predicted": ("diamond-open", "#c9822b"),
 }
+_NEAR = 2.0
+"""Times the largest peak, up to which what may be taken is drawn: beyond, it would press all marks to one side."""
 _TIGHT = "does not leave the headroom"
 _FRONT, _WINNER, _LIMIT = "#4fae7a", "#b02020", "#777777"
 
@@ -42,15 +44,19 @@ def front_figure(found: Tradeoffs, context: SearchContext) -> str:
     if found.winner is not None and found.winner.tokens_per_second is not None:
         ring = {"symbol": "star-open", "color": _WINNER, "size": 20, "line": {"width": 2}}
         figure.add_trace(_scatter([found.winner], "winner", ring, noise=False))
-    figure.add_vline(
-        x=_gib(context.usable), line_color=_LIMIT, line_dash="dash", line_width=1,
-        annotation_text="may be taken", annotation_position="bottom left",
-    )  # fmt: skip
+    if context.usable <= _NEAR * max((point.peak for point in _drawn(found)), default=0):
+        figure.add_vline(
+            x=_gib(context.usable), line_color=_LIMIT, line_dash="dash", line_width=1,
+            annotation_text="may be taken", annotation_position="bottom left",
+        )  # fmt: skip
     figure.update_layout(
         template="plotly_white", height=460, hovermode="closest", margin={"l": 70, "r": 20, "t": 30, "b": 120},
         legend={"orientation": "h", "yanchor": "top", "y": -0.2, "x": 0},
     )  # fmt: skip
-    figure.update_xaxes(title_text="peak memory of a device, GiB", rangemode="tozero")
+    figure.update_xaxes(
+        title_text=f"peak memory of a device, GiB ({_gib(context.usable):.2f} may be taken)",
+        rangemode="tozero",
+    )
     figure.update_yaxes(title_text="tokens/s at the global batch", rangemode="tozero")
     text: str = figure.to_html(
         full_html=False, include_plotlyjs=True, config={"responsive": True, "displaylogo": False},

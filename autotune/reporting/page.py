@@ -81,23 +81,24 @@ def _winner(run: Reported) -> list[str]:
 
 
 def _memory_against_speed(run: Reported) -> list[str]:
-    if run.context is None or run.tradeoffs is None:
+    found = run.tradeoffs
+    if run.context is None or found is None:
         return []
     parts = []
-    if worth_showing(run.tradeoffs.points):
+    if worth_showing(found.points):
         parts += [
             _heading("Memory against speed"),
             '<p class="note">Each mark is a configuration. The line joins those that nothing else beats in both; '
             "what was measured and what is only predicted have marks of their own. Bars are 95% intervals.</p>",
-            front_figure(run.tradeoffs, run.context),
-            _table(front_table(run.tradeoffs), [run.tradeoffs.is_winner(p) for p in run.tradeoffs.front]),
+            front_figure(found, run.context),
+            _table(front_table(found), [found.is_winner(p) for p in found.front]),
         ]
-    if run.tradeoffs.changes:
+    if found.changes:
         parts += [
             _heading("One step from the winner"),
             '<p class="note">What changes if one axis alone is changed by one step, in the order of the search space, '
             "or the micro-batch to the next that is worth a probe.</p>",
-            _table(changes_table(run.tradeoffs)),
+            _table(changes_table(found)),
         ]
     return parts
 

@@ -345,7 +345,10 @@ class _Run:
                 for candidate in rungs:
                     if not predictions.knows(candidate):
                         predictions.learn(self.request(candidate, "trace"), self.spec.limits.probe_timeout)
-        found = survey(predictions, winner.trial.candidate, rungs, record.history, self.context)
+        found = survey(
+            predictions, winner.trial.candidate, rungs, record.history, self.context,
+            measured=not self.site.device.simulated,
+        )  # fmt: skip
         self.journal.append(Surveyed(winner=winner.trial.number, priced=found, time=now()))
 
     def predict_evaluation(self, candidate: Candidate, inspected: Inspected) -> int | None:

@@ -24,24 +24,27 @@ def survey(
     rungs: Iterable[Candidate],
     history: History,
     context: SearchContext,
+    measured: bool = True,
 ) -> tuple[Priced, ...]:
     """Price what no trial of the history measured, and what a trace covers, each once; nothing new is traced.
 
     That is the winner's neighbours; each of the `rungs` at the largest micro-batch that is predicted to fit; and of
-    those that nothing beats in both memory and speed, smaller micro-batches too.
+    those that nothing beats in both memory and speed, smaller micro-batches too. Trials correct the models where they
+    were `measured`: what is predicted is no surer for predictions that agree with it.
     """
+    taught = history if measured else ()
     found: dict[Candidate, Priced] = {}
     tried = {trial.candidate for trial in history}
 
     def add(candidates: Iterable[Candidate]) -> None:
         for candidate in candidates:
             if candidate not in tried and candidate not in found:
-                priced = _price(predictions, candidate, history, context)
+                priced = _price(predictions, candidate, taught, context)
                 if priced is not None:
                     found[candidate] = priced
 
     add(step.candidate for step in neighbours(winner, context) if context.refusal(step.candidate) is None)
-    predictor = predictions.predictor.learned(history, context.budget)
+    predictor = predictions.predictor.learned(taught, context.budget)
     largest = {}
     for rung in dict.fromkeys(candidate.rung() for candidate in rungs):
         batches = context.batches(rung)

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from autotune.errors import InputError
+from autotune.probe.protocol import ProbeRequest
 from autotune.reporting.document import document, print_report
 from autotune.reporting.page import page, write_page
 from autotune.reporting.reported import Reported
@@ -18,6 +19,8 @@ from autotune.run.events import Decided, Searched, Surveyed
 from autotune.run.folder import create_run
 from autotune.run.journal import read_record
 from autotune.run.loop import tune
+from autotune.run.predictions import Predictions
+from autotune.run.survey import survey
 from tests.fakes.executor import ArithmeticExecutor
 from tests.fakes.runs import BIG, ArithmeticTracer, make_spec
 
@@ -54,6 +57,34 @@ def test_what_is_priced_around_the_winner_is_journaled_before_the_decision(predi
     assert record.surveyed.priced
     assert not tried & {entry.candidate for entry in record.surveyed.priced}
     assert len({entry.candidate for entry in record.surveyed.priced}) == len(record.surveyed.priced)
+
+
+def test_predictions_make_no_prediction_surer(predicted):
+    """A trace's own word, as often as it is repeated, narrows no interval; measured peaks do."""
+    record, spec = read_record(predicted.journal), make_spec()
+    run = Reported.read(predicted)
+    site = ArithmeticExecutor(BIG).describe()
+    rungs = [entry.candidate for entry in record.traced]
+    predictions = Predictions(
+        ArithmeticTracer(BIG), site.device, record.inspection, run.context, predicted.tracing
+    )
+    for rung in rungs:
+        predictions.learn(
+            ProbeRequest(
+                kind="trace", model=spec.model, candidate=rung, seq_len=100, accumulation_steps=2, device="cpu",
+                budget=BIG.budget, seed=0, sample_seconds=1.0, sample_steps=1, folder="",
+            ),
+            timeout=1.0,
+        )  # fmt: skip
+    winner = run.best.candidate
+    sure, unsure = (
+        survey(predictions, winner, rungs, record.history, run.context, measured=measured)
+        for measured in (True, False)
+    )
+    widths = [{entry.candidate: entry.high - entry.low for entry in found} for found in (sure, unsure)]
+    common = widths[0].keys() & widths[1].keys()
+    assert common
+    assert all(widths[0][candidate] < widths[1][candidate] for candidate in common)
 
 
 def test_every_point_says_where_it_comes_from(predicted):
@@ -106,7 +137,7 @@ def test_the_page_shows_all_with_its_picture_and_escapes_what_others_wrote(predi
     assert "plotly-graph-div" in text
     assert '"name":"measured"' in text
     assert '"name":"winner"' in text
-    assert "http-equiv" not in text
+    assert text.count('<tr class="winner">') == 1
     file = tmp_path / "report.html"
     write_page(predicted, file)
     assert file.read_text().startswith("<!doctype html>")
