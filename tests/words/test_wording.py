@@ -24,6 +24,7 @@ WORDED = {
     "numerics/test_activations.py": 1,
     "numerics/test_frozen.py": 2,
     "numerics/test_techniques.py": 1,
+    "reporting/test_tradeoffs.py": 1,
     "run/test_journal.py": 1,
     "run/test_loop_failures.py": 3,
     "run/test_loop_objectives.py": 1,
