@@ -34,7 +34,7 @@ SIMULATED_GPU = "h100-sxm-80gb"
 """The GPU that is simulated where nobody names one and none is there: published training runs use it most."""
 
 
-StrategyName = Literal["graph", "grid", "random"]
+StrategyName = Literal["guided", "graph", "grid", "random"]
 """What decides which candidate is tried next; `search/strategies.py` holds what each is."""
 LauncherName = Literal["warm", "cold"]
 """How a worker's processes come to be: `warm` forks a server that has imported the libraries, `cold` starts anew."""

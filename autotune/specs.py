@@ -180,6 +180,21 @@ class DeviceFacts(Frozen):
         return dtype in {"fp32", "fp16", *self.dtypes}
 
 
+class DeviceSpeed(Frozen):
+    """What a device was measured to reach, in a few operators: for one whose data sheet is not known."""
+
+    matrix_flops: dict[str, Annotated[float, Field(gt=0)]]
+    """FLOP/s of large matrix products by number type: `fp32`, `bf16`."""
+    attention_flops: dict[str, Annotated[float, Field(gt=0)]]
+    """FLOP/s of fused attention, by the same types."""
+    elementwise_flops: Annotated[float, Field(gt=0)]
+    """Elements/s that an activation function goes through (GELU, fp32), where nothing waits for memory."""
+    memory: Annotated[float, Field(gt=0)]
+    """Bytes/s of an addition of arrays too large for caches: what it reads, and what it writes."""
+    operator: Annotated[float, Field(gt=0)]
+    """Seconds of the smallest operator in eager mode: Python, dispatch and launch."""
+
+
 class GlobalBatch(Frozen):
     """The number of tokens (or samples) that one optimizer step must see, over all devices together."""
 

@@ -51,7 +51,6 @@ from autotune.options import Limits
 from autotune.probe.protocol import Inspection, ProbeRequest, Progress
 from autotune.run.journal import now
 from autotune.run.preflight import Preflight
-from autotune.search.enumeration import legal_rungs
 from autotune.tracing.cache import TraceCache
 from autotune.tracing.client import LocalTracer
 from autotune.tracing.replay import packed, unpacked
@@ -160,7 +159,7 @@ def candidates(header: GridHeader, executor: Executor) -> list[Candidate]:
     preflight = Preflight(context, executor, Path.cwd())
     plain = Candidate(**{axis: values[0] for axis, values in context.space.axes.items()})
     found = []
-    for rung in legal_rungs(context):
+    for rung in context.ladder.rungs:
         batches = context.batches(rung)
         sizes = range(1, batches.limit + 1) if rung == plain else batches.useful()
         found += [rung.at(size) for size in sizes if preflight.refusal(rung.at(size)) is None]

@@ -119,6 +119,7 @@ class Predictor:
             if numbers_covered(timeline):
                 self._partial.setdefault(_of_any_number(key), timeline)
         self._composed: dict[tuple[str, int], Timeline | None] = {}
+        self._timelines: dict[Candidate, Timeline | None] = {}
 
     def with_timeline(self, candidate: Candidate, timeline: Timeline) -> Predictor:
         """Return this predictor with the timeline of one more rung."""
@@ -127,6 +128,10 @@ class Predictor:
             {**self.timelines, key: timeline}, self.ground, self._accumulating, self.calibration
         )
         result._composed = self._composed  # of the first that was traced, which stays the first
+        # What was priced by other timelines stays; a rung goes by its own as soon as there is one.
+        result._raw = {
+            one: raw for one, raw in self._raw.items() if self.timeline(one) is result.timeline(one)
+        }
         return result
 
     def learned(self, history: History, budget: int) -> Predictor:
@@ -151,7 +156,8 @@ class Predictor:
                 observations.append(Observation(_rung(trial.candidate), raw, float(budget)))
                 calibration = Calibration(prior, observations)
         result = Predictor(self.timelines, self.ground, self._accumulating, calibration)
-        result._raw, result._composed = self._raw, self._composed  # they depend on the timelines alone
+        # These depend on the timelines alone.
+        result._raw, result._timelines, result._composed = self._raw, self._timelines, self._composed
         return result
 
     def covers(self, candidate: Candidate) -> bool:
@@ -253,6 +259,11 @@ class Predictor:
 
         That of any number of checkpointed blocks is composed of one where some are and some are not.
         """
+        if candidate not in self._timelines:
+            self._timelines[candidate] = self._find_timeline(candidate)
+        return self._timelines[candidate]
+
+    def _find_timeline(self, candidate: Candidate) -> Timeline | None:
         plain = candidate.traced()
         fixed = plain.model_copy(update={"expandable_segments": False})
         same = (candidate, plain, fixed)

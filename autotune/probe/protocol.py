@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter
 from autotune.candidate import Candidate
 from autotune.lengths import Lengths
 from autotune.outcome import Outcome, Phase
-from autotune.specs import ModelFacts, ModelSpec
+from autotune.specs import DeviceSpeed, ModelFacts, ModelSpec
 from autotune.validation import Frozen
 
 PROTOCOL: Final = 1
@@ -49,6 +49,8 @@ class ProbeRequest(Frozen):
     """Bytes of each rank; reported with the memory, enforced by the device."""
     headroom: float = 0.0
     """Share of the budget that must stay free, where a probe looks for how much fits."""
+    time_device: bool = False
+    """Time a few operators on the device too (kind `inspect`): no data sheet says what it reaches."""
     evaluation: bool = False
     """Trace a forward pass without gradients beside the training (kind `trace`)."""
     evaluation_micro_batch: int | None = None
@@ -93,6 +95,8 @@ class Inspection(Frozen):
 
     type: Literal["inspection"] = "inspection"
     facts: ModelFacts
+    speed: DeviceSpeed | None = None
+    """What the device reaches; None where that was not asked for, or memory was too short to tell."""
 
 
 class TraceAnswer(Frozen):

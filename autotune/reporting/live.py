@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Literal
 
 from rich.console import Console, Group, RenderableType
@@ -85,9 +86,10 @@ class Terminal(RunCallbacks):
             for trial in history:
                 self._plain(trial)
 
-    def tracing(self, candidate: Candidate) -> None:
-        """Print which rung is being traced."""
-        self._say(f"tracing {title_of(candidate)}")
+    def tracing(self, candidates: Sequence[Candidate]) -> None:
+        """Print which rung is being traced, or how many."""
+        first, others = candidates[0], len(candidates) - 1
+        self._say(f"tracing {title_of(first)}" + (f" and {others} more" if others else ""))
 
     def traced(self, entry: RungTraced) -> None:
         """Print why a rung is not predicted, where it is not."""

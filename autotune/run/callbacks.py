@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from autotune.candidate import Candidate
@@ -27,8 +28,8 @@ class RunCallbacks:
     def inspected(self, facts: ModelFacts, context: SearchContext, history: History) -> None:
         """Say what the model is; `history` holds the trials of an earlier start of this run."""
 
-    def tracing(self, candidate: Candidate) -> None:
-        """Say that a worker traces a candidate's rung for the memory model."""
+    def tracing(self, candidates: Sequence[Candidate]) -> None:
+        """Say that a worker traces the rungs of candidates for the memory model."""
 
     def traced(self, entry: RungTraced) -> None:
         """Say what came of it."""

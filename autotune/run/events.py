@@ -13,7 +13,7 @@ from autotune.outcome import Outcome
 from autotune.prediction import Prediction, Priced
 from autotune.search.path import SearchEnd, Step
 from autotune.site import Site
-from autotune.specs import ModelFacts, RunSpec
+from autotune.specs import DeviceSpeed, ModelFacts, RunSpec
 from autotune.trial import ProofFinished
 from autotune.validation import Frozen
 
@@ -57,6 +57,8 @@ class Inspected(Frozen):
     """Bytes that interpreter and libraries take on the device before any model."""
     budget: int
     """Bytes that the device grants; a resumed run is judged by the same budget."""
+    speed: DeviceSpeed | None = None
+    """What a device without a data sheet was measured to reach; None where there is one, or it was not measured."""
 
 
 class RungTraced(Frozen):

@@ -192,7 +192,7 @@ _LONGEST = 300
 def _over(done: Done) -> str:
     """Return in words what ended the search."""
     match done.reason:
-        case "exhausted":
+        case "exhausted" | "settled":
             return "every rung of the search space ended without"
         case "max_probes" | "time_budget":
             return f"the search was {done.why}; allow more to try the rungs below"

@@ -6,14 +6,13 @@ the journal. So a run that was killed at any moment goes on from its folder as i
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import cached_property
 
 import autotune
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.executors.executor import Executor, ProbeResult
-from autotune.memory.predictor import Predictor
 from autotune.outcome import Drift, Lost, Ok
 from autotune.probe.folder import ProbeFolder, clear_temporaries
 from autotune.probe.protocol import Inspection, ProbeRequest
@@ -44,7 +43,7 @@ from autotune.search.remaining_probes import count_remaining_probes
 from autotune.search.selection import Score
 from autotune.search.space import Space
 from autotune.search.strategies import STRATEGIES
-from autotune.search.strategy import Done, Try, decide
+from autotune.search.strategy import Done, Learn, Try, decide
 from autotune.site import Site
 from autotune.specs import RunSpec
 from autotune.techniques.data import unpaddable
@@ -93,6 +92,8 @@ class _Run:
         self.journal = journal
         self._tracer = tracer
         self.predictions: Predictions | None = None
+        self.refused: set[Candidate] = set()
+        """Rungs that were to be priced and cannot run."""
         self.evaluations: dict[Candidate, int | None] = {}
         """Micro-batches for evaluation, as predicted."""
         self.strategy = STRATEGIES[spec.strategy]
@@ -159,6 +160,8 @@ class _Run:
             return known
         self.callbacks.inspecting()
         request = self.request(Candidate(optimizer=self.spec.optimizer), "inspect")
+        unknown = self.site.device.hardware is None and self.strategy.prices
+        request = request.model_copy(update={"time_device": unknown})
         for _ in range(TRIES):
             with self.journal.doing("inspection"):
                 finding = self.executor.run(
@@ -172,8 +175,9 @@ class _Run:
         if self.spec.goal.lengths is not None and (reason := unpaddable(finding.answer.facts.task)):
             raise InputError(f"--lengths: {reason}")
         inspected = Inspected(
-            facts=finding.answer.facts, baseline=finding.baseline or 0, budget=self.site.device.budget
-        )
+            facts=finding.answer.facts, baseline=finding.baseline or 0, budget=self.site.device.budget,
+            speed=finding.answer.speed,
+        )  # fmt: skip
         self.journal.append(inspected)
         return inspected
 
@@ -185,25 +189,31 @@ class _Run:
         while True:
             record = self.journal.record
             stop_at_crash(record.history)
-            context = replace(context, predictor=self.predictor)
+            context = self.informed(context)
             decision = decide(self.strategy, record.history, context)
-            if isinstance(decision, Try) and self.learn(decision.candidate):
+            if isinstance(decision, Learn):
+                assert self.price(decision.rungs), "a strategy asks for what is not known yet"
+                continue
+            if isinstance(decision, Try) and self.learn([decision.candidate]):
                 continue  # what was learnt may change the decision
             self.skip(decision)
             if isinstance(decision, Done):
                 self.journal.append(Searched(why=decision.why, reason=decision.reason, path=decision.path))
                 return decision
-            self.attempt(record.next_number, decision, self.ahead(context))
+            ahead = self.ahead(context) if decision.ahead is None else decision.ahead
+            self.attempt(record.next_number, decision, ahead)
 
-    @property
-    def predictor(self) -> Predictor | None:
-        """The memory model, with what it learnt from traces."""
-        return self.predictions.predictor if self.predictions else None
+    def informed(self, context: SearchContext) -> SearchContext:
+        """Return a context with what was learnt from traces so far."""
+        if (known := self.predictions) is None:
+            return context
+        return context.informed(known.predictor, known.speed, known.untraceable, frozenset(self.refused))
 
     def start_predictions(self, context: SearchContext) -> None:
         """Start the memory model, where the run has one, with what the run knew before."""
         record = self.journal.record
-        if self.tracer is None or record.inspection is None or self.site.device.simulated:
+        simulated = self.site.device.simulated
+        if self.tracer is None or record.inspection is None or (simulated and not self.strategy.prices):
             return  # a simulated device is itself the memory model
         folder = self.paths.tracing
         self.predictions = Predictions(self.tracer, self.site.device, record.inspection, context, folder)
@@ -213,17 +223,33 @@ class _Run:
                 record.traced, lambda candidate: self.request(candidate, "trace"), timeout
             )
 
-    def learn(self, candidate: Candidate) -> bool:
-        """Trace a candidate's rung, unless that is done or useless; tell whether something was learnt."""
-        if self.predictions is None or self.predictions.knows(candidate) or self.preflight.refusal(candidate):
+    def price(self, wanted: Sequence[Candidate]) -> bool:
+        """Trace rungs that a strategy asks for, and note those that cannot run; tell whether anything is new."""
+        refused = {rung for rung in wanted if self.preflight.refusal(rung)} - self.refused
+        self.refused |= refused
+        return self.learn(wanted) or bool(refused)
+
+    def learn(self, wanted: Sequence[Candidate]) -> bool:
+        """Trace the rungs of candidates, but for what is known or useless; tell whether something was learnt."""
+        if self.predictions is None:
             return False
-        self.callbacks.tracing(candidate)
+        new = [
+            candidate
+            for candidate in wanted
+            if not self.predictions.knows(candidate) and not self.preflight.refusal(candidate)
+        ]
+        if not new:
+            return False
+        first, *others = new
+        self.callbacks.tracing(new)
         with self.journal.doing("trace"):
-            traced = self.predictions.learn(
-                self.request(candidate, "trace"), self.spec.limits.probe_timeout, self.callbacks.progressing
-            )
-        self.journal.append(traced)
-        self.callbacks.traced(traced)
+            lines = self.predictions.learn(
+                self.request(first, "trace").model_copy(update={"also": tuple(others)}),
+                self.spec.limits.probe_timeout, self.callbacks.progressing,
+            )  # fmt: skip
+        for traced in lines:
+            self.journal.append(traced)
+            self.callbacks.traced(traced)
         return True
 
     def skip(self, decision: Try | Done) -> None:

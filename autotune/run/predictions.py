@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from autotune.candidate import Candidate
-from autotune.devices.hardware import lookup
+from autotune.devices.hardware import Hardware, lookup
 from autotune.memory.predictor import DeviceOverhead, Predictor
 from autotune.outcome import Ok, StepTiming
 from autotune.prediction import Prediction
@@ -15,7 +15,8 @@ from autotune.run.events import Inspected, RungTraced
 from autotune.search.context import SearchContext
 from autotune.specs import DeviceFacts
 from autotune.timing.calibration import SpeedCalibration, SpeedSample
-from autotune.timing.roofline import Machine, step_time
+from autotune.timing.roofline import Machine
+from autotune.timing.step_predictor import StepPredictor
 from autotune.tracing.client import Tracer
 from autotune.trial import History
 
@@ -28,7 +29,7 @@ class Predictions:
     ) -> None:
         """`folder` is where workers that trace may write."""
         row = lookup(facts.hardware) if facts.hardware else None
-        self._machine = Machine.of(row) if row else None
+        self._machine = _machine(row, inspected)
         blas = row.cublas_bytes() if row else 0
         ground = DeviceOverhead.measured(facts.kind, inspected.baseline, blas, context.goal.gpus)
         self._accumulating: Callable[[Candidate], bool] = lambda candidate: (
@@ -40,6 +41,21 @@ class Predictions:
         self._usable = context.usable
         self._folder = folder
         self._untraceable: set[Candidate] = set()
+        self._speed: tuple[Predictor, StepPredictor] | None = None
+
+    @property
+    def speed(self) -> StepPredictor | None:
+        """The roofline of all that was traced; None where nothing tells what the device reaches."""
+        if self._machine is None:
+            return None
+        if self._speed is None or self._speed[0] is not self.predictor:
+            self._speed = (self.predictor, StepPredictor(self.predictor, self._machine, self._accumulating))
+        return self._speed[1]
+
+    @property
+    def untraceable(self) -> frozenset[Candidate]:
+        """Rungs that no trace can price."""
+        return frozenset(self._untraceable)
 
     def knows(self, candidate: Candidate) -> bool:
         """Tell whether there is nothing to learn of a candidate's rung: it was traced, or cannot be."""
@@ -60,15 +76,17 @@ class Predictions:
         request: ProbeRequest,
         timeout: float,
         on_progress: Callable[[Progress], None] | None = None,
-    ) -> RungTraced:
-        """Trace the rung of a request and return the line for the journal. Raises ProbeError."""
-        candidate = request.candidate
-        trace = self._tracer.trace(request, self._folder, timeout=timeout, on_progress=on_progress)[candidate]
-        if trace.timeline is None:
-            self._untraceable.add(candidate.rung())
-        else:
-            self.predictor = self.predictor.with_timeline(candidate, trace.timeline)
-        return RungTraced(candidate=candidate, reason=trace.reason, seconds=trace.seconds)
+    ) -> tuple[RungTraced, ...]:
+        """Trace the rung of a request and those it has besides; return the lines for the journal. Raises ProbeError."""
+        found = self._tracer.trace(request, self._folder, timeout=timeout, on_progress=on_progress)
+        lines = []
+        for candidate, trace in found.items():
+            if trace.timeline is None:
+                self._untraceable.add(candidate.rung())
+            else:
+                self.predictor = self.predictor.with_timeline(candidate, trace.timeline)
+            lines.append(RungTraced(candidate=candidate, reason=trace.reason, seconds=trace.seconds))
+        return tuple(lines)
 
     def predict(self, candidate: Candidate, history: History) -> Prediction | None:
         """Return what a probe of the candidate should measure, corrected by a history."""
@@ -101,9 +119,11 @@ class Predictions:
 
     def _timing(self, candidate: Candidate) -> StepTiming | None:
         """Return the roofline's times, uncorrected; None for hardware that the table does not know."""
-        timeline = self.predictor.timeline(candidate)
-        if self._machine is None or timeline is None:
-            return None
-        size = candidate.micro_batch
-        step = step_time(timeline, size, self._machine, self._accumulating(candidate))
-        return None if step is None else step.timing()
+        return None if self.speed is None else self.speed.timing(candidate)
+
+
+def _machine(row: Hardware | None, inspected: Inspected) -> Machine | None:
+    """Return what the device reaches: by its data sheet, else as it was measured."""
+    if row is not None:
+        return Machine.of(row)
+    return None if inspected.speed is None else Machine.measured(inspected.speed)

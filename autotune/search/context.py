@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from typing import Any, Protocol, Self
 
 from autotune.candidate import Candidate
 from autotune.memory.predictor import Predictor
 from autotune.options import Limits
-from autotune.outcome import Memory
+from autotune.outcome import Memory, StepTiming
+from autotune.search.ladder import Ladder
 from autotune.search.micro_batches import MicroBatches
 from autotune.search.space import Space
 from autotune.site import Site
@@ -16,6 +19,14 @@ from autotune.specs import Goal, ModelFacts, ModelSpec, RunSpec
 from autotune.techniques.axis import Context
 from autotune.techniques.check import Refusal, refused
 from autotune.techniques.sharding import lacks_groups, lacks_nodes, usual_sharding
+
+
+class Speed(Protocol):
+    """Says what a step takes before it is probed."""
+
+    def timing(self, candidate: Candidate) -> StepTiming | None:
+        """Return the parts of a global step (seconds), uncorrected; None where nothing tells."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,12 @@ class SearchContext:
     """Where the model comes from; None is not judged."""
     predictor: Predictor | None = None
     """The memory model with the rungs that were traced so far, not yet corrected by the history; None without one."""
+    speed: Speed | None = None
+    """The roofline of the same rungs; None where the device's peaks are unknown."""
+    untraceable: frozenset[Candidate] = frozenset()
+    """Rungs that no trace can price."""
+    refused: frozenset[Candidate] = frozenset()
+    """Rungs that a strategy asked to have traced, and that cannot run where probes do: for want of disk, or memory."""
 
     @classmethod
     def of(cls, spec: RunSpec, model: ModelFacts, budget: int, site: Site | None = None) -> Self:
@@ -87,6 +104,37 @@ class SearchContext:
     def fits(self, memory: Memory) -> bool:
         """Tell whether a measured peak leaves the headroom free."""
         return memory.peak() <= self.usable
+
+    @cached_property
+    def ladder(self) -> Ladder:
+        """Every rung that may be tried, in the order of the space's axes and their values; the last changes fastest.
+
+        An axis that the space leaves out keeps its value in `base`.
+        """
+        axes = self.space.axes
+        rungs = (
+            self.base.model_copy(update=dict(zip(axes, values, strict=True))).rung()
+            for values in product(*(self.values(axis) for axis in axes))
+        )
+        return Ladder(self.base, tuple(axes), [rung for rung in rungs if self.is_open(rung)])
+
+    def informed(
+        self,
+        predictor: Predictor,
+        speed: Speed | None,
+        untraceable: frozenset[Candidate] = frozenset(),
+        refused: frozenset[Candidate] = frozenset(),
+    ) -> Self:
+        """Return this context with what was learnt since; what does not follow from that is kept as it was computed."""
+        context = replace(self, predictor=predictor, speed=speed, untraceable=untraceable, refused=refused)
+        if "ladder" in self.__dict__:
+            context.__dict__["ladder"] = self.ladder
+        return context
+
+    def is_open(self, rung: Candidate) -> bool:
+        """Tell whether a rung may be tried: it is legal, can run as far as is known, and the goal has use for it."""
+        smallest = self.batches(rung).above(0)
+        return smallest is not None and not self.passes_over(rung) and self.refusal(rung.at(smallest)) is None
 
     def check(self) -> None:
         """Raise InputError when no micro-batch at all can make up the global batch."""

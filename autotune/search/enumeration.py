@@ -1,35 +1,13 @@
-"""The candidates of a space without its graph: every legal rung, and the micro-batches of it that are still open."""
+"""What was tried of each rung, and which of its micro-batches are still open."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 
 from autotune.candidate import Candidate
 from autotune.outcome import Lost, Ok, Outcome
 from autotune.search.context import SearchContext
 from autotune.trial import History
-
-
-def legal_rungs(context: SearchContext) -> Iterator[Candidate]:
-    """Yield every rung that may be tried, each at micro-batch 1, in the order of the space's axes and their values.
-
-    The last axis changes fastest. An axis that the space leaves out keeps its value in `context.base`.
-    """
-    axes = context.space.axes
-    for values in product(*(context.values(axis) for axis in axes)):
-        rung = context.base.model_copy(update=dict(zip(axes, values, strict=True))).rung()
-        if is_open(rung, context):
-            yield rung
-
-
-def is_open(rung: Candidate, context: SearchContext) -> bool:
-    """Tell whether a rung may be tried: it is legal, can run as far as that is known, and the goal has use for it."""
-    smallest = context.batches(rung).above(0)
-    return (
-        smallest is not None and not context.passes_over(rung) and context.refusal(rung.at(smallest)) is None
-    )
-
 
 Tried = dict[Candidate, dict[int, Outcome]]
 """What the micro-batches of each rung came to."""

@@ -17,7 +17,7 @@ from autotune.search.context import SearchContext
 from autotune.search.graph import DONE, LOST, Growth, Node
 from autotune.search.growth import Grower, Grown
 from autotune.search.path import SearchEnd, Step
-from autotune.search.strategy import Decision, Done, Skip, Try
+from autotune.search.strategy import Done, Skip, Try
 from autotune.techniques.families import title as title_of
 from autotune.trial import History, Trial
 from autotune.units import format_bytes
@@ -27,8 +27,9 @@ class GraphWalk:
     """The space's decision graph, with the memory model where there is one."""
 
     name = "graph"
+    prices = False
 
-    def propose(self, history: History, context: SearchContext) -> Decision:
+    def propose(self, history: History, context: SearchContext) -> Try | Done:
         """Return the next candidate to probe, or Done with the path taken through the graph.
 
         The context's predictor is calibrated by the history here. Without one, only measurements count.
@@ -64,7 +65,7 @@ class _Walk:
         self._beyond = 1
         """Smallest micro-batch that did not fit on the last rung grown."""
 
-    def decide(self) -> Decision:
+    def decide(self) -> Try | Done:
         name, candidate = self._graph.start, self._context.base
         while name != DONE:
             node = self._graph.nodes[name]

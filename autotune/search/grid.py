@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from autotune.search.context import SearchContext
-from autotune.search.enumeration import legal_rungs, open_sizes, tried_sizes
-from autotune.search.strategy import Decision, Done, Try
+from autotune.search.enumeration import open_sizes, tried_sizes
+from autotune.search.strategy import Done, Try
 from autotune.techniques.families import title as title_of
 from autotune.trial import History
 
@@ -17,11 +17,12 @@ class Grid:
     """
 
     name = "grid"
+    prices = False
 
-    def propose(self, history: History, context: SearchContext) -> Decision:
+    def propose(self, history: History, context: SearchContext) -> Try | Done:
         """Return the first candidate in order that is still open."""
         tried, number = tried_sizes(history), 0
-        for number, rung in enumerate(legal_rungs(context), start=1):
+        for number, rung in enumerate(context.ladder.rungs, start=1):
             size = next(open_sizes(rung, tried, context), None)
             if size is None:
                 continue

@@ -7,8 +7,9 @@ from typing import Literal
 from autotune.candidate import Candidate
 from autotune.validation import Frozen
 
-SearchEnd = Literal["exhausted", "crashed", "max_probes", "time_budget"]
-"""Why a search ended: the strategy had nothing left to try, a bug in the way, or the limit of that name was spent."""
+SearchEnd = Literal["exhausted", "settled", "crashed", "max_probes", "time_budget"]
+"""Why a search ended: the strategy had nothing left to try, or nothing left that could win, a bug was in the way, or
+the limit of that name was spent."""
 
 
 class Step(Frozen):

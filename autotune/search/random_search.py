@@ -6,7 +6,7 @@ from random import Random
 
 from autotune.candidate import Candidate
 from autotune.search.context import SearchContext
-from autotune.search.enumeration import is_open, open_sizes, tried_sizes
+from autotune.search.enumeration import open_sizes, tried_sizes
 from autotune.search.grid import Grid
 from autotune.search.strategy import Decision, Done, Try
 from autotune.trial import History
@@ -19,6 +19,7 @@ class RandomSearch:
     """Rungs and micro-batches drawn from all that are open. The draw follows from the seed and the number of trials."""
 
     name = "random"
+    prices = False
 
     def propose(self, history: History, context: SearchContext) -> Decision:
         """Return a candidate that was not tried, or that none is left."""
@@ -26,7 +27,7 @@ class RandomSearch:
         random = Random(f"{context.seed} {len(history)}")
         for _ in range(DRAWS):
             rung = _drawn(random, context)
-            if is_open(rung, context) and (sizes := list(open_sizes(rung, tried, context))):
+            if context.is_open(rung) and (sizes := list(open_sizes(rung, tried, context))):
                 return Try(rung.at(random.choice(sizes)), "random", f"drawn with seed {context.seed}")
         decision = Grid().propose(history, context)
         if isinstance(decision, Done):

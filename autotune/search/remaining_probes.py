@@ -5,7 +5,7 @@ from __future__ import annotations
 from autotune.candidate import Candidate
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Outcome, Sample, StepTiming
 from autotune.search.context import SearchContext
-from autotune.search.strategy import Done, Strategy, decide
+from autotune.search.strategy import Strategy, Try, decide
 from autotune.trial import History, Trial
 
 _MOST = 60
@@ -27,7 +27,7 @@ def _count(strategy: Strategy, history: History, context: SearchContext, unknown
     ahead = 0
     while ahead < _MOST:
         decision = decide(strategy, history, context)
-        if isinstance(decision, Done):
+        if not isinstance(decision, Try):  # what a trace will show is not known
             break
         ahead += 1
         outcome = _expected(decision.candidate, context) or unknown

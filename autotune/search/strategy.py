@@ -36,6 +36,8 @@ class Try:
     """How the graph was walked so far; empty for a strategy that walks none."""
     skipped: tuple[Skip, ...] = ()
     """What was passed over on the way."""
+    ahead: int | None = None
+    """Probes that are still to come, this one included, about; None where asking on tells."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,16 @@ class Done:
     skipped: tuple[Skip, ...] = ()
 
 
-Decision = Try | Done
+@dataclass(frozen=True)
+class Learn:
+    """Trace these rungs before anything is decided."""
+
+    rungs: tuple[Candidate, ...]
+    """Each of them new: neither in the context's predictor nor among what cannot be traced."""
+    why: str
+
+
+Decision = Try | Done | Learn
 
 
 class Strategy(Protocol):
@@ -62,8 +73,16 @@ class Strategy(Protocol):
         """What `--strategy` calls it."""
         ...
 
+    @property
+    def prices(self) -> bool:
+        """Whether it asks for traces and compares prices.
+
+        Then a simulated device is priced by the memory model before it is asked, and one without a data sheet is timed.
+        """
+        ...
+
     def propose(self, history: History, context: SearchContext) -> Decision:
-        """Return the next candidate, or that the search is over: a pure function of its arguments.
+        """Return the next candidate, what to trace first, or that the search is over: a pure function of its arguments.
 
         It reads no clock and no file and keeps nothing between calls; what it draws at random follows from
         `context.seed` and the history. A candidate of the history is never proposed again. The limits are not its

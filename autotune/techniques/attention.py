@@ -14,6 +14,7 @@ ATTENTION = Axis(
             avoid="a model has eager attention only. It then runs that, and the report says so.",
         ),
         "eager": Value(
+            slowdown=1.15,
             title="eager",
             saves="Nothing. It keeps all scores, so memory grows with the square of the sequence length.",
             costs="Memory and time on all but short sequences.",

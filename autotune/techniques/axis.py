@@ -96,6 +96,9 @@ class Value:
     """What has to be installed beyond autotune's own dependencies, by the names of PyPI."""
     dtypes: tuple[str, ...] = ()
     """Number types that the device itself has to compute in."""
+    slowdown: float = 1.0
+    """By what a step's time at the same micro-batch is usually multiplied, where no trace or probe says better. Nothing
+    is decided by it but what is traced first."""
     needs_compiler: bool = False
     """Whether torch.compile's own needs have to be met (a C++ compiler, or Triton)."""
     gpu_only: str = ""

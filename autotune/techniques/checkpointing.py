@@ -42,12 +42,14 @@ CHECKPOINTING = Axis(
     {
         "none": Value(),
         "selective": Value(
+            slowdown=1.05,
             title="selective checkpointing",
             saves="Activations that are cheap to recompute: norms, activation functions, dropout masks.",
             costs="Recomputing these in backward; no matrix product and no attention is run twice.",
             avoid="what it keeps does not fit either: then use `full`.",
         ),
         "alternate": Value(
+            slowdown=1.15,
             title="alternate checkpointing",
             saves="What `selective` saves, and the results of every second linear layer.",
             costs=(
@@ -57,6 +59,7 @@ CHECKPOINTING = Axis(
             avoid="`selective` fits.",
         ),
         "full": Value(
+            slowdown=1.3,
             title="checkpointing",
             saves="All activations but each block's input.",
             costs="A second forward pass: a third more arithmetic.",
@@ -66,6 +69,7 @@ CHECKPOINTING = Axis(
             ),
         ),
         "offloaded": Value(
+            slowdown=1.35,
             title="offloaded checkpointing",
             saves=(
                 "What `full` saves, and the blocks' inputs too: they are kept in host memory, on the cpu device "

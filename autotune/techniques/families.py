@@ -62,3 +62,8 @@ def title(candidate: Candidate) -> str:
         for axis in DECLARED
     )
     return " + ".join(part for part in parts if part)
+
+
+def slowdown(axis: str, value: object) -> float:
+    """Return by what a value of an axis usually multiplies the time of a step, as its technique declares it."""
+    return _BY_NAME[axis].values[value].slowdown if axis in _BY_NAME else 1.0

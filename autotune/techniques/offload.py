@@ -32,6 +32,7 @@ ACTIVATION_OFFLOAD = Axis(
     {
         False: Value(),
         True: Value(
+            slowdown=1.3,
             saves="Nearly all activations.",
             costs=(
                 "Each byte crosses the host link (or goes to the disk) and comes back. On CUDA the copies "
@@ -53,6 +54,7 @@ OFFLOAD = Axis(
     {
         "none": Value(),
         "optimizer": Value(
+            slowdown=1.2,
             saves="The optimizer state.",
             costs=(
                 "It crosses the host link once each way in an optimizer step. Many accumulated micro-steps make "
@@ -71,6 +73,7 @@ OFFLOAD = Axis(
             ),
         ),
         "gradients": Value(
+            slowdown=1.3,
             saves="What `optimizer` saves, and gradients: each leaves the device as soon as it is complete.",
             costs=(
                 "What `optimizer` costs. Each gradient also crosses the host link down and up, and while "
@@ -88,6 +91,7 @@ OFFLOAD = Axis(
             ),
         ),
         "full": Value(
+            slowdown=1.8,
             saves=(
                 "What `gradients` saves, and parameters: each block's are on the device only while it computes."
             ),

@@ -13,7 +13,7 @@ from autotune.candidate import Candidate, Checkpointing, Offload, choices
 from autotune.memory.predictor import DeviceOverhead, Predictor
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Outcome, Sample, StepTiming
 from autotune.search.context import SearchContext
-from autotune.search.strategy import Done, Strategy
+from autotune.search.strategy import Done, Learn, Strategy
 from autotune.timeline.step_events import Slots, StepEvents
 from autotune.timeline.timeline import Timeline
 from autotune.trial import History, Trial
@@ -53,10 +53,19 @@ class Arithmetic:
         peak = weights + state + activation * candidate.micro_batch
         if peak > self.budget:
             return Oom(phase="forward", requested=peak, free=self.budget)
+        micro, step = self.times(candidate)
+        return ok(peak, micro, step, self.budget)
+
+    def times(self, candidate: Candidate) -> tuple[float, float]:
+        """Return the seconds of a micro-step and of the optimizer step."""
         slower = 1.0 + 0.33 * (candidate.checkpointing == "full") + 0.5 * (candidate.offload == "full")
         micro = (self.overhead + self.per_sample * candidate.micro_batch) * slower
-        step = 0.01 if candidate.offload == "none" else 0.5
-        return ok(peak, micro, step, self.budget)
+        return micro, 0.01 if candidate.offload == "none" else 0.5
+
+    def timing(self, candidate: Candidate) -> StepTiming:
+        """Return the same as a prediction: what it prices speed by is the device itself."""
+        micro, step = (Sample(mean=seconds, half_width=None, count=0) for seconds in self.times(candidate))
+        return StepTiming(micro_step=micro, last_micro_step=micro, optimizer_step=step)
 
 
 def foreseeing(device: Arithmetic, factor: float = 1.0) -> Predictor:
@@ -112,13 +121,25 @@ def ok(peak: int, micro: float = 0.1, step: float = 0.01, budget: int = 1000) ->
     )  # fmt: skip
 
 
+def answered(context: SearchContext, asked: Learn) -> SearchContext:
+    """Return a context in which the rungs that a strategy asked for cannot be traced."""
+    new = frozenset(asked.rungs) - context.untraceable
+    assert new, "a strategy asks for what is not known yet"
+    assert context.predictor is not None
+    return context.informed(context.predictor, context.speed, context.untraceable | new)
+
+
 def search(
     device: Arithmetic, context: SearchContext, strategy: Strategy, most: int = 60
 ) -> tuple[History, Done]:
-    """Run a strategy to its end, a second a probe; return the history and the final decision."""
+    """Run a strategy to its end, a second a probe; return the history and the final decision.
+
+    What it asks to have traced beyond the memory model that it was given cannot be.
+    """
     history: History = ()
     for number in range(1, most):
-        decision = strategy.propose(history, context)
+        while isinstance(decision := strategy.propose(history, context), Learn):
+            context = answered(context, decision)
         if isinstance(decision, Done):
             return history, decision
         history += (

@@ -11,7 +11,6 @@ from autotune.candidate import Candidate
 from autotune.devices.recorded_grid import Conditions, GridHeader, GridLine, GridPoint, GridTrace, append_line
 from autotune.options import Limits
 from autotune.search.context import SearchContext
-from autotune.search.enumeration import legal_rungs
 from autotune.search.space import Space
 from autotune.site import MachineFacts, Site
 from autotune.specs import DeviceFacts, Goal, ModelFacts, ModelSpec
@@ -59,7 +58,7 @@ def arithmetic_lines(
         space=space, base=Candidate(), goal=goal, tokens_per_sample=FACTS.tokens_per_sample, budget=device.budget,
         site=site, model=FACTS, source=model,
     )  # fmt: skip
-    rungs = list(legal_rungs(context))
+    rungs = list(context.ladder.rungs)
     if traced:
         for rung in rungs:
             yield GridTrace(candidate=rung, seconds=TRACE, timeline=packed(timeline(device, rung)))

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import pytest
 
@@ -30,9 +30,9 @@ from autotune.outcome import Crash, Lost, NonFinite, Oom, Outcome, Timeout, Unsu
 from autotune.search.context import SearchContext
 from autotune.search.space import Space
 from autotune.search.strategies import STRATEGIES
-from autotune.search.strategy import Done, Strategy, Try, decide
+from autotune.search.strategy import Done, Learn, Strategy, Try, decide
 from autotune.specs import GlobalBatch, Goal
-from autotune.testing.arithmetic import Arithmetic, foreseeing
+from autotune.testing.arithmetic import Arithmetic, answered, foreseeing
 from autotune.trial import History, Trial
 from autotune.units import MIB
 
@@ -48,10 +48,19 @@ VERDICTS: tuple[Outcome, ...] = (
 """One verdict of each kind that is not good, and where it matters of each phase."""
 
 
+class Searched(NamedTuple):
+    """A search from its first probe to its end."""
+
+    contexts: tuple[SearchContext, ...]
+    """What was known when each probe was proposed, and at the end: what was traced meanwhile is of later ones."""
+    history: History
+    done: Done
+
+
 class StrategyContract:
     """The tests of a strategy. Subclass it under a name that pytest collects (`Test...`)."""
 
-    SPACES: ClassVar[tuple[str, ...]] = ("minimal", "default")
+    SPACES: ClassVar[tuple[str, ...]] = ("minimal", "basic")
     """Search spaces: names of shipped ones, or paths to YAML files."""
     BUDGETS: ClassVar[tuple[int, ...]] = (5, 150, 440, 1000)
     """Of the device, in 16 MiB: nothing fits, full offload alone, checkpointing at the least, and the plain run."""
@@ -60,21 +69,21 @@ class StrategyContract:
     MOST: ClassVar[int] = 1000
     """Probes within which a search on these devices has to end by itself."""
 
-    _made: ClassVar[dict[tuple[str, int, float | None], tuple[SearchContext, History, Done]]]
+    _made: ClassVar[dict[tuple[str, int, float | None], Searched]]
 
     def make_strategy(self) -> Strategy:
         """Return the strategy under test."""
         raise NotImplementedError
 
     def make_context(
-        self, device: Arithmetic, space: str = "default", factor: float | None = None, **limits: Any
+        self, device: Arithmetic, space: str = "basic", factor: float | None = None, **limits: Any
     ) -> SearchContext:
         """Return a context for a device: 16 samples of 100 tokens a global step."""
         goal = Goal(target=GlobalBatch(amount=1600), seq_len=100, headroom=0.0)
         return SearchContext(
             space=Space.parse(find_text(space), space), base=Candidate(), goal=goal, tokens_per_sample=100,
             budget=device.budget, limits=Limits(**limits), seed=3,
-            predictor=None if factor is None else foreseeing(device, factor),
+            predictor=None if factor is None else foreseeing(device, factor), speed=None if factor is None else device,
         )  # fmt: skip
 
     def test_its_name_is_what_chooses_it(self) -> None:
@@ -88,48 +97,51 @@ class StrategyContract:
         for _, history, done in self._searches():
             assert len({trial.candidate for trial in history}) == len(history), "each candidate once"
             assert done.why
-            assert done.reason in {"exhausted", "crashed"}, "the limits are not a strategy's to look at"
+            assert done.reason in {"exhausted", "settled", "crashed"}, (
+                "the limits are not a strategy's to look at"
+            )
 
     def test_what_it_tries_is_legal_and_of_use(self) -> None:
-        for context, history, _ in self._searches():
+        for (context, *_), history, _ in self._searches():
             for trial in history:
                 assert context.space.refusal(trial.candidate) is None
                 assert context.batches(trial.candidate).allows(trial.candidate.micro_batch)
                 assert 1 <= trial.candidate.micro_batch <= context.batches(trial.candidate).limit
 
     def test_every_try_says_why_and_where(self) -> None:
-        for context, history, done in self._searches():
+        for (context, *_), history, done in self._searches():
             assert all(trial.why and trial.node for trial in history)
             assert all(step.node in context.space.graph.nodes for step in done.path)
 
     def test_it_is_a_pure_function_of_history_and_context(self) -> None:
-        for context, history, _ in self._searches():
+        for contexts, history, _ in self._searches():
             strategy = self.make_strategy()
+            strategy.propose(history, contexts[-1])  # what it imports late, it has imported
             with _nothing_but_arguments():
                 for end in (0, len(history) // 2, len(history), 0):  # and it remembers nothing of the others
-                    decision = strategy.propose(history[:end], context)
-                    assert decision == strategy.propose(history[:end], context)
+                    decision = strategy.propose(history[:end], contexts[end])
+                    assert decision == strategy.propose(history[:end], contexts[end])
 
     def test_any_part_of_a_journal_leads_to_what_came_next(self) -> None:
-        for context, history, done in self._searches():
+        for contexts, history, done in self._searches():
             fresh = self.make_strategy()
             for end in {0, 1, len(history) // 2, max(0, len(history) - 1)} & set(range(len(history))):
-                decision = fresh.propose(_replayed(history[:end]), context)
+                decision = fresh.propose(_replayed(history[:end]), contexts[end])
                 assert isinstance(decision, Try), f"{len(history)} probes were made, and it ends after {end}"
                 assert decision.candidate == history[end].candidate
-            assert fresh.propose(_replayed(history), context) == done
+            assert fresh.propose(_replayed(history), contexts[-1]) == done
 
     @pytest.mark.parametrize("most", [1, 3])
     def test_the_limits_end_it(self, most: int) -> None:
         device = _device(1000)
         context = self.make_context(device, max_probes=most)
-        history, done = self._search(device, context)
+        _, history, done = self._search(device, context)
         assert len(history) <= most
         if done.reason == "max_probes":
             assert len(history) == most
             assert "--max-probes" in done.why
         timed = replace(context, limits=Limits(time_budget=float(most)))
-        history, done = self._search(device, timed)
+        _, history, _ = self._search(device, timed)
         assert len(history) <= most, "each of these probes takes a second"
 
     @pytest.mark.parametrize("outcome", VERDICTS, ids=lambda outcome: str(outcome.kind))
@@ -139,7 +151,7 @@ class StrategyContract:
             context = self.make_context(device, self.SPACES[0], factor, max_probes=self.MOST)
             first = self.make_strategy().propose((), context)
             assert isinstance(first, Try)
-            history, done = self._search(device, context, {first.candidate: outcome})
+            _, history, done = self._search(device, context, {first.candidate: outcome})
             assert first.candidate not in [trial.candidate for trial in history[1:]]
             assert done.why
 
@@ -151,7 +163,7 @@ class StrategyContract:
             history += (_trial(len(history) + 1, decision, lost),)
             assert len(history) <= context.limits.max_probes
 
-    def _searches(self) -> Iterator[tuple[SearchContext, History, Done]]:
+    def _searches(self) -> Iterator[Searched]:
         """Yield every case with its search, which is made once for all tests of a class."""
         searches = type(self).__dict__.get("_made") or {}
         type(self)._made = searches
@@ -160,20 +172,25 @@ class StrategyContract:
                 space, budget, factor = case
                 device = _device(budget)
                 context = self.make_context(device, space, factor, max_probes=self.MOST)
-                searches[case] = (context, *self._search(device, context))
+                searches[case] = self._search(device, context)
             yield searches[case]
 
     def _search(
         self, device: Arithmetic, context: SearchContext, verdicts: dict[Candidate, Outcome] | None = None
-    ) -> tuple[History, Done]:
+    ) -> Searched:
         """Search a device to the end, a second a probe; `verdicts` replace what the device says of a candidate."""
         strategy = self.make_strategy()
         history: History = ()
-        while isinstance(decision := decide(strategy, history, context), Try):
+        contexts = []
+        while not isinstance(decision := decide(strategy, history, context), Done):
+            if isinstance(decision, Learn):
+                context = answered(context, decision)
+                continue
+            contexts.append(context)
             outcome = (verdicts or {}).get(decision.candidate) or device.outcome(decision.candidate)
             history += (_trial(len(history) + 1, decision, outcome),)
             assert len(history) <= self.MOST, "a search ends"
-        return history, decision
+        return Searched((*contexts, context), history, decision)
 
 
 def _device(budget: int) -> Arithmetic:

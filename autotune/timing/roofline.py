@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from autotune.devices.hardware import Hardware
 from autotune.outcome import Communication, Phase, Sample, StepTiming
+from autotune.specs import DeviceSpeed
 from autotune.techniques.sharding import REPLICATED, SHARDINGS
 from autotune.timeline.op_counts import COLLECTIVES, MathType, OpCounts, Operator, OpKind
 from autotune.timeline.timeline import Timeline
@@ -51,6 +52,8 @@ HOST_MEMORY = 100e9
 START = 2e-6
 """Seconds that a kernel takes beside its work: 0.9 us between two launches (NVIDIA, Getting Started with CUDA Graphs),
 and as much again for filling and draining the GPU (assumed)."""
+ELEMENTWISE = 4.0
+"""Elements of a usual elementwise operator that a processor goes through while it computes one of GELU: assumed."""
 LAUNCH = 10e-6
 """Seconds that the processor needs for an operator in eager mode, autograd and Python included; published breakdowns
 have 5 to 25 us. It matters where kernels are shorter than that."""
@@ -88,6 +91,20 @@ class Machine:
             links=Links(link * ACHIEVED, NETWORK.get(major, NETWORK[9]) * ACHIEVED, SERVER),
         )
 
+    @classmethod
+    def measured(cls, speed: DeviceSpeed) -> Machine:
+        """Return a machine of which a worker timed a few operators; offload and links are assumed as fast as memory.
+
+        What is computed by the processor is launched by it too, so a launch is part of each operator.
+        """
+        matrix = _filled(speed.matrix_flops, "fp32")
+        attention = _filled(speed.attention_flops, "fp32")
+        return cls(
+            matrix={**matrix, "none": speed.elementwise_flops * ELEMENTWISE}, attention=attention,
+            memory=speed.memory, host_link=speed.memory, links=Links(speed.memory, speed.memory, SERVER),
+            host_memory=speed.memory, start=speed.operator, launch=0.0,
+        )  # fmt: skip
+
     def seconds(self, operator: Operator) -> float:
         """Return the seconds of one call, on the engine that it runs on."""
         match operator.kind:
@@ -108,6 +125,13 @@ class Machine:
     def in_nodes(self, ranks: int, nodes: int) -> Machine:
         """Return the machine as one of `ranks` that are known to be in so many nodes, as many in each."""
         return self if nodes == 1 else replace(self, links=replace(self.links, server=ranks // nodes))
+
+
+def _filled(measured: Mapping[str, float], single: str) -> dict[MathType, float]:
+    """Return FLOP/s for every type; one that was not measured runs as the widest does."""
+    widest = measured[single]
+    types: tuple[MathType, ...] = ("none", "fp32", "tf32", "fp16", "bf16", "fp8")
+    return {math: measured.get(math, widest) for math in types}
 
 
 def _peaks(hardware: Hardware) -> dict[MathType, float]:

@@ -119,7 +119,12 @@ class Probe:
         if self._request.kind == "inspect":
             from autotune.worker.build.inspect import inspect_model
 
-            return Inspection(facts=inspect_model(self._request, self._phases))
+            facts = inspect_model(self._request, self._phases)
+            if not self._request.time_device:
+                return Inspection(facts=facts)
+            from autotune.worker.measuring.device_speed import time_device
+
+            return Inspection(facts=facts, speed=time_device(self._request.device))
         from autotune.worker.build.composition import assemble
         from autotune.worker.measuring.measure import measure
         from autotune.worker.measuring.prove import prove

@@ -12,6 +12,7 @@ from autotune.outcome import Crash, NonFinite, Ok, Timeout, Unsupported
 from autotune.search.context import SearchContext
 from autotune.search.graph_walk import GraphWalk
 from autotune.search.grid import Grid
+from autotune.search.guided import Guided
 from autotune.search.random_search import RandomSearch
 from autotune.search.selection import rank
 from autotune.search.space import Space
@@ -42,6 +43,15 @@ class Foreseeing(GraphWalk):
 
     def predictor(self, device):
         return foreseeing(device, self.factor)
+
+
+class TestGuided(StrategyContract):
+    SPACES = ("minimal", "default")
+    BUDGETS = (5, 440, 1000)
+    FACTORS = (None, 1.0, 3.0)
+
+    def make_strategy(self):
+        return Guided()
 
 
 class TestGraph(StrategyContract):

@@ -7,7 +7,6 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.devices.recorded_grid import GridPoint, RecordedGrid
 from autotune.outcome import Ok
-from autotune.search.enumeration import legal_rungs
 from autotune.search.shipped import load_space
 from autotune.testing.arithmetic import Arithmetic, ok
 from autotune.testing.grids import CONDITIONS, arithmetic_lines
@@ -68,7 +67,7 @@ def test_each_definition_has_trials_enough(definition, grid):
         update={"goal": definition.goal(), "space": definition.space().model_dump(mode="json")}
     )
     context = search_context(header)
-    rungs = list(legal_rungs(context))
+    rungs = list(context.ladder.rungs)
     useful = len(list(context.batches(Candidate()).useful()))
     assert len(rungs) * useful + context.batches(Candidate()).limit - useful >= 60
     assert definition.model().config

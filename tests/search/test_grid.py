@@ -7,7 +7,7 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.options import Limits
 from autotune.outcome import Lost, Ok
-from autotune.search.enumeration import legal_rungs, open_sizes, tried_sizes
+from autotune.search.enumeration import open_sizes, tried_sizes
 from autotune.search.graph_walk import GraphWalk
 from autotune.search.grid import Grid
 from autotune.search.random_search import RandomSearch
@@ -32,13 +32,13 @@ def candidates(history):
 
 
 def test_the_grid_is_every_legal_rung_in_the_order_of_its_axes(context):
-    rungs = list(legal_rungs(context()))
+    rungs = list(context().ladder.rungs)
     assert len(rungs) == 3 * (2 * 3 - 1) - 1  # full offload asks for checkpointing, and fp16 for none of it
     assert rungs[:2] == [Candidate(precision="bf16"), Candidate(precision="bf16", offload="optimizer")]
     assert len(set(rungs)) == len(rungs)
     assert {
         rung.precision
-        for rung in legal_rungs(replace(context(), site=Site(device=V100, machine=MachineFacts())))
+        for rung in replace(context(), site=Site(device=V100, machine=MachineFacts())).ladder.rungs
     } == {"fp16", "fp32"}
 
 
@@ -47,7 +47,7 @@ def test_every_number_of_blocks_is_a_rung_where_the_space_allows_any(context):
         "checkpointing: [none, full]", "checkpointing: [none, full]\n  checkpointed_blocks: [any]", 1
     )
     some = replace(context(space=Space.parse(text, "mine")), model=MODEL.model_copy(update={"blocks": 4}))
-    found = [rung for rung in legal_rungs(some) if rung.precision == "bf16" and rung.offload == "none"]
+    found = [rung for rung in some.ladder.rungs if rung.precision == "bf16" and rung.offload == "none"]
     counts = [(rung.checkpointing, rung.checkpointed_blocks) for rung in found]
     assert counts == [("none", "all"), *(("full", count) for count in ("all", 1, 2, 3))]
     too_many = Candidate(checkpointing="full", checkpointed_blocks=4)
@@ -60,7 +60,7 @@ def test_every_number_of_blocks_is_a_rung_where_the_space_allows_any(context):
 
 def test_rungs_that_the_ranks_leave_nothing_to_do_are_not_in_the_grid(context):
     spread = context(gpus=4, target="640000", base=Candidate(sharding="ddp"), space=load_space("multi_gpu"))
-    assert {rung.sharding for rung in legal_rungs(spread)} == {"ddp", "zero1", "zero2", "fsdp2"}
+    assert {rung.sharding for rung in spread.ladder.rungs} == {"ddp", "zero1", "zero2", "fsdp2"}
 
 
 def test_the_grid_tries_each_useful_micro_batch_until_one_does_not_fit(context):

@@ -50,6 +50,8 @@ class KnownValues:
         for argument in args:
             if type(argument) is FakeTensor and getattr(argument, "_known_values", None) is None:
                 return self._spoil(func, args, result)
+        if result is None and func._schema.is_mutable:
+            return self._write(func, args, kwargs)
         results = [result] if isinstance(result, Tensor) else result
         if not isinstance(results, tuple | list) or not results:
             return self._spoil(func, args, result)
@@ -64,6 +66,17 @@ class KnownValues:
             return self._spoil(func, args, result)
         for fake, value in zip(results, [real] if isinstance(real, Tensor) else real, strict=True):
             fake._known_values = value
+        return None
+
+    def _write(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Do to known values what an operator does in place to a list of tensors: step counters of `foreach`."""
+        known = None if self._draws(func) else self._known_arguments(args, kwargs)
+        if known is None:
+            return self._spoil(func, args, None)
+        try:
+            func(*known[0], **known[1])
+        except (RuntimeError, NotImplementedError):
+            self._spoil(func, args, None)
         return None
 
     def forget(self, storage: int) -> None:

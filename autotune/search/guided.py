@@ -1,0 +1,311 @@
+"""Guided search: price the ladder, probe what is expected to win, and stop where nothing can beat the best any more.
+
+A pure function of history and context, like every strategy. Until something fits, it walks the space's decision graph
+(`graph_walk`), so that the descent is the documented one. From then on every rung of the space competes:
+
+- A rung that was traced is priced at the micro-batches that surely fit: roofline seconds of a global step, corrected by
+  what every probe of the run showed (`timing.speed_model`).
+- A rung that was not is guessed from the techniques that it is made of, and as if memory did not matter, so a guess
+  is optimistic. Those that could win are traced, in batches, the simplest first.
+- Of the candidates whose expected improvement on the best is at least `MARGIN`, the one that is expected to be fastest
+  is probed next. Where there is none, and no guess is as good, the search is over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from autotune.candidate import Candidate
+from autotune.memory.calibration import Z
+from autotune.memory.predictor import Predictor
+from autotune.outcome import Lost, Ok, Oom, Timeout
+from autotune.search.context import SearchContext
+from autotune.search.enumeration import Tried, tried_sizes
+from autotune.search.graph_walk import GraphWalk
+from autotune.search.ladder import FALLBACKS
+from autotune.search.selection import Score, rank
+from autotune.search.strategy import Decision, Done, Learn, Try
+from autotune.techniques.families import title as title_of
+from autotune.timing.speed_model import Expected, Observed, SpeedModel
+from autotune.trial import History, Trial
+from autotune.units import format_bytes
+
+MARGIN = 0.02
+"""Expected improvement, as a share of the best global step's time, below which nothing more is probed."""
+BATCH = 8
+"""Rungs that are traced at a time: what they show may make the others needless."""
+SIZES = 3
+"""Micro-batches of a rung that compete: the largest useful ones that surely fit."""
+
+
+class Guided:
+    """Prices the whole space by the memory model and the roofline, and probes what is expected to win."""
+
+    name = "guided"
+    prices = True
+
+    def propose(self, history: History, context: SearchContext) -> Decision:
+        """Return what to trace or to probe next, or that nothing is left that could win.
+
+        Without a memory model there is nothing to price by: then the decision graph is walked.
+        """
+        walked = GraphWalk().propose(history, context)
+        if context.predictor is None or context.speed is None:
+            return walked
+        search = _Search(history, context, context.predictor.learned(history, context.budget))
+        if search.best is None:
+            return search.raised(walked)
+        return search.improve(search.best, walked)
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """A candidate that could be probed, with what is expected of it."""
+
+    candidate: Candidate
+    expected: Expected
+    improvement: float
+    """Expected, as a share of the best."""
+    traced: bool
+
+
+class _Search:
+    def __init__(self, history: History, context: SearchContext, predictor: Predictor) -> None:
+        assert context.speed is not None
+        self._history = history
+        self._context = context
+        self._predictor = predictor
+        self._speed = context.speed
+        self._ladder = context.ladder
+        self._simulated = context.site is not None and context.site.device.simulated
+        self._tried: Tried = tried_sizes(history)
+        self._scores = rank(history, context)
+        self._model = SpeedModel([seen for trial in history if (seen := self._observed(trial))])
+
+    @cached_property
+    def best(self) -> Score | None:
+        """The fastest so far, of what leaves the headroom free."""
+        return min(self._scores, key=lambda score: score.seconds, default=None)
+
+    def raised(self, walked: Try | Done) -> Decision:
+        """Return the graph's next candidate at the largest micro-batch that surely fits.
+
+        One probe there says more than one at the smallest: it may win.
+        """
+        if not isinstance(walked, Try):
+            return walked
+        candidate = walked.candidate
+        tried = self._tried.get(candidate.rung(), {})
+        sizes = [
+            size
+            for size in self._sizes(candidate.rung())
+            if size > candidate.micro_batch and size not in tried
+        ]
+        priced = [(seconds, size) for size in sizes if (seconds := self._raw(candidate.at(size)))]
+        if not priced:
+            return walked
+        size = min(priced)[1]
+        bounds = self._predictor.bounds(candidate.at(size))
+        assert bounds is not None
+        why = f"{walked.why}; micro-batch {size} should fit, with {format_bytes(round(bounds.mean))}"
+        return Try(candidate.at(size), walked.node, why, walked.path, walked.skipped)
+
+    def improve(self, best: Score, walked: Try | Done) -> Decision:
+        """Return what is expected to improve on the best: a candidate to probe, or rungs to trace first."""
+        rungs = self._rungs(best.trial.candidate)
+        offers = self._offers(rungs, best)
+        hopeful = [offer for offer in offers if offer.improvement >= MARGIN]
+        leader = min(hopeful, key=self._order, default=None)
+        wanted = [offer for offer in self._guesses(rungs, best) if offer.improvement >= MARGIN]
+        wanted.sort(key=lambda offer: -offer.improvement)
+        if wanted and (leader is None or wanted[0].improvement >= leader.improvement):
+            why = f"{len(wanted)} rungs could be faster than {_named(best.trial.candidate)}"
+            return Learn(tuple(offer.candidate for offer in wanted[:BATCH]), why)
+        if leader is not None:
+            ahead = len({offer.candidate.rung() for offer in hopeful})
+            why = self._why(leader, best)
+            return Try(leader.candidate, "guided", why, walked.path, walked.skipped, ahead)
+        following = max(offers, key=lambda offer: offer.improvement, default=None)
+        return Done(self._end(following, best), "settled", walked.path, walked.skipped)
+
+    def _order(self, offer: _Offer) -> tuple[int, int, float]:
+        """Put the smallest expected time first, and of what is as fast within 1% the fewest techniques."""
+        seconds = offer.expected.seconds
+        return round(100 * math.log(seconds)), len(self._ladder.differing(offer.candidate.rung())), seconds
+
+    def _rungs(self, best: Candidate) -> dict[Candidate, None]:
+        """Return the legal rungs that may still win."""
+        return {
+            rung: None
+            for rung in self._ladder.rungs
+            if rung not in self._context.refused
+            and all(getattr(rung, axis) == getattr(best, axis) for axis in FALLBACKS)
+        }
+
+    def _offers(self, rungs: dict[Candidate, None], best: Score) -> list[_Offer]:
+        """Return every candidate of a rung that is priced, or never will be, and was not tried."""
+        traced = [rung for rung in rungs if self._covers(rung) and not self._is_closed(rung, 1)]
+        # Which micro-batches fit takes longest to tell, and only matters where the rung could win with any.
+        largest = [(rung, raw) for rung in traced if (raw := self._unbounded(rung)) is not None]
+        hopeful = [
+            offer.candidate.rung()
+            for offer in self._judged(
+                [(rung.at(self._largest(rung)), raw, True) for rung, raw in largest], best
+            )
+            if offer.improvement >= MARGIN
+        ]
+        candidates = [
+            rung.at(size)
+            for rung in hopeful
+            for size in self._sizes(rung)
+            if size not in self._tried.get(rung, {})
+        ]
+        known = [(one, raw, True) for one in candidates if (raw := self._raw(one)) is not None]
+        return self._judged([*known, *self._unpriced(rungs)], best)
+
+    def _judged(self, priced: Sequence[tuple[Candidate, float, bool]], best: Score) -> list[_Offer]:
+        """Return what is expected of candidates whose uncorrected seconds are given, and whether they were traced.
+
+        A technique that only saves memory makes no step faster. So no candidate improves more than its plain one would,
+        at the same micro-batch and whether that fits or not.
+        """
+        plain = [self._ladder.plain(one.rung()).at(one.micro_batch) for one, _, _ in priced]
+        raws = [self._raw(one) for one in plain]
+        bounds = self._model.expect(
+            plain, [raw or given for raw, (_, given, _) in zip(raws, priced, strict=True)]
+        )
+        expected = self._model.expect([one for one, _, _ in priced], [raw for _, raw, _ in priced])
+        if self._simulated:
+            # What is simulated comes out as priced: only what was not priced yet is uncertain.
+            expected = [
+                Expected(raw, 0.0) if traced else guessed
+                for (_, raw, traced), guessed in zip(priced, expected, strict=True)
+            ]
+        return [
+            _Offer(
+                one, seconds, min(seconds.improvement(best.seconds), bound.improvement(best.seconds)), traced
+            )
+            for (one, _, traced), seconds, bound in zip(priced, expected, bounds, strict=True)
+        ]
+
+    def _guesses(self, rungs: dict[Candidate, None], best: Score) -> list[_Offer]:
+        """Return every rung that can still be traced and whose parts are known, as fast as it may be.
+
+        Its parts are the rungs that differ from the reference by one of its techniques; these are traced before it, so
+        that most combinations never are.
+        """
+        found: list[tuple[Candidate, float]] = []
+        for rung in rungs:
+            if self._is_known(rung) or self._is_closed(rung, 1):
+                continue
+            if not all(self._is_known(part) for part in self._ladder.parts(rung) if part != rung):
+                continue
+            seconds = self._ladder.guess(rung, self._unbounded)
+            # Without one, the reference itself is to be traced first.
+            found.append((rung, best.seconds if seconds is None else seconds))
+        offers = self._judged([(rung.at(self._largest(rung)), raw, False) for rung, raw in found], best)
+        return [replace(offer, candidate=offer.candidate.rung()) for offer in offers]
+
+    def _unpriced(self, rungs: dict[Candidate, None]) -> Iterator[tuple[Candidate, float, bool]]:
+        """Yield each rung that cannot be traced where the same rung without what cannot be traced fits.
+
+        None on a simulated device, which has nothing but traces.
+        """
+        if self._simulated:
+            return
+        for rung in rungs:
+            if rung not in self._context.untraceable or self._is_closed(rung, 1):
+                continue
+            twin = self._ladder.without(rung, lambda part: part in self._context.untraceable)
+            if not self._covers(twin):
+                continue
+            tried = self._tried.get(rung, {})
+            for size in self._sizes(twin):
+                raw = self._ladder.guess(rung, lambda one, size=size: self._raw(one.at(size)))  # type: ignore[misc]
+                if not self._is_closed(rung, size) and size not in tried and raw is not None:
+                    yield rung.at(size), raw, False
+
+    def _unbounded(self, rung: Candidate) -> float | None:
+        """Return the predicted seconds of a global step of a traced rung, were memory no matter."""
+        return self._raw(rung.at(self._largest(rung))) if self._covers(rung) else None
+
+    def _largest(self, rung: Candidate) -> int:
+        """Return the largest micro-batch that the goal has use for."""
+        batches = self._context.batches(rung)
+        return batches.up_to(0, batches.limit) or 1
+
+    def _sizes(self, rung: Candidate) -> list[int]:
+        """Return the largest useful micro-batches of a traced rung that surely fit and did not fail, largest first."""
+        batches = self._context.batches(rung)
+        failed = [size for size in self._tried.get(rung, {}) if self._is_closed(rung, size)]
+        limit = min([batches.limit, *(size - 1 for size in failed)])
+        bound: Literal["mean", "high"] = "mean" if self._simulated else "high"
+        sure = self._predictor.largest(rung, self._context.usable, limit, bound) or 0
+        sizes: list[int] = []
+        while len(sizes) < SIZES and (size := batches.up_to(0, sure)) is not None:
+            sizes.append(size)
+            sure = size - 1
+        return sizes
+
+    def _covers(self, rung: Candidate) -> bool:
+        return self._predictor.covers(rung)
+
+    def _is_known(self, rung: Candidate) -> bool:
+        """Tell whether tracing a rung would teach nothing: that is done, or cannot be."""
+        return self._covers(rung) or rung in self._context.untraceable
+
+    def _is_closed(self, rung: Candidate, size: int) -> bool:
+        """Tell whether what a rung came to forbids this micro-batch: no larger one fits, and nothing else repairs."""
+        for tried, outcome in self._tried.get(rung, {}).items():
+            match outcome:
+                case Ok(memory=memory):
+                    if size >= tried and not self._context.fits(memory):
+                        return True
+                case Oom() | Timeout():
+                    if size >= tried:
+                        return True
+                case Lost():
+                    pass
+                case _:
+                    return True
+        return False
+
+    def _raw(self, candidate: Candidate) -> float | None:
+        """Return the uncorrected seconds of a global step, or None."""
+        timing = self._speed.timing(candidate)
+        batches = self._context.batches(candidate)
+        if timing is None or not batches.allows(candidate.micro_batch):
+            return None
+        return timing.global_step(batches.accumulation(candidate.micro_batch).steps)
+
+    def _observed(self, trial: Trial) -> Observed | None:
+        if not isinstance(trial.outcome, Ok):
+            return None
+        raw = self._raw(trial.candidate)
+        if raw is None:
+            return None
+        steps = self._context.batches(trial.candidate).accumulation(trial.candidate.micro_batch).steps
+        seconds = trial.outcome.timing.global_step(steps)
+        return Observed(trial.candidate, raw, seconds, trial.outcome.timing.interval(steps) / seconds / Z)
+
+    def _why(self, offer: _Offer, best: Score) -> str:
+        faster = 1 - offer.expected.seconds / best.seconds
+        spread = Z * offer.expected.spread
+        source = "predicted" if offer.traced else "guessed, for it cannot be traced,"
+        said = f"{faster:.0%} faster" if faster >= 0 else f"{-faster:.0%} slower"
+        return f"{source} {said} (± {spread:.0%}) than {_named(best.trial.candidate)}"
+
+    def _end(self, leader: _Offer | None, best: Score) -> str:
+        why = f"nothing else is expected to be {MARGIN:.0%} faster than {_named(best.trial.candidate)}"
+        if leader is None:
+            return why
+        behind = leader.expected.seconds / best.seconds - 1
+        return f"{why}; next comes {_named(leader.candidate)}, predicted {behind:+.0%} in time"
+
+
+def _named(candidate: Candidate) -> str:
+    return f"{title_of(candidate)} at micro-batch {candidate.micro_batch}"

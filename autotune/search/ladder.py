@@ -1,0 +1,78 @@
+"""The rungs of a space that may be tried, and how each is made up of single techniques. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from autotune.candidate import Candidate
+from autotune.techniques.families import slowdown
+
+FALLBACKS = ("precision",)
+"""Axes of which a search takes another value only where the device refuses the one before; the graph does so."""
+
+
+class Ladder:
+    """Every legal rung, each at micro-batch 1, in the order of the space's axes. Remembers what it computed."""
+
+    def __init__(self, base: Candidate, axes: Sequence[str], rungs: Sequence[Candidate]) -> None:
+        self.rungs = tuple(rungs)
+        self._base = base.rung()
+        self._axes = tuple(axes)
+        self._legal = frozenset(rungs)
+        self._parts: dict[Candidate, tuple[Candidate, ...]] = {}
+        self._plain: dict[Candidate, Candidate] = {}
+
+    def reference(self, rung: Candidate) -> Candidate:
+        """Return the rung that others of its precision are compared with: the space's base."""
+        return self._base.model_copy(update={axis: getattr(rung, axis) for axis in FALLBACKS})
+
+    def parts(self, rung: Candidate) -> tuple[Candidate, ...]:
+        """Return the legal rungs that differ from the reference in one of the axes in which this one does."""
+        if rung not in self._parts:
+            reference = self.reference(rung)
+            single = (
+                reference.model_copy(update={axis: getattr(rung, axis)}) for axis in self.differing(rung)
+            )
+            self._parts[rung] = tuple(one for one in single if one in self._legal)
+        return self._parts[rung]
+
+    def plain(self, rung: Candidate) -> Candidate:
+        """Return a rung without the techniques that cost time to save memory."""
+        if rung not in self._plain:
+            slower = [axis for axis in self._axes if slowdown(axis, getattr(rung, axis)) > 1]
+            changes = {axis: getattr(self._base, axis) for axis in slower}
+            self._plain[rung] = rung.model_copy(update=changes)
+        return self._plain[rung]
+
+    def differing(self, rung: Candidate) -> tuple[str, ...]:
+        """Return the axes in which a rung differs from its reference."""
+        reference = self.reference(rung)
+        return tuple(axis for axis in self._axes if getattr(rung, axis) != getattr(reference, axis))
+
+    def without(self, rung: Candidate, parts: Callable[[Candidate], bool]) -> Candidate:
+        """Return a rung without those of its parts of which something holds."""
+        reference = self.reference(rung)
+        changes = {
+            axis: getattr(reference, axis)
+            for part in self.parts(rung)
+            if parts(part)
+            for axis in self.differing(part)
+        }
+        return rung.model_copy(update=changes)
+
+    def guess(self, rung: Candidate, priced: Callable[[Candidate], float | None]) -> float | None:
+        """Return the seconds that a rung is expected to take by what its techniques cost one by one.
+
+        Each multiplies the reference's time: by what a trace of it alone showed, else by what it declares as usual.
+        `priced` returns the seconds of a rung that was traced. None without a price of the reference.
+        """
+        reference = self.reference(rung)
+        seconds = priced(reference)
+        if seconds is None:
+            return None
+        result = seconds
+        for axis in self.differing(rung):
+            value = getattr(rung, axis)
+            single = priced(reference.model_copy(update={axis: value}))
+            result *= slowdown(axis, value) if single is None else single / seconds
+        return result

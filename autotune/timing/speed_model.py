@@ -1,0 +1,161 @@
+"""How far predicted step times are off, learnt from probes across candidates: a Gaussian process.
+
+The logarithm of measured over predicted seconds is a sum of Gaussian parts around 0: one that all candidates share, one
+for each value of each axis that is not its default (so what compiled blocks gain more than predicted, they gain under
+any checkpointing), one that varies slowly with the micro-batch, and noise. Posterior: Rasmussen and Williams, Gaussian
+Processes for Machine Learning, 2006, algorithm 2.1. `timing.calibration` corrects the parts of one step; this compares
+candidates, so what they share cancels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from autotune.candidate import AXES, Candidate
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+SHARED = 0.3
+"""Standard deviation of the logarithm that all candidates share: as large as the roofline's error on published runs
+(benchmarks/results/step_time.json)."""
+SIZE = 0.08
+"""Of the part that varies with the micro-batch: kernels are more efficient on larger matrices. Assumed."""
+OCTAVES = 1.5
+"""Doublings of the micro-batch over which that part keeps most of its value. Assumed."""
+OWN = 0.02
+"""Of what is a candidate's own: techniques do not combine exactly. Assumed."""
+NOISE = 0.02
+"""Of a measurement, at the least: drift between measurements on a quiet machine (`search.drift.FLOOR`)."""
+AXIS: dict[str, float] = {
+    "precision": 0.15, "attention": 0.15, "compile": 0.2, "kernels": 0.15, "loss": 0.08, "activation_offload": 0.2,
+    "offload": 0.3, "offload_to": 0.3, "sharding": 0.2, "engine": 0.2, "tensor_parallel": 0.2, "checkpointing": 0.05,
+}  # fmt: skip
+"""Of the part of an axis whose value is not the default. Assumed: large where a link, disk or compiler decides, that
+the roofline knows least of; small for recomputation, which repeats what was counted already."""
+OTHER_AXIS = 0.05
+"""The same for the axes that are not named: they change a small part of a step."""
+
+
+class Observed(NamedTuple):
+    """What a probe of a candidate took, in seconds of a global step."""
+
+    candidate: Candidate
+    predicted: float
+    measured: float
+    spread: float
+    """Standard deviation of the logarithm of `measured`."""
+
+
+class Expected(NamedTuple):
+    """What a probe would measure: the logarithm of its seconds is Gaussian."""
+
+    seconds: float
+    """Median."""
+    spread: float
+    """Standard deviation of the logarithm."""
+
+    def improvement(self, best: float) -> float:
+        """Return by what share of `best` (seconds) a probe is expected to be below it; 0 counts where it is not.
+
+        This is expected improvement (Jones, Schonlau and Welch 1998) on the logarithm of seconds.
+        """
+        ahead = math.log(best / self.seconds)
+        if self.spread == 0:
+            return max(0.0, ahead)
+        z = ahead / self.spread
+        density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+        return ahead * (1 + math.erf(z / math.sqrt(2))) / 2 + self.spread * density
+
+
+class SpeedModel:
+    """The posterior given some probes. Immutable."""
+
+    def __init__(self, seen: Sequence[Observed] = ()) -> None:
+        self._seen = [one for one in seen if one.predicted > 0 and one.measured > 0]
+        if not self._seen:
+            return
+        import numpy as np  # 0.1 s that `--help` does not wait for
+
+        known = _Points([one.candidate for one in self._seen])
+        noise = np.array([max(NOISE, one.spread) ** 2 for one in self._seen])
+        covariance = known.covariance(known, same=True) + np.diag(noise)
+        residuals = np.array([math.log(one.measured / one.predicted) for one in self._seen])
+        self._known = known
+        self._factor = np.linalg.cholesky(covariance)
+        self._weights = np.linalg.solve(self._factor.T, np.linalg.solve(self._factor, residuals))
+
+    def expect(self, candidates: Sequence[Candidate], predicted: Sequence[float]) -> list[Expected]:
+        """Return what probes of candidates would measure, whose predictions are so many seconds."""
+        if not candidates:
+            return []
+        import numpy as np
+
+        points = _Points(candidates)
+        variance = points.prior_variance()
+        shift = np.zeros(len(candidates))
+        if self._seen:
+            across = self._known.covariance(points)
+            shift = across.T @ self._weights
+            half = np.linalg.solve(self._factor, across)
+            variance = np.maximum(0.0, variance - (half**2).sum(axis=0))
+        return [
+            Expected(seconds * math.exp(by), math.sqrt(rest))
+            for seconds, by, rest in zip(predicted, shift.tolist(), variance.tolist(), strict=True)
+        ]
+
+
+class _Points:
+    """Candidates as rows of numbers: the value of each axis by its place among the values met, 0 for the default."""
+
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        import numpy as np
+
+        self.axes: NDArray[numpy.int64] = np.array([_encoded(one) for one in candidates], dtype=np.int64)
+        self.octaves: NDArray[numpy.float64] = np.log2(
+            np.array([float(one.micro_batch) for one in candidates])
+        )
+
+    def covariance(self, other: _Points, same: bool = False) -> NDArray[numpy.float64]:
+        """Return the covariance of these (rows) with others (columns); `same` says that they are these themselves."""
+        import numpy as np
+
+        apart = self.octaves[:, None] - other.octaves[None, :]
+        result = SHARED**2 + SIZE**2 * np.exp(-(apart**2) / (2 * OCTAVES**2))
+        for column, spread in enumerate(_SPREADS):
+            mine, others = self.axes[:, column], other.axes[:, column]
+            if mine.any() and others.any():
+                alike = (mine[:, None] == others[None, :]) & (mine[:, None] != 0)
+                result = result + spread**2 * alike
+        if same:
+            result = result + OWN**2 * np.eye(len(self.octaves))
+        else:
+            equal = (self.axes[:, None, :] == other.axes[None, :, :]).all(axis=2) & (apart == 0)
+            result = result + OWN**2 * equal
+        return result
+
+    def prior_variance(self) -> NDArray[numpy.float64]:
+        """Return the variance of each before any probe."""
+        import numpy as np
+
+        spreads = np.array([spread**2 for spread in _SPREADS])
+        own: NDArray[numpy.float64] = (self.axes != 0) @ spreads
+        return own + SHARED**2 + SIZE**2 + OWN**2
+
+
+_SPREADS = tuple(AXIS.get(axis, OTHER_AXIS) for axis in AXES)
+_DEFAULTS = Candidate()
+_CODES: dict[tuple[str, object], int] = {}
+
+
+def _encoded(candidate: Candidate) -> list[int]:
+    """Return a number for the value of each axis, 0 for its default, the same for equal values."""
+    return [
+        0
+        if (value := getattr(candidate, axis)) == getattr(_DEFAULTS, axis)
+        else _CODES.setdefault((axis, value), len(_CODES) + 1)
+        for axis in AXES
+    ]

@@ -1,0 +1,84 @@
+"""What a device reaches, timed in a second: matrix products, attention, an activation function, memory, a launch.
+
+For devices of which no data sheet is known, the cpu above all. Only ratios matter much: what all operators have in
+common, probes correct (`timing.speed_model`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+
+from autotune.specs import DeviceSpeed
+
+SECONDS = 0.08
+"""How long each operator is repeated, at least."""
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def time_device(name: str) -> DeviceSpeed | None:
+    """Time a few operators on a device, torch's name of which is given; None where memory runs out.
+
+    At most 100 MiB are taken. Each figure is the best of its repetitions, so that a neighbour's work counts little.
+    """
+    device = torch.device(name)
+    try:
+        with torch.no_grad():
+            return DeviceSpeed(
+                matrix_flops={math: _matrix(dtype, device) for math, dtype in TYPES.items()},
+                attention_flops={math: _attention(dtype, device) for math, dtype in TYPES.items()},
+                elementwise_flops=_elementwise(device),
+                memory=_memory(device),
+                operator=_operator(device),
+            )
+    except RuntimeError as error:  # torch's class for what malloc refuses; OutOfMemoryError is one
+        if "memory" in str(error):
+            return None
+        raise
+
+
+def _matrix(dtype: torch.dtype, device: torch.device) -> float:
+    size = 4096 if device.type == "cuda" else 768
+    a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    return float(2 * size**3) / _fastest(lambda: a @ b, device)
+
+
+def _attention(dtype: torch.dtype, device: torch.device) -> float:
+    heads, length, width = (64, 2048, 128) if device.type == "cuda" else (12, 512, 64)
+    q = torch.ones(1, heads, length, width, dtype=dtype, device=device)
+    flops = 4 * heads * length**2 * width // 2  # causal: half of the scores
+    return flops / _fastest(lambda: functional.scaled_dot_product_attention(q, q, q, is_causal=True), device)
+
+
+def _elementwise(device: torch.device) -> float:
+    elements = 2**18  # 1 MiB: in a cache
+    a = torch.ones(elements, device=device)
+    return elements / _fastest(lambda: functional.gelu(a, approximate="tanh"), device)
+
+
+def _memory(device: torch.device) -> float:
+    elements = 2**23
+    a, b = (torch.ones(elements, device=device) for _ in range(2))
+    return 3 * 4 * elements / _fastest(lambda: a.add_(b), device)
+
+
+def _operator(device: torch.device) -> float:
+    a = torch.ones(1, device=device)
+    return _fastest(lambda: a + a, device, inside=100)
+
+
+def _fastest(run: Callable[[], object], device: torch.device, inside: int = 1) -> float:
+    """Return the seconds of one call: the least of as many groups of `inside` calls as fit in SECONDS."""
+    run()
+    best, end = float("inf"), time.perf_counter() + SECONDS
+    while best == float("inf") or time.perf_counter() < end:
+        began = time.perf_counter()
+        for _ in range(inside):
+            run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, (time.perf_counter() - began) / inside)
+    return best
