@@ -168,7 +168,7 @@ def make_run(kind: Kind, parent: Path, predict: bool = True) -> Path:
         limits = Limits(probe_timeout=240, sample_time=0.2, proof_time=0.5, max_probes=3, speed_tolerance=0.9)
     spec = RunSpec(
         model=model, device=DeviceSpec.parse("cpu:1GiB"), goal=goal, limits=limits, predict=predict,
-        space=load_space("default").model_dump(mode="json"),
+        space=load_space("basic").model_dump(mode="json"),
     )  # fmt: skip
     return create_run(spec, parent).root
 

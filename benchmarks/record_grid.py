@@ -159,7 +159,7 @@ def candidates(header: GridHeader, executor: Executor) -> list[Candidate]:
     preflight = Preflight(context, executor, Path.cwd())
     plain = Candidate(**{axis: values[0] for axis, values in context.space.axes.items()})
     found = []
-    for rung in context.ladder.rungs:
+    for rung in context.rungs():
         batches = context.batches(rung)
         sizes = range(1, batches.limit + 1) if rung == plain else batches.useful()
         found += [rung.at(size) for size in sizes if preflight.refusal(rung.at(size)) is None]

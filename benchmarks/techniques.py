@@ -114,8 +114,10 @@ def rungs(kind: str = "cpu") -> list[tuple[str, str, Candidate]]:
 
 
 def _named(change: dict[str, Any]) -> str:
-    ((field, value),) = change.items()
-    return field.replace("_", " ") if value is True else f"{field} {value}"
+    return ", ".join(
+        field.replace("_", " ") if value is True else f"{field.replace('_', ' ')} {value}"
+        for field, value in change.items()
+    )
 
 
 def request(

@@ -9,7 +9,7 @@ from autotune.options import Limits
 from autotune.search.context import SearchContext
 from autotune.search.space import Space
 from autotune.specs import Goal
-from tests.search.test_space import DEFAULT
+from tests.search.test_space import BASIC
 
 # A shell that starts a job in the background has it ignore Ctrl-C, and nohup the end of its terminal; so would every
 # tuner that a test interrupts.
@@ -47,7 +47,7 @@ def plain_environment(monkeypatch):
 
 @pytest.fixture
 def space():
-    return Space.parse(DEFAULT, "default.yaml")
+    return Space.parse(BASIC, "basic.yaml")
 
 
 @pytest.fixture

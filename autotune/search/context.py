@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -19,6 +21,9 @@ from autotune.specs import Goal, ModelFacts, ModelSpec, RunSpec
 from autotune.techniques.axis import Context
 from autotune.techniques.check import Refusal, refused
 from autotune.techniques.sharding import lacks_groups, lacks_nodes, usual_sharding
+
+MOST_COMBINATIONS = 50_000
+"""Combinations of axes' values of which all are looked at: more take longer than a probe."""
 
 
 class Speed(Protocol):
@@ -107,16 +112,23 @@ class SearchContext:
 
     @cached_property
     def ladder(self) -> Ladder:
-        """Every rung that may be tried, in the order of the space's axes and their values; the last changes fastest.
+        """Every rung that may be tried; of a space with too many combinations those of its graph alone."""
+        combinations = math.prod(len(self.values(axis)) for axis in self.space.axes)
+        if combinations <= MOST_COMBINATIONS:
+            return Ladder(self.base, tuple(self.space.axes), tuple(self.rungs()))
+        walked = [rung for rung in self.space.rungs(self.base) if self.is_open(rung)]
+        return Ladder(self.base, tuple(self.space.axes), walked)
+
+    def rungs(self) -> Iterator[Candidate]:
+        """Yield every rung that may be tried, in the order of the space's axes and values; the last changes fastest.
 
         An axis that the space leaves out keeps its value in `base`.
         """
         axes = self.space.axes
-        rungs = (
-            self.base.model_copy(update=dict(zip(axes, values, strict=True))).rung()
-            for values in product(*(self.values(axis) for axis in axes))
-        )
-        return Ladder(self.base, tuple(axes), [rung for rung in rungs if self.is_open(rung)])
+        for values in product(*(self.values(axis) for axis in axes)):
+            rung = self.base.model_copy(update=dict(zip(axes, values, strict=True))).rung()
+            if self.is_open(rung):
+                yield rung
 
     def informed(
         self,

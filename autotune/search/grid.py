@@ -22,7 +22,7 @@ class Grid:
     def propose(self, history: History, context: SearchContext) -> Try | Done:
         """Return the first candidate in order that is still open."""
         tried, number = tried_sizes(history), 0
-        for number, rung in enumerate(context.ladder.rungs, start=1):
+        for number, rung in enumerate(context.rungs(), start=1):
             size = next(open_sizes(rung, tried, context), None)
             if size is None:
                 continue

@@ -56,9 +56,14 @@ class Guided:
         walked = GraphWalk().propose(history, context)
         if context.predictor is None or context.speed is None:
             return walked
-        search = _Search(history, context, context.predictor.learned(history, context.budget))
+        simulated = context.site is not None and context.site.device.simulated
+        # What is simulated comes out as priced: there is nothing to learn.
+        known = context.predictor if simulated else context.predictor.learned(history, context.budget)
+        search = _Search(history, context, known, simulated)
         if search.best is None:
             return search.raised(walked)
+        if not known.covers(search.best.trial.candidate):
+            return walked  # nothing can be compared with it but by probes
         return search.improve(search.best, walked)
 
 
@@ -74,14 +79,16 @@ class _Offer:
 
 
 class _Search:
-    def __init__(self, history: History, context: SearchContext, predictor: Predictor) -> None:
+    def __init__(
+        self, history: History, context: SearchContext, predictor: Predictor, simulated: bool
+    ) -> None:
         assert context.speed is not None
         self._history = history
         self._context = context
         self._predictor = predictor
         self._speed = context.speed
         self._ladder = context.ladder
-        self._simulated = context.site is not None and context.site.device.simulated
+        self._simulated = simulated
         self._tried: Tried = tried_sizes(history)
         self._scores = rank(history, context)
         self._model = SpeedModel([seen for trial in history if (seen := self._observed(trial))])
@@ -117,12 +124,14 @@ class _Search:
     def improve(self, best: Score, walked: Try | Done) -> Decision:
         """Return what is expected to improve on the best: a candidate to probe, or rungs to trace first."""
         rungs = self._rungs(best.trial.candidate)
-        offers = self._offers(rungs, best)
+        offers = self._offers(rungs, best.seconds)
         hopeful = [offer for offer in offers if offer.improvement >= MARGIN]
         leader = min(hopeful, key=self._order, default=None)
-        wanted = [offer for offer in self._guesses(rungs, best) if offer.improvement >= MARGIN]
+        # What is not traced yet has to beat what would be probed now.
+        to_beat = min(best.seconds, leader.expected.seconds) if leader else best.seconds
+        wanted = [offer for offer in self._guesses(rungs, to_beat) if offer.improvement >= MARGIN]
         wanted.sort(key=lambda offer: -offer.improvement)
-        if wanted and (leader is None or wanted[0].improvement >= leader.improvement):
+        if wanted:
             why = f"{len(wanted)} rungs could be faster than {_named(best.trial.candidate)}"
             return Learn(tuple(offer.candidate for offer in wanted[:BATCH]), why)
         if leader is not None:
@@ -146,7 +155,7 @@ class _Search:
             and all(getattr(rung, axis) == getattr(best, axis) for axis in FALLBACKS)
         }
 
-    def _offers(self, rungs: dict[Candidate, None], best: Score) -> list[_Offer]:
+    def _offers(self, rungs: dict[Candidate, None], best: float) -> list[_Offer]:
         """Return every candidate of a rung that is priced, or never will be, and was not tried."""
         traced = [rung for rung in rungs if self._covers(rung) and not self._is_closed(rung, 1)]
         # Which micro-batches fit takes longest to tell, and only matters where the rung could win with any.
@@ -167,7 +176,7 @@ class _Search:
         known = [(one, raw, True) for one in candidates if (raw := self._raw(one)) is not None]
         return self._judged([*known, *self._unpriced(rungs)], best)
 
-    def _judged(self, priced: Sequence[tuple[Candidate, float, bool]], best: Score) -> list[_Offer]:
+    def _judged(self, priced: Sequence[tuple[Candidate, float, bool]], best: float) -> list[_Offer]:
         """Return what is expected of candidates whose uncorrected seconds are given, and whether they were traced.
 
         A technique that only saves memory makes no step faster. So no candidate improves more than its plain one would,
@@ -186,13 +195,11 @@ class _Search:
                 for (_, raw, traced), guessed in zip(priced, expected, strict=True)
             ]
         return [
-            _Offer(
-                one, seconds, min(seconds.improvement(best.seconds), bound.improvement(best.seconds)), traced
-            )
+            _Offer(one, seconds, min(seconds.improvement(best), bound.improvement(best)), traced)
             for (one, _, traced), seconds, bound in zip(priced, expected, bounds, strict=True)
         ]
 
-    def _guesses(self, rungs: dict[Candidate, None], best: Score) -> list[_Offer]:
+    def _guesses(self, rungs: dict[Candidate, None], best: float) -> list[_Offer]:
         """Return every rung that can still be traced and whose parts are known, as fast as it may be.
 
         Its parts are the rungs that differ from the reference by one of its techniques; these are traced before it, so
@@ -206,7 +213,7 @@ class _Search:
                 continue
             seconds = self._ladder.guess(rung, self._unbounded)
             # Without one, the reference itself is to be traced first.
-            found.append((rung, best.seconds if seconds is None else seconds))
+            found.append((rung, best if seconds is None else seconds))
         offers = self._judged([(rung.at(self._largest(rung)), raw, False) for rung, raw in found], best)
         return [replace(offer, candidate=offer.candidate.rung()) for offer in offers]
 

@@ -58,7 +58,7 @@ def arithmetic_lines(
         space=space, base=Candidate(), goal=goal, tokens_per_sample=FACTS.tokens_per_sample, budget=device.budget,
         site=site, model=FACTS, source=model,
     )  # fmt: skip
-    rungs = list(context.ladder.rungs)
+    rungs = list(context.rungs())
     if traced:
         for rung in rungs:
             yield GridTrace(candidate=rung, seconds=TRACE, timeline=packed(timeline(device, rung)))

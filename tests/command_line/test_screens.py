@@ -27,7 +27,7 @@ from autotune.trial import Trial
 from autotune.units import GIB, format_bytes
 from tests.estimation.test_estimate import ask
 
-SPACE = load_space("default")
+SPACE = load_space("basic")
 LONGEST = Candidate(precision="bf16", checkpointing="full", offload="optimizer", sharding="fsdp2")
 WIDTHS = pytest.mark.parametrize("width", [80, 120, 200])
 

@@ -23,9 +23,9 @@ from autotune.testing.arithmetic import Arithmetic, foreseeing, search
 from autotune.testing.strategies import StrategyContract
 from autotune.trial import Trial
 from autotune.units import MIB
-from tests.search.test_space import DEFAULT
+from tests.search.test_space import BASIC
 
-SPACE = Space.parse(DEFAULT, "default.yaml")
+SPACE = Space.parse(BASIC, "default.yaml")
 
 
 class Blind(GraphWalk):

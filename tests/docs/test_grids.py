@@ -67,7 +67,7 @@ def test_each_definition_has_trials_enough(definition, grid):
         update={"goal": definition.goal(), "space": definition.space().model_dump(mode="json")}
     )
     context = search_context(header)
-    rungs = list(context.ladder.rungs)
+    rungs = list(context.rungs())
     useful = len(list(context.batches(Candidate()).useful()))
     assert len(rungs) * useful + context.batches(Candidate()).limit - useful >= 60
     assert definition.model().config

@@ -179,7 +179,7 @@ def decided(tmp_path):
     spec = RunSpec(
         model=ModelSpec(name="made", source="config", config={}),
         device=DeviceSpec(kind="sim", hardware="a100-sxm-80gb"),
-        goal=Goal(target="3200", seq_len=100), space=load_space("default").model_dump(mode="json"),
+        goal=Goal(target="3200", seq_len=100), space=load_space("basic").model_dump(mode="json"),
     )  # fmt: skip
     paths = create_run(spec, tmp_path)
     tracer = Traces(timeline())

@@ -16,16 +16,16 @@ from autotune.testing.arithmetic import Arithmetic, timeline
 from autotune.tracing.client import Trace
 from autotune.units import MIB
 from tests.fakes.executor import ArithmeticExecutor
-from tests.search.test_space import DEFAULT
+from tests.search.test_space import BASIC
 
 
-def make_spec(space_text: str = DEFAULT, **limits) -> RunSpec:
+def make_spec(space_text: str = BASIC, **limits) -> RunSpec:
     from autotune.search.space import Space
 
     return RunSpec(
         model=ModelSpec(name="made", source="config", config={}), device=DeviceSpec.parse("cpu:1GiB"),
         goal=Goal(target="6400", seq_len=100, headroom=0.0),
-        space=Space.parse(space_text, "default").model_dump(mode="json"), limits=Limits(**limits),
+        space=Space.parse(space_text, "basic").model_dump(mode="json"), limits=Limits(**limits),
     )  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def documents() -> dict[str, Any]:
             "block_class": "GPT2Block", "train": ["lm_head"], "gpus": 1, "nodes": 1, "exact": False,
             "trust_remote_code": False, "optimizer": "sgd", "lengths": "lengths.csv",
         },
-        "space": load_space("default").model_dump(mode="json", exclude_defaults=True),
+        "space": load_space("basic").model_dump(mode="json", exclude_defaults=True),
         "best": yaml.safe_load(make_best(variables={"OMP_WAIT_POLICY": "passive"}).to_yaml()),
         "journal": [json.loads(line) for line in (root / "journal.jsonl").read_text().splitlines()],
         "run_spec": load_spec_document(root),

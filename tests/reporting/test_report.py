@@ -153,7 +153,7 @@ def test_what_a_run_recorded_stays_however_it_ended(spaced):
 
 
 def test_the_path_says_headroom_where_only_that_lacked():
-    device, space = Arithmetic(budget=1000), load_space("default")
+    device, space = Arithmetic(budget=1000), load_space("basic")
     start = space.graph.start
     grow = next(name for name, node in space.graph.nodes.items() if node.grow is not None)
     spec = make_spec()

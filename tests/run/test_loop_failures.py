@@ -16,7 +16,7 @@ from autotune.run.loop import tune
 from autotune.testing.arithmetic import Arithmetic
 from tests.fakes.executor import ArithmeticExecutor, crash
 from tests.fakes.runs import make_spec, start
-from tests.search.test_space import DEFAULT
+from tests.search.test_space import BASIC
 
 
 def test_nothing_fits_says_what_came_nearest_and_how_much_is_missing(tmp_path):
@@ -88,8 +88,8 @@ def test_a_bug_that_shows_at_a_larger_micro_batch_stops_the_run_and_every_resume
 def test_a_library_s_limit_can_be_stayed_below(tmp_path):
     executor = ArithmeticExecutor(Arithmetic(budget=1000))
     executor.trains |= {Candidate(micro_batch=size): crash() for size in range(5, 65)}
-    bounded = DEFAULT.replace("grow: {factor: 2, resolution: 0.1}", "grow: {largest: 4}")
-    assert bounded != DEFAULT
+    bounded = BASIC.replace("grow: {factor: 2, resolution: 0.1}", "grow: {largest: 4}")
+    assert bounded != BASIC
     best, _ = start(tmp_path, executor, space_text=bounded)
     assert best.candidate == Candidate(micro_batch=4)
 

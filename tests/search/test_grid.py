@@ -21,7 +21,7 @@ from autotune.specs import DeviceFacts
 from autotune.testing.arithmetic import Arithmetic, search
 from autotune.trial import Trial
 from tests.fakes.executor import FACTS as MODEL
-from tests.search.test_space import DEFAULT
+from tests.search.test_space import BASIC
 
 V100 = DeviceFacts(kind="cuda", name="V100", torch_name="cuda:0", budget=1000, total=1000)
 """A GPU without bf16."""
@@ -32,22 +32,21 @@ def candidates(history):
 
 
 def test_the_grid_is_every_legal_rung_in_the_order_of_its_axes(context):
-    rungs = list(context().ladder.rungs)
+    rungs = list(context().rungs())
     assert len(rungs) == 3 * (2 * 3 - 1) - 1  # full offload asks for checkpointing, and fp16 for none of it
     assert rungs[:2] == [Candidate(precision="bf16"), Candidate(precision="bf16", offload="optimizer")]
     assert len(set(rungs)) == len(rungs)
     assert {
-        rung.precision
-        for rung in replace(context(), site=Site(device=V100, machine=MachineFacts())).ladder.rungs
+        rung.precision for rung in replace(context(), site=Site(device=V100, machine=MachineFacts())).rungs()
     } == {"fp16", "fp32"}
 
 
 def test_every_number_of_blocks_is_a_rung_where_the_space_allows_any(context):
-    text = DEFAULT.replace(
+    text = BASIC.replace(
         "checkpointing: [none, full]", "checkpointing: [none, full]\n  checkpointed_blocks: [any]", 1
     )
     some = replace(context(space=Space.parse(text, "mine")), model=MODEL.model_copy(update={"blocks": 4}))
-    found = [rung for rung in some.ladder.rungs if rung.precision == "bf16" and rung.offload == "none"]
+    found = [rung for rung in some.rungs() if rung.precision == "bf16" and rung.offload == "none"]
     counts = [(rung.checkpointing, rung.checkpointed_blocks) for rung in found]
     assert counts == [("none", "all"), *(("full", count) for count in ("all", 1, 2, 3))]
     too_many = Candidate(checkpointing="full", checkpointed_blocks=4)
@@ -60,7 +59,7 @@ def test_every_number_of_blocks_is_a_rung_where_the_space_allows_any(context):
 
 def test_rungs_that_the_ranks_leave_nothing_to_do_are_not_in_the_grid(context):
     spread = context(gpus=4, target="640000", base=Candidate(sharding="ddp"), space=load_space("multi_gpu"))
-    assert {rung.sharding for rung in spread.ladder.rungs} == {"ddp", "zero1", "zero2", "fsdp2"}
+    assert {rung.sharding for rung in spread.rungs()} == {"ddp", "zero1", "zero2", "fsdp2"}
 
 
 def test_the_grid_tries_each_useful_micro_batch_until_one_does_not_fit(context):

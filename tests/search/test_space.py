@@ -9,7 +9,7 @@ from autotune.run.spec import to_spec
 from autotune.search.space import Space
 
 SPACES = Path(__file__).parents[2] / "search_spaces"
-DEFAULT = (SPACES / "default.yaml").read_text()
+BASIC = (SPACES / "basic.yaml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_every_shipped_space_is_valid_and_named_as_its_file(path):
 
 
 def test_no_node_of_the_default_graph_can_set_an_illegal_combination():
-    space = Space.parse(DEFAULT, "default.yaml")
+    space = Space.parse(BASIC, "basic.yaml")
     full = space.graph.nodes["offload_full"].set
     assert space.refusal(Candidate(**full)) is None
     assert "recomputed" in space.refusal(Candidate(offload="full", checkpointing="none"))
@@ -34,7 +34,7 @@ def refused(text: str) -> str:
 
 def test_all_mistakes_are_reported_at_once_with_the_nearest_names():
     message = refused(
-        DEFAULT.replace("[bf16, fp16, fp32]", "[bf16, fp23]")
+        BASIC.replace("[bf16, fp16, fp32]", "[bf16, fp23]")
         .replace("description:", "descripton:")
         .replace("set: {offload: optimizer}", "set: {ofload: optimizer}")
     )
@@ -45,38 +45,36 @@ def test_all_mistakes_are_reported_at_once_with_the_nearest_names():
 
 
 def test_an_edge_to_nowhere_is_found():
-    assert "there is no node 'gorw'; did you mean grow" in refused(
-        DEFAULT.replace("ok: grow\n", "ok: gorw\n")
-    )
+    assert "there is no node 'gorw'; did you mean grow" in refused(BASIC.replace("ok: grow\n", "ok: gorw\n"))
 
 
 def test_an_edge_of_the_wrong_kind_is_found():
     message = refused(
-        DEFAULT.replace("next: {oom: checkpointing_for_more}", "next: {unsupported: checkpointing}")
+        BASIC.replace("next: {oom: checkpointing_for_more}", "next: {unsupported: checkpointing}")
     )
     assert "next.unsupported: a node of this kind has no such edge" in message
 
 
 def test_a_loop_is_found():
     message = refused(
-        DEFAULT.replace("next: {ok: grow_checkpointed}\n    grow_ch", "next: {ok: grow}\n    grow_ch")
+        BASIC.replace("next: {ok: grow_checkpointed}\n    grow_ch", "next: {ok: grow}\n    grow_ch")
     )
     assert "is a loop" in message
 
 
 def test_a_node_that_nothing_leads_to_is_found():
-    message = refused(DEFAULT + "    orphan: {title: Lost, set: {precision: bf16}}\n")
+    message = refused(BASIC + "    orphan: {title: Lost, set: {precision: bf16}}\n")
     assert "nodes.orphan: no edge leads here" in message
 
 
 def test_a_value_outside_the_spaces_own_axes_is_found():
-    message = refused(DEFAULT.replace("offload: [none, optimizer, full]", "offload: [none, optimizer]"))
+    message = refused(BASIC.replace("offload: [none, optimizer, full]", "offload: [none, optimizer]"))
     assert "graph.nodes.offload_full.set.offload: 'full' is not among this space's axes.offload" in message
 
 
 def counted(blocks: str) -> str:
     """Return the default space with numbers of checkpointed blocks."""
-    return DEFAULT.replace(
+    return BASIC.replace(
         "checkpointing: [none, full]\n", f"checkpointing: [none, full]\n  checkpointed_blocks: {blocks}\n", 1
     )
 
@@ -93,7 +91,7 @@ def test_an_open_axis_takes_numbers_or_any():
     assert "checkpointed_blocks: 0 is not one of all, a number from 1 to 10,000, any" in message
     assert "checkpointed_blocks: 'half' is not one of" in message
     assert "offload: 'any' is not one of" in refused(
-        DEFAULT.replace("offload: [none, optimizer, full]", "offload: [any]")
+        BASIC.replace("offload: [none, optimizer, full]", "offload: [any]")
     )
     setting = counted("[6]").replace(
         "set: {checkpointing: full}", "set: {checkpointing: full, checkpointed_blocks: 5}"
@@ -107,7 +105,7 @@ def test_malformed_yaml_names_line_and_column():
 
 
 def test_the_drawing_names_every_node_and_marks_the_path():
-    space = Space.parse(DEFAULT, "default.yaml")
+    space = Space.parse(BASIC, "basic.yaml")
     drawing = space.graph.mermaid(taken=(("baseline", "oom_backward"), ("checkpointing", "ok")))
     assert all(name in drawing for name in space.graph.nodes)
     assert "class baseline,checkpointing taken" in drawing
