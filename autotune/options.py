@@ -133,7 +133,7 @@ class SearchOptions(Options):
     """A search space: a shipped name or a YAML file's path; else `default`, `multi_gpu` over several devices, or
     `packing` with `--lengths`."""
     strategy: StrategyName | None = None
-    """How the space is searched: by predicted speed (`guided`), along its decision `graph`, by probing all of it (`grid`)
+    """How a space is searched: by predicted speed (`guided`), along its decision `graph`, by probing all (`grid`)
     or at `random` by the seed; else `guided`, and `graph` in a space that is named or with --lengths."""
     optimizer: Optimizer = "adamw"
     """The optimizer that all candidates train with."""
