@@ -18,7 +18,6 @@ from autotune.candidate import Candidate
 from autotune.options import Limits, StrategyName
 from autotune.outcome import Ok, Oom, Outcome
 from autotune.search.context import SearchContext
-from autotune.search.enumeration import legal_rungs
 from autotune.search.selection import rank
 from autotune.search.strategies import STRATEGIES
 from autotune.search.strategy import Try, decide
@@ -276,7 +275,7 @@ def optuna_alone(session: Session) -> Candidate | None:
     sampler = optuna.samplers.TPESampler(seed=SEED, multivariate=True)
     study = optuna.create_study(direction="minimize", sampler=sampler)
     context = session.context
-    rungs = set(legal_rungs(context))
+    rungs = set(context.rungs())
     sizes = list(context.batches(session.plain).useful())
     known: dict[Candidate, float | None] = {}
     for _ in range(50 * TRIALS):

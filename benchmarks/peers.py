@@ -37,7 +37,7 @@ from autotune.devices.recorded_grid import GridPoint, RecordedGrid, read_grid
 from autotune.environment import installed
 from autotune.errors import AutotuneError
 from autotune.executors.find import find_executor, find_tracer
-from autotune.options import Limits, RunOptions, StrategyName
+from autotune.options import Limits, StrategyName
 from autotune.outcome import Ok, Oom, Outcome
 from autotune.run.events import Finished, RungTraced
 from autotune.run.folder import create_run
@@ -56,7 +56,7 @@ from benchmarks.record_grid import GRIDS
 from benchmarks.recording import RESULTS, record
 from benchmarks.verdict import SMALLEST, unmeasured, verdict
 
-OURS: StrategyName = RunOptions.model_fields["strategy"].default
+OURS: StrategyName = "guided"
 """The strategy that targets are of: what runs use where nobody names one."""
 BLIND: frozenset[StrategyName] = frozenset({"grid", "random"})
 """Strategies that stand for what others do by hand: they predict nothing, and are asked without a run around them."""
@@ -90,10 +90,14 @@ class ReplaySession:
 
     def probe(self, candidate: Candidate, steps: int | None = None) -> Outcome:
         """Return what was recorded, and charge what the search would have waited. Raises KeyError where nothing was."""
-        point = self.oracle.grid.points[candidate]
+        point = self.point(candidate)
         self.elapsed += self._cost(point, steps)
         self.tried.append(Tried(candidate, point.outcome, self.elapsed))
         return point.outcome
+
+    def point(self, candidate: Candidate) -> GridPoint:
+        """Return the trial of a candidate."""
+        return self.oracle.grid.points[candidate]
 
     def seconds_of(self, candidate: Candidate) -> float:
         """Return the recorded seconds of a global step."""
@@ -141,12 +145,18 @@ class Result:
 
 def searched(peer: Peer, oracle: Oracle) -> Result:
     """Run a peer's search on a grid."""
-    session = ReplaySession(oracle, peer.in_process, peer.keeps_model)
-    delivered = peer.search(session)
-    whole = delivered is not None and oracle.context.batches(delivered).limit % delivered.micro_batch == 0
-    is_batch = delivered is not None and delivered.micro_batch == oracle.context.batches(delivered).limit
+    return result_of(peer, ReplaySession(oracle, peer.in_process, peer.keeps_model))
+
+
+def result_of(peer: Peer, session: ReplaySession) -> Result:
+    """Run a peer's search, and return what it came to."""
+    delivered, oracle = peer.search(session), session.oracle
+    keeps = False
+    if delivered is not None:
+        limit = oracle.context.batches(delivered).limit
+        size = delivered.micro_batch
+        keeps = limit % size == 0 if peer.keeps_batch else size == limit
     name = oracle.grid.header.name
-    keeps = whole if peer.keeps_batch else is_batch
     return Result(name, peer.name, peer.how, delivered, session.elapsed, tuple(session.tried), keeps)
 
 

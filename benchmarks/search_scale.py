@@ -31,7 +31,6 @@ from autotune.options import StrategyName
 from autotune.run.events import Asked, Entry, Finished, Inspected, Opened, Started
 from autotune.run.journal import read_record, sealed
 from autotune.search.context import SearchContext
-from autotune.search.enumeration import legal_rungs
 from autotune.search.shipped import load_space
 from autotune.search.space import Space
 from autotune.search.strategies import STRATEGIES
@@ -78,9 +77,9 @@ def wide_context(samples: int, rungs: int) -> tuple[SearchContext, list[Candidat
     context = SearchContext(
         space=space, base=Candidate(), goal=goal, tokens_per_sample=64, budget=DEVICE.budget
     )
-    found = [rung for _, rung in zip(range(rungs), legal_rungs(context), strict=False)]
+    found = [rung for _, rung in zip(range(rungs), context.rungs(), strict=False)]
     sizes = sum(1 for _ in context.batches(Candidate()).useful())
-    traces = {rung.key(): timeline(DEVICE, rung) for rung in legal_rungs(context)}
+    traces = {rung.key(): timeline(DEVICE, rung) for rung in context.rungs()}
     predictor = Predictor(traces, DeviceOverhead("cpu", 0, 0))
     return replace(context, predictor=predictor), found, sizes * len(traces)
 
