@@ -151,6 +151,23 @@ def test_a_memory_budgets_trace_holds_for_its_micro_batch_and_knows_all_products
     assert timeline.work.flops(5)["forward"] == pytest.approx(plain.work.flops(5)["forward"], rel=0.02)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [{}, {"adapters": "lora", "checkpointing": "full"}], ids=str)
+def test_a_compiled_trainings_peak_is_within_3_percent_of_its_trace(fields, tmp_path):
+    """The compiler makes its kernels and they run: what torch's allocator handed out is what the trace says."""
+    config = {**MODELS["llama"].config, "num_hidden_layers": 1, "hidden_size": 128, "intermediate_size": 256}
+    model = MODELS["llama"].model_copy(update={"config": config})
+    probe = request(
+        model, tmp_path, precision="bf16", compile="regional", seq_len=64, micro_batch=8, **fields
+    )
+    predicted = trace(probe).allocated(8)
+    torch._dynamo.reset()
+    try:
+        assert predicted == pytest.approx(peak_on_cpu(probe), rel=0.03)
+    finally:
+        torch._dynamo.reset()
+
+
 def _traced(tmp_path, ranks=1, **fields):
     fields = {"precision": "bf16", "seq_len": 64, **fields}
     probe = request(MODELS["llama"], tmp_path, device="cuda:0", **fields)
