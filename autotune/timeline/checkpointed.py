@@ -198,6 +198,10 @@ class _Reordering:
         for sort in self._order.sorts(self._order.traced):
             for during in ("forward", "backward"):
                 made = [self._sizes(self._own[during, block]) for block in sort]
+                # Where nothing before the blocks trains, the model's first has no gradient to give on.
+                if during == "backward" and sort[0] == 0 and made[0] != made[1]:
+                    self._check_own(0)
+                    made = made[1:]
                 if any(one != made[0] for one in made):
                     raise NotAlike(f"the blocks make different things in {during}")
                 does = [self._relative(during, block) for block in sort[1:-1]]
@@ -207,6 +211,13 @@ class _Reordering:
             gradients = [self._gradient_of.get((block, which)) for block in range(self._order.blocks)]
             if len(set(self._sizes(gradients))) > 1:
                 raise NotAlike("the blocks' parameters have different gradients")
+
+    def _check_own(self, block: int) -> None:
+        """Raise NotAlike where anything else releases what a block makes in its backward."""
+        own = set(self._own["backward", block]) - set(self._gradients)
+        start, end = self._spans.of("backward", block)
+        if any(~event in own for event in (*self._micro.events[:start], *self._micro.events[end:])):
+            raise NotAlike(f"what block {block} makes in backward is released elsewhere")
 
     def _sizes(self, slots: Sequence[int | None]) -> list[tuple[int, int, int] | None]:
         values = self._slots

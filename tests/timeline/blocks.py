@@ -28,18 +28,18 @@ class Written:
         self.events.extend(~self.names[name] for name in names)
 
 
-def model(blocks, checkpointed, odd=None):
+def model(blocks, checkpointed, odd=None, frozen=False):
     """Return a training's timeline as a trace of exactly so many checkpointed blocks would give it.
 
-    Block `odd` saves a tensor more than the others.
+    Block `odd` saves a tensor more than the others. With `frozen` nothing before the blocks trains.
     """
     modules = ["", "model", *(f"model.layers.{number}" for number in range(blocks))]
     written = Written()
     for number in range(blocks):
         written.make(f"weight {number}", WEIGHT, 0, 0, number + 2)
     build, written.events = written.events, []
-    micro = step(written, "", blocks, checkpointed, odd)
-    single = step(written, "one ", blocks, checkpointed, odd)
+    micro = step(written, "", blocks, checkpointed, odd, frozen)
+    single = step(written, "one ", blocks, checkpointed, odd, frozen)
     written.events = []
     for number in range(blocks):
         written.make(f"state {number}", 2 * WEIGHT, 0, 2, number + 2)
@@ -64,7 +64,7 @@ def model(blocks, checkpointed, odd=None):
     )  # fmt: skip
 
 
-def step(written, kind, blocks, checkpointed, odd):
+def step(written, kind, blocks, checkpointed, odd, frozen):
     """Write a micro-step down; return it with the spans of its blocks."""
     written.events = []
     forward, backward, accumulated = [], [], []
@@ -91,11 +91,12 @@ def step(written, kind, blocks, checkpointed, odd):
         accumulated.append(
             Accumulated(len(written.events), number, written.names[f"{kind}gradient {number}"], False)
         )
-        written.make(f"{kind}gradient of {number - 1}", 0, HIDDEN, 6, number + 2)
+        if number or not frozen:
+            written.make(f"{kind}gradient of {number - 1}", 0, HIDDEN, 6, number + 2)
         forget(written, kind, number, odd)
         written.free(f"{kind}gradient of {number}", f"{kind}hidden {number}")
         backward.insert(0, (begin, len(written.events)))
-    written.free(f"{kind}gradient of -1", f"{kind}hidden -1")
+    written.free(*([] if frozen else [f"{kind}gradient of -1"]), f"{kind}hidden -1")
     return StepEvents(written.events, marks, accumulated), Spans(forward, backward)
 
 

@@ -23,9 +23,11 @@ def levels(timeline, micro_batch, accumulating):
 
 
 @pytest.mark.parametrize("count", range(2, BLOCKS - 1))
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("traced", [4, 5, 8])
-def test_every_number_is_what_a_trace_of_it_is(traced, count):
-    composed, whole = with_checkpointed(model(BLOCKS, traced), count), model(BLOCKS, count)
+def test_every_number_is_what_a_trace_of_it_is(traced, frozen, count):
+    composed = with_checkpointed(model(BLOCKS, traced, frozen=frozen), count)
+    whole = model(BLOCKS, count, frozen=frozen)
     for micro_batch in (1, 2, 9):
         for accumulating in (False, True):
             assert levels(composed, micro_batch, accumulating) == levels(whole, micro_batch, accumulating)
