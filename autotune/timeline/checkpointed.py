@@ -124,19 +124,26 @@ class _Made(NamedTuple):
     """Among the allocations of that pass of that block."""
 
 
+def _followed(spans: Spans, events: Sequence[int]) -> Spans:
+    """Return the spans with what is released right behind the last block, of its own and of the one before, in its own.
+
+    A model lets go of a block's input when it has its output: of the last block's behind the block.
+    """
+    (begin, _), (start, end) = spans.forward[-2:]
+    own = {event for event in events[begin:end] if event >= 0}
+    while end < len(events) and ~events[end] in own:
+        end += 1
+    return Spans([*spans.forward[:-1], (start, end)], spans.backward)
+
+
 class _Reordering:
     """One micro-step, put together anew."""
 
     def __init__(
         self, micro: StepEvents, spans: Spans, blocks: TracedBlocks, order: _Order, slots: Slots, modules: _Modules
     ) -> None:  # fmt: skip
-        self._micro, self._spans, self._order, self._slots, self._modules = (
-            micro,
-            spans,
-            order,
-            slots,
-            modules,
-        )
+        self._micro, self._order, self._slots, self._modules = micro, order, slots, modules
+        self._spans = spans = _followed(spans, micro.events)
         self._parameters = blocks.parameters
         self._made: dict[int, _Made] = {}
         self._own: dict[tuple[Pass, int], list[int]] = {}
