@@ -81,7 +81,7 @@ def wide_context(samples: int, rungs: int) -> tuple[SearchContext, list[Candidat
     sizes = sum(1 for _ in context.batches(Candidate()).useful())
     traces = {rung.key(): timeline(DEVICE, rung) for rung in context.rungs()}
     predictor = Predictor(traces, DeviceOverhead("cpu", 0, 0))
-    return replace(context, predictor=predictor), found, sizes * len(traces)
+    return replace(context, predictor=predictor, speed=DEVICE), found, sizes * len(traces)
 
 
 def trials(rungs: list[Candidate], context: SearchContext, count: int) -> History:
