@@ -2,14 +2,15 @@
 
     python -m benchmarks.peers [GRID.jsonl ...]      over recorded grids (benchmarks/data/grids), nothing is trained
 
-Each search asks for probes and is answered from the grid, at the cost in seconds that was recorded, so the same run
-gives the same table. `peer_searches.py` says what each search is, and which are the installed libraries. `graph` and
-our other strategies are whole runs on `--device replay:FILE`; `random` and `grid` predict nothing.
-Charged are all seconds of probes, of traces and of the inspection. A search whose trials share one process pays for
-start and imports once, and for as many optimizer steps as it takes (those that go on with one model, for building it
-once); every other probe is a process of its own. What the tuner's own decisions take is not charged. Speeds are those
-of the delivered configuration at the global batch, as a share of the fastest of the grid that leaves the headroom
-free; what cannot be told from that counts as it. A peer that knows no headroom may so come to more than 100%.
+`benchmarks.peers_live` does the same with real probes. Each search asks for probes and is answered from the grid, at
+the cost in seconds that was recorded, so the same run gives the same table. `peer_searches.py` says what each search
+is, and which are the installed libraries. `graph` and our other strategies are whole runs on `--device replay:FILE`;
+`random` and `grid` predict nothing. Charged are all seconds of probes, of traces and of the inspection. A search
+whose trials share one process pays for start and imports once, and for as many optimizer steps as it takes (those
+that go on with one model, for building it once); every other probe is a process of its own. What the tuner's own
+decisions take is not charged. Speeds are those of the delivered configuration at the global batch, as a share of the
+fastest of the grid that leaves the headroom free; what cannot be told from that counts as it. A peer that knows no
+headroom may so come to more than 100%.
 
 The anytime curve: `known_after` is when ours (the default strategy) has measured a configuration at least as fast as
 the one that the peer delivers, beside the seconds after which the peer ends.

@@ -3,12 +3,23 @@
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.devices.recorded_grid import read_grid
+from autotune.devices.recorded_grid import RecordedGrid, read_grid
 from autotune.outcome import Ok
 from autotune.testing.grids import START, TRACE
 from benchmarks.grid_oracle import Oracle
-from benchmarks.peer_searches import PEERS
-from benchmarks.peers import OURS, ReplaySession, Result, arithmetic_grid, missed_by, row_of, run_of, searched
+from benchmarks.peer_searches import PEERS, Tried
+from benchmarks.peers import (
+    OURS,
+    ReplaySession,
+    Result,
+    arithmetic_grid,
+    missed_by,
+    result_of,
+    row_of,
+    run_of,
+    searched,
+)
+from benchmarks.peers_live import LiveSession, rows_of, unsafe
 
 WITHOUT_TORCH = [peer for peer in PEERS if not peer.packages]
 
@@ -104,3 +115,35 @@ def test_a_missed_target_is_told(rows, missed):
 def test_a_peer_that_delivers_nothing_is_known_from_the_start(oracle):
     ours = Result("a", OURS, "ours", oracle.best, 5.0, (), True)
     assert row_of(Result("a", "other", "", None, 1.0, (), False), ours, oracle)["known_after"] == 0.0
+
+
+def test_live_probes_are_measured_once_for_all_searches(oracle):
+    measured = []
+
+    class Recorder:
+        def measure(self, header, candidate):
+            measured.append(candidate)
+            return oracle.grid.points[candidate]
+
+    empty = Oracle(RecordedGrid.of([oracle.grid.header], "live"))
+    results = [
+        result_of(peer, LiveSession(empty, peer.in_process, peer.keeps_model, recorder=Recorder()))
+        for peer in WITHOUT_TORCH
+    ]
+    assert len(set(measured)) == len(measured)
+    assert [(one.delivered, one.seconds) for one in results] == [
+        (one.delivered, one.seconds) for one in (searched(peer, oracle) for peer in WITHOUT_TORCH)
+    ]
+
+
+def test_a_live_search_is_judged_by_what_survives(oracle):
+    fits, refused = Candidate(micro_batch=4), Candidate(micro_batch=8)
+    points = oracle.grid.points
+    own = Result("a", OURS, "ours", fits, 9.0, (Tried(fits, points[fits].outcome, 5.0),), True)
+    other = Result("a", "other", "", refused, 4.0, (), True)
+    survived = {one: points[one].outcome for one in (fits, refused)}
+    first, second = rows_of([own, other], survived, points, oracle.context)
+    assert (first["share"], first["survives"], first["known_after"]) == (1.0, True, 5.0)
+    assert (second["share"], second["survives"]) == (0.0, False)
+    assert unsafe([first, second]) == []
+    assert len(unsafe([first | {"survives": False}])) == 1

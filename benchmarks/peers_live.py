@@ -1,0 +1,214 @@
+"""Our default strategy beside the searches of others, live on this machine's processor: every probe trains.
+
+    python -m benchmarks.peers_live [NAME ...]      cases of `grid_definitions.LIVE`, which are in no grid
+
+Each probe of a peer is a process of its own, under the budget that the kernel enforces, and is measured once for all
+peers; they are charged as `benchmarks.peers` charges them: a search whose trials share a process pays for start and
+imports once. Ours is a whole run with its proof and an empty cache of traces, charged its wall time. `grid` is left
+out: how fast a configuration can be is not known here, so shares are of the fastest that anybody delivered. What each
+delivers is then trained in a fresh process under the same budget: 50 optimizer steps of the longest sequences, with
+evaluations and checkpoints (`long_training_worker.py`). Its speed there is what is compared.
+
+Targets, of the default strategy: those of `benchmarks.peers`, and no configuration that does not survive the 50 steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from autotune.candidate import Candidate
+from autotune.devices.find import find
+from autotune.devices.recorded_grid import GridHeader, GridPoint, append_line, read_grid
+from autotune.environment import installed
+from autotune.errors import AutotuneError
+from autotune.executors.executor import Executor
+from autotune.executors.find import find_executor
+from autotune.executors.local import LocalExecutor
+from autotune.outcome import Ok, Outcome
+from autotune.probe.launch import launch
+from autotune.probe.protocol import Inspection
+from autotune.run.folder import create_run
+from autotune.run.journal import read_record
+from autotune.run.loop import tune
+from autotune.search.context import SearchContext
+from autotune.search.selection import throughput
+from autotune.specs import RunSpec
+from autotune.tracing.cache import VARIABLE
+from autotune.tracing.client import LocalTracer
+from benchmarks.grid_definitions import LIVE, Definition
+from benchmarks.grid_definitions import SMALLEST as SMALLEST_GRID
+from benchmarks.grid_oracle import Oracle, search_context, told
+from benchmarks.long_training import LONG_WORKER, TIMEOUT
+from benchmarks.peer_searches import PEERS
+from benchmarks.peers import OURS, ReplaySession, Result, account, missed_by, result_of, table_of
+from benchmarks.record_grid import LIMITS, Recorder, begin, commit, replace_limits, request
+from benchmarks.recording import RESULTS, record
+from benchmarks.verdict import SMALLEST, unmeasured, verdict
+
+NOISE = 0.03
+"""Share by which two measurements of the same speed may differ: probes measure until they know theirs that well."""
+SEARCHES = tuple(peer for peer in PEERS if peer.name != "grid")
+QUICK = ("Composer",)
+"""The peers of the smallest case."""
+
+
+@dataclass
+class LiveSession(ReplaySession):
+    """Probes of one search, measured where nobody measured them before."""
+
+    recorder: Recorder | None = None
+
+    def point(self, candidate: Candidate) -> GridPoint:
+        """Measure a trial, unless another search has."""
+        points = self.oracle.grid.points
+        if candidate not in points:
+            assert self.recorder is not None
+            points[candidate] = self.recorder.measure(self.oracle.grid.header, candidate)
+        return points[candidate]
+
+
+def speed_of(candidate: Candidate, outcome: Outcome, context: SearchContext) -> float:
+    """Return tokens per second at the global batch; 0 for what did not train."""
+    if not isinstance(outcome, Ok):
+        return 0.0
+    return throughput(outcome.timing, context.batches(candidate).accumulation(candidate.micro_batch))[1]
+
+
+def ours(definition: Definition, header: GridHeader, folder: Path) -> Result:
+    """Run our default strategy as a user does, to its proven winner."""
+    os.environ[VARIABLE] = str(folder / "cache")
+    spec = RunSpec(
+        model=header.model, device=definition.device_spec(), goal=header.goal, space=header.space,
+        space_name=header.name, strategy=OURS, limits=header.limits.model_copy(update={"proof_time": 15.0}),
+    )  # fmt: skip
+    paths, tracer = create_run(spec, folder / "runs"), LocalTracer()
+    delivered: Candidate | None = None
+    began = time.monotonic()
+    try:
+        delivered = tune(spec, paths, find_executor(spec.device, tracer), tracer=tracer).candidate
+    except AutotuneError as error:
+        if read_record(paths.journal).decided is None:
+            raise
+        print(f"{header.name}, {OURS}: {error}", file=sys.stderr)
+    seconds = time.monotonic() - began
+    _, tried = account(read_record(paths.journal), header.inspection_seconds)
+    return Result(header.name, OURS, "ours", delivered, seconds, tried, keeps_batch=delivered is not None)
+
+
+def survive(header: GridHeader, candidate: Candidate, executor: Executor) -> Outcome:
+    """Train 50 steps of the longest sequences in a fresh process, and return what came of it."""
+    steps = search_context(header).batches(candidate).accumulation(candidate.micro_batch).steps
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        finding = executor.run(
+            request(header, candidate, "prove", steps), Path(folder) / "long", timeout=TIMEOUT
+        )
+    assert not isinstance(finding.answer, Inspection)
+    return finding.answer
+
+
+def rows_of(
+    results: list[Result],
+    survived: dict[Candidate, Outcome],
+    points: dict[Candidate, GridPoint],
+    context: SearchContext,
+) -> list[dict[str, Any]]:
+    """Return a line of the record for each search: its speed in the 50 steps, and when ours had measured as much."""
+    speeds = {one: speed_of(one, outcome, context) for one, outcome in survived.items()}
+    fastest = max(speeds.values(), default=0.0)
+    own = next(result for result in results if result.peer == OURS)
+    curve = [(one.ended, speed_of(one.candidate, one.outcome, context)) for one in own.tried]
+    rows = []
+    for result in results:
+        delivered = result.delivered
+        point = None if delivered is None else points.get(delivered)
+        wanted = 0.0 if delivered is None or point is None else speed_of(delivered, point.outcome, context)
+        known = next((ended for ended, speed in curve if speed >= (1 - NOISE) * wanted), None)
+        rows.append(
+            {
+                "grid": result.grid, "peer": result.peer, "how": result.how,
+                "delivered": None if delivered is None else told(delivered),
+                "share": 0.0 if delivered is None or not fastest else speeds[delivered] / fastest,
+                "tokens_per_second": 0.0 if delivered is None else speeds[delivered],
+                "survives": delivered is not None and isinstance(survived[delivered], Ok),
+                "seconds": result.seconds, "probes": len(result.tried), "oom": result.oom(),
+                "keeps_global_batch": result.keeps_batch, "known_after": 0.0 if wanted == 0.0 else known,
+                "curve": curve if result.peer == OURS else [],
+            }
+        )  # fmt: skip
+    return rows
+
+
+def live(definition: Definition, folder: Path, smallest: bool, console: Console) -> list[dict[str, Any]]:
+    """Run every search on a case, train what each delivered, and return the rows."""
+    limits = replace_limits(LIMITS) if smallest else LIMITS
+    path = folder / f"{definition.name}.jsonl"
+    recorder = Recorder(path, find_executor(definition.device_spec(), LocalTracer()), commit())
+    append_line(path, begin(definition, recorder, limits))
+    oracle = Oracle(read_grid(path))
+    header, results = oracle.grid.header, []
+    for peer in SEARCHES:
+        if smallest and peer.name not in QUICK:
+            continue
+        session = LiveSession(oracle, peer.in_process, peer.keeps_model, recorder=recorder)
+        results.append(result_of(peer, session))
+        console.print(f"{header.name}: {peer.name} ended after {session.elapsed:.0f} s")
+    results.append(ours(definition, header, folder))
+    console.print(f"{header.name}: {OURS} ended after {results[-1].seconds:.0f} s")
+    long = LocalExecutor(find(definition.device_spec()), partial(launch, worker=LONG_WORKER))
+    delivered = dict.fromkeys(one.delivered for one in results if one.delivered is not None)
+    survived = {one: survive(header, one, long) for one in delivered}
+    return rows_of(results, survived, oracle.grid.points, oracle.context)
+
+
+def unsafe(rows: list[dict[str, Any]]) -> list[str]:
+    """Return which configurations of ours did not survive."""
+    return [
+        f"{OURS} on {row['grid']}: {row['delivered']} does not survive 50 more steps"
+        for row in rows
+        if row["peer"] == OURS and row["delivered"] is not None and not row["survives"]
+    ]
+
+
+def main() -> int:
+    """Compare on every case, print the table, record it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("names", nargs="*", help="cases by name; all without one")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record")
+    parser.add_argument("--smallest", action="store_true", help=SMALLEST)
+    options = parser.parse_args()
+    cases = (
+        [SMALLEST_GRID]
+        if options.smallest
+        else [one for one in LIVE if one.name in (options.names or [one.name])]
+    )
+    packages = () if options.smallest else sorted({package for peer in SEARCHES for package in peer.packages})
+    if missing := [package for package in packages if installed(package) is None]:
+        raise unmeasured("peers_live", f"not installed: {', '.join(missing)} (pip install 'autotune[peers]')")
+    if not cases:
+        raise unmeasured("peers_live", f"no case is called {', '.join(options.names)}")
+    console, rows = Console(width=180), []
+    for definition in cases:
+        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+            rows += live(definition, Path(folder), options.smallest, console)
+    console.print(table_of(rows))
+    for row in rows:
+        console.print(f"{row['grid']}: {row['peer']}: {row['delivered']}, survives: {row['survives']}")
+    versions = {package: installed(package) for package in packages}
+    console.print(
+        record("peers_live", rows, options.out, smallest=options.smallest, ours=OURS, versions=versions)
+    )
+    return verdict([] if options.smallest else [*missed_by(rows), *unsafe(rows)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
