@@ -87,16 +87,29 @@ class NotAlike(Exception):
     """Blocks that should do the same do not, or something beside them depends on their number."""
 
 
+class Deepened(NamedTuple):
+    """A micro-step over all blocks of the model."""
+
+    micro: StepEvents
+    spans: Spans
+    """Where the blocks lie in it."""
+    counterpart: Callable[[int, int, int], int | None]
+    """Given (slot, position, number): the slot that is to block `number` what `slot` is to the one kept at `position`.
+
+    None where no block made it."""
+
+
 def deepen(
     micro: StepEvents, spans: Spans, shortened: Shortened, copy: Callable[[int, int, int], int],
     alike: Callable[[int, int], bool],
-) -> tuple[StepEvents, Spans]:  # fmt: skip
-    """Return a micro-step over all blocks of the model, and where these lie in it.
+) -> Deepened:  # fmt: skip
+    """Return a micro-step over all blocks of the model.
 
     `copy(slot, position, number)` makes the slot that stands, in block `number`, where `slot` stands in the block that
     is kept at `position`; `alike` compares two slots but for their place in the model. Raises NotAlike.
     """
-    return _Deepening(micro, spans, shortened, copy, alike).run()
+    deepening = _Deepening(micro, spans, shortened, copy, alike)
+    return Deepened(*deepening.run(), deepening.counterpart)
 
 
 def repeat(calls: Sequence[int], spans: Sequence[Span], shortened: Shortened) -> tuple[list[int], list[Span]]:
@@ -198,6 +211,11 @@ class _Deepening:
             *([self._spans[during, number] for number in range(len(self._shortened.parameters))
                if (during, number) in self._spans] for during in ("forward", "backward"))
         )  # fmt: skip
+
+    def counterpart(self, slot: int, position: int, number: int) -> int | None:
+        """Return the slot that is to a block what another is to the one kept at `position`."""
+        made = self._made.get(slot)
+        return None if made is None else self._slot(made, number + made.position - position)
 
     def _compare(self) -> None:
         """Raise NotAlike unless the blocks to be repeated do what those after them do."""

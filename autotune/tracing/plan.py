@@ -8,7 +8,8 @@ from typing import NamedTuple
 from autotune.candidate import Candidate, alike
 
 PASSES: tuple[str, ...] = (
-    "attention", "checkpointing", "loss", "compile", "activation_memory_budget", "kernels", "activation_offload",
+    "attention", "checkpointing", "checkpointed_blocks", "loss", "compile", "activation_memory_budget", "kernels",
+    "activation_offload",
 )  # fmt: skip
 """The axes that change forward and backward, and leave parameters and gradients as they are."""
 UPDATE_SHARE = 0.3

@@ -16,6 +16,10 @@ TECHNIQUES = [
     {"adapters": "lora"}, {"optimizer": "adafactor"}, {"optimizer_kernel": "foreach"}, {"offload": "optimizer"},
     {"precision": "fp16"}, {"precision": "bf16-pure"},
 ]  # fmt: skip
+SHARDED = [
+    {"sharding": "fsdp2"}, {"sharding": "zero2"}, {"sharding": "fsdp2", "checkpointing": "full"},
+    {"sharding": "fsdp2", "reduce_dtype": "bf16"}, {"tensor_parallel": 2},
+]  # fmt: skip
 
 
 def ran(timeline):
@@ -29,9 +33,9 @@ def grown(timeline, micro_batch, accumulating):
     return [place for event, place in zip(program.events, curve, strict=True) if event >= 0]
 
 
-def compare(model, device="cpu", **fields):
+def compare(model, device="cpu", ranks=1, **fields):
     asked = request(model, Path(), device=device, **{"precision": "bf16", **fields})
-    asked = asked.model_copy(update={"evaluation": True})
+    asked = asked.model_copy(update={"evaluation": True, "world_size": ranks})
     whole, short = trace(asked, short=False), trace(asked)
     for micro_batch in (1, 2, 7):
         for accumulating in (False, True):
@@ -61,6 +65,13 @@ def test_every_family_is_traced_through_few_of_its_blocks(name):
 def test_every_technique_is_the_same_of_few_blocks(fields):
     _, short = compare(family("llama", num_hidden_layers=BLOCKS), **fields)
     assert ran(short) == f"4 of {BLOCKS}"
+
+
+@pytest.mark.parametrize("fields", SHARDED, ids=lambda fields: "-".join(map(str, fields.values())))
+def test_sharded_blocks_are_the_same_of_few(fields):
+    """FSDP2's blocks gather the one before them ahead of time, so one more of them runs."""
+    _, short = compare(family("llama", num_hidden_layers=BLOCKS), ranks=2, **fields)
+    assert ran(short) == f"{4 if 'tensor_parallel' in fields else 5} of {BLOCKS}"
 
 
 def test_an_encoder_with_a_decoder_is_traced_whole():

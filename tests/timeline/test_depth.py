@@ -123,7 +123,7 @@ def deepened(short, kept, cuts, alike=lambda ours, theirs: True):
         names.append((what, moved, *rest))
         return len(names) - 1
 
-    found, spans = deepen(short.micro, short.spans, shortened, copy, alike)
+    found, spans, _ = deepen(short.micro, short.spans, shortened, copy, alike)
     assert len(spans.forward) == len(spans.backward) == len(shortened.parameters)
     return readable(found, names)
 

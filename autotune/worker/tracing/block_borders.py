@@ -46,7 +46,8 @@ class Borders:
         """Follow the blocks while open."""
         handles: list[Any] = []
         for number, block in enumerate(self._blocks):
-            handles.append(block.register_forward_pre_hook(partial(self._enter, number)))
+            # In front of hooks that gather the block's parameters, behind those that let go of them.
+            handles.append(block.register_forward_pre_hook(partial(self._enter, number), prepend=True))
             handles.append(block.register_forward_hook(partial(self._leave, number)))
         try:
             yield self

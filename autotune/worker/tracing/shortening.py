@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from autotune.candidate import Candidate
 from autotune.outcome import Phase
-from autotune.timeline.depth import Cut, Shortened, Span, deepen, repeat
+from autotune.timeline.depth import Cut, Deepened, NotAlike, Shortened, Span, deepen, repeat
 from autotune.timeline.step_events import StepEvents
 from autotune.worker.blocks import find_blocks
+from autotune.worker.measuring.memory_breakdown import local
 from autotune.worker.tracing.block_borders import BlockPasses, Borders
 from autotune.worker.tracing.storage_recorder import StorageRecorder
 
@@ -32,7 +33,7 @@ _PLACE = ("layer_idx", "layer_id", "layer_number", "block_idx", "index")
 def why_whole(candidate: Candidate) -> str:
     """Return what of a candidate asks for a trace of all blocks, because it looks at all of them; empty for nothing."""
     looks_at_all = {
-        "several ranks": candidate.distributed,
+        "a whole model on each rank": candidate.sharding in {"ddp", "zero1"},
         "an engine of its own": candidate.engine != "torch",
         "compiled blocks": candidate.compile != "none",
         "offload of gradients": candidate.offload not in {"none", "optimizer"},
@@ -76,10 +77,11 @@ class Shortening:
         )
         owned = [number for own in parameters for number in own]
         signatures = [_signature(block) for block in blocks.modules]
-        short = _shortened(signatures, parameters, LEADING)
+        leading = LEADING + hasattr(blocks.modules[0], "unshard")  # FSDP2's gather the one before them
+        short = _shortened(signatures, parameters, leading)
         if not short.cuts or len(set(owned)) < len(owned):  # blocks that share parameters are not apart
             return None
-        return cls(model, parent, short, _shortened(signatures, parameters, LEADING + 1))
+        return cls(model, parent, short, _shortened(signatures, parameters, leading + 1))
 
     def described(self) -> str:
         """Return how many blocks the passes run through, and how many there are."""
@@ -126,15 +128,30 @@ class Shortening:
                 for values in (recorder.sizes, recorder.category, recorder.place)
             )
 
-        found, places = deepen(segment, borders.spans(), shortened, copy, alike)
+        found = deepen(segment, borders.spans(), shortened, copy, alike)
         calls: dict[Phase, list[Span]] = {}
         for phase, spans in borders.calls().items():
             recorder.log.calls[phase], calls[phase] = repeat(recorder.log.calls[phase], spans, shortened)
-        for entry in found.accumulated:
-            parameter = self._parameters[entry.parameter]
-            if parameter.grad is None:
-                parameter.grad = recorder.stand_in(parameter, entry.slot)
-        return found, BlockPasses(places, calls)
+        for cut in shortened.cuts:
+            for number in shortened.gap(cut):
+                self._stand_in(recorder, shortened, number, shortened.stands_for(cut, number), found)
+        return found.micro, BlockPasses(found.spans, calls)
+
+    def _stand_in(
+        self, recorder: StorageRecorder, shortened: Shortened, number: int, position: int, found: Deepened
+    ) -> None:
+        """Give the parameters of a block that was left out gradients like those of the one that stands for it."""
+        storages: dict[int, Tensor] = {}  # by slot: gradients of one block may be views of one storage
+        of = shortened.parameters
+        for order, template in enumerate(of[shortened.kept[position]]):
+            gradient = self._parameters[template].grad
+            if gradient is None:
+                continue
+            ours = recorder.slot_of(local(gradient))
+            slot = None if ours is None else found.counterpart(ours, position, number)
+            if slot is None:
+                raise NotAlike("gradients of a block were made outside of blocks")
+            self._parameters[of[number][order]].grad = recorder.stand_in(gradient, slot, storages)
 
 
 def _shortened(

@@ -165,25 +165,26 @@ class StepTracer:
 
         What a first pass makes for good (FSDP2 may keep what it gathered) is part of it. None if passes differ.
         """
-        least, more = self._pair
-        first, small, large = self._forward(more + 1), self._forward(least), self._forward(more, longer=True)
+        first, small, large = (
+            self._forward(micro_batch) for micro_batch in (self._pair.more + 1, *self._pair)
+        )
         if len(small.events) != len(large.events):
             return None
         grown = {our: their for our, their in zip(small.events, large.events, strict=True) if our >= 0}
         return StepEvents([*_lasting(first), *small.events]), grown
 
-    def _forward(self, micro_batch: int, longer: bool = False) -> StepEvents:
+    def _forward(self, micro_batch: int) -> StepEvents:
         recorder, training = self._recorder, self._training
         training.model.eval()
         try:
-            with recorder.segment() as segment, self._shortened(longer) as borders, torch.no_grad():
+            with recorder.segment() as segment, self._shortened(longer=False) as borders, torch.no_grad():
                 recorder.mark("evaluation")
                 training.loss(training.batch(self._batch, micro_batch))
                 gc.collect(0)
         finally:
             training.model.train()
         if self._short is not None and borders is not None:
-            segment, _ = self._short.whole(segment, borders, recorder, longer)
+            segment, _ = self._short.whole(segment, borders, recorder, longer=False)
         self._batch += 1
         return segment
 

@@ -284,12 +284,24 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
             self.module[copy] = module
         return copy
 
-    def stand_in(self, parameter: Tensor, slot: int) -> Tensor:
-        """Return a gradient for a parameter, whose release is recorded as that of `slot`."""
-        with self.elsewhere():
-            gradient = torch.empty_like(parameter, requires_grad=False)
-        self._live[gradient.untyped_storage()._cdata].slot = slot
-        return gradient
+    def slot_of(self, tensor: Tensor) -> int | None:
+        """Return the slot of a tensor's storage; None where it was not recorded."""
+        known = self._live.get(tensor.untyped_storage()._cdata)
+        return None if known is None or known.slot < 0 else known.slot
+
+    def stand_in(self, gradient: Tensor, slot: int, storages: dict[int, Tensor]) -> Tensor:
+        """Return a gradient like another, whose release is recorded as that of `slot`.
+
+        `storages` has those made so far, by slot: gradients may be views of one.
+        """
+        ours = local(gradient)
+        with self.elsewhere(), torch.no_grad():
+            if slot not in storages:
+                count = ours.untyped_storage().nbytes() // ours.itemsize
+                storages[slot] = torch.empty(count, dtype=ours.dtype, device=ours.device)
+                self._live[storages[slot].untyped_storage()._cdata].slot = slot
+            view = storages[slot].as_strided(ours.size(), ours.stride(), ours.storage_offset())
+        return type(gradient)(view, gradient._spec, requires_grad=False) if ours is not gradient else view
 
     # What surrounds it.
 

@@ -1,0 +1,236 @@
+"""Price every legal rung of a large model's ladder on a GPU that is not there, with an empty cache.
+
+    python -m benchmarks.ladder_pricing [--case gpt2-xl] [--case llama-3.1-8b] [--drawn 30] [--seed 0]
+
+The ladder is every combination of the axes that leave what is learned alone (`AXES`, and on several GPUs `SHARDINGS`)
+that no technique refuses. Each rung is traced or composed of others' traces (`autotune.tracing`), then priced: the
+largest micro-batch that fits, and there the roofline's time of a global step of 4M tokens. Seconds are of all that,
+start of workers and imports included. MFU counts the plain rung's own FLOPs of forward and backward. Rungs drawn at
+random are traced once more, alone and through all blocks; compared are the bytes allocated and the seconds of a step,
+at micro-batches 1, 2 and 8. Not in the ladder: checkpointing of some blocks alone, and DeepSpeed.
+
+Targets, on 2 cores: a ladder within 60 s, and every drawn rung within 0.5% of its own trace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from autotune.candidate import Candidate, choices  # noqa: E402
+from autotune.devices.hardware import Hardware, find_hardware  # noqa: E402
+from autotune.devices.simulated import SimulatedDevice  # noqa: E402
+from autotune.memory.predictor import DeviceOverhead, Predictor  # noqa: E402
+from autotune.models.resolve import resolve  # noqa: E402
+from autotune.probe.protocol import ProbeRequest  # noqa: E402
+from autotune.techniques.axis import Context  # noqa: E402
+from autotune.techniques.check import check  # noqa: E402
+from autotune.timeline.timeline import Timeline  # noqa: E402
+from autotune.timing.roofline import Machine, step_time  # noqa: E402
+from autotune.tracing.cache import TraceCache  # noqa: E402
+from autotune.tracing.client import LocalTracer, Trace  # noqa: E402
+from benchmarks.recording import RESULTS, record  # noqa: E402
+from benchmarks.verdict import SMALLEST, verdict  # noqa: E402
+
+TOKENS = 4_000_000
+"""Of a global step."""
+AXES = (
+    "attention", "checkpointing", "loss", "compile", "kernels", "activation_offload", "offload",
+    "optimizer_kernel",
+)  # fmt: skip
+GPU_ONLY = {"flash_attention_2", "flex_attention"}
+"""Attention that takes a package of its own, or a compiler."""
+SHARDINGS = ("ddp", "zero1", "zero2", "fsdp2")
+LARGEST = 1024
+LIMIT = 60.0
+AGREEMENT = 0.005
+TRACING = 3600.0
+"""Seconds after which a worker is given up."""
+
+
+class Case(NamedTuple):
+    """A model, the GPU and how many of it."""
+
+    model: str
+    seq_len: int
+    gpus: int
+    gpu: str = "h100-80gb"
+
+
+CASES = {"gpt2-xl": Case("gpt2-xl", 1024, 1), "llama-3.1-8b": Case("llama-3.1-8b", 2048, 8)}
+TINY = Case("tiny-gpt2", 64, 1)
+
+
+class Price(NamedTuple):
+    """What a rung is predicted to reach at the largest micro-batch that fits."""
+
+    micro_batch: int
+    tokens_per_second: float
+
+
+def ladder(case: Case, hardware: Hardware, axes: tuple[str, ...]) -> list[Candidate]:
+    """Return every legal rung of the case, plain bf16 first."""
+    facts = SimulatedDevice(hardware).facts()
+    context = Context(accumulation_steps=2, world_size=case.gpus, device=facts)
+    values = [[value for value in choices(axis) if value not in GPU_ONLY] for axis in axes]
+    shardings = ("none",) if case.gpus == 1 else SHARDINGS
+    rungs = (
+        Candidate(sharding=sharding, **dict(zip(axes, chosen, strict=True)))
+        for sharding in shardings
+        for chosen in itertools.product(*values)
+    )
+    return [rung for rung in rungs if not check(rung, context)]
+
+
+def request(case: Case, candidates: list[Candidate]) -> ProbeRequest:
+    """Return a request for the traces of candidates."""
+    first, *rest = candidates
+    return ProbeRequest(
+        kind="trace", model=resolve(case.model, base=ROOT), candidate=first, also=tuple(rest), seq_len=case.seq_len,
+        accumulation_steps=2, device="cuda:0", world_size=case.gpus, budget=0, seed=0, sample_seconds=1.0,
+        sample_steps=2, folder=str(ROOT),
+    )  # fmt: skip
+
+
+def price(rung: Candidate, timeline: Timeline, hardware: Hardware, case: Case) -> Price | None:
+    """Return what the rung reaches; None where not even one sample fits."""
+    ground = DeviceOverhead.measured("cuda", 0, hardware.cublas_bytes(), case.gpus)
+    predictor = Predictor({}, ground, lambda _: True).with_timeline(rung, timeline)
+    largest = predictor.largest(rung, hardware.usable_bytes(), LARGEST)
+    step = step_time(timeline, largest, Machine.of(hardware), True) if largest else None
+    if step is None or not largest:
+        return None
+    tokens = largest * int(timeline.facts["tokens_per_sample"]) * rung.data_ranks(case.gpus)
+    steps = -(-TOKENS // tokens)
+    return Price(largest, steps * tokens / step.timing().global_step(steps))
+
+
+def said(timeline: Timeline, hardware: Hardware) -> Iterator[float]:
+    """Return what is compared of a rung's traces: bytes, and seconds of a step."""
+    for size in (1, 2, 8):
+        yield float(timeline.allocated(size, accumulating=True))
+        step = step_time(timeline, size, Machine.of(hardware), True)
+        assert step is not None, "the trace knows its work"
+        yield step.timing().global_step(2)
+
+
+def own_trace(probe: ProbeRequest) -> Timeline:
+    """Trace a rung alone, through all blocks."""
+    from autotune.worker.tracing.trace import trace
+
+    return trace(probe, short=False)
+
+
+def furthest(
+    case: Case, hardware: Hardware, drawn: list[Candidate], traces: dict[Candidate, Trace]
+) -> list[float]:
+    """Return of each drawn rung the largest share by which its trace is off its own one."""
+    cores = len(os.sched_getaffinity(0))
+    with multiprocessing.get_context("spawn").Pool(min(cores, len(drawn)), maxtasksperchild=1) as pool:
+        own = pool.map(own_trace, [request(case, [rung]) for rung in drawn], chunksize=1)
+    off = []
+    for rung, alone in zip(drawn, own, strict=True):
+        shared = traces[rung].timeline
+        assert shared is not None, "only priced rungs are drawn"
+        pairs = zip(said(shared, hardware), said(alone, hardware), strict=True)
+        off.append(max(abs(ours - theirs) / theirs for ours, theirs in pairs))
+    return off
+
+
+def measure(name: str, case: Case, drawn: int, seed: int, axes: tuple[str, ...]) -> dict[str, Any]:
+    """Price the ladder of a case, draw rungs of it, and print what came of both."""
+    hardware = find_hardware(case.gpu)
+    rungs = ladder(case, hardware, axes)
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        tracer = LocalTracer(TraceCache(Path(folder) / "cache"))
+        traces = tracer.trace(request(case, rungs), Path(folder) / "workers", timeout=TRACING)
+        traced = time.perf_counter() - began
+        known = {rung: trace.timeline for rung, trace in traces.items() if trace.timeline is not None}
+        prices = {
+            rung: found
+            for rung, timeline in known.items()
+            if (found := price(rung, timeline, hardware, case))
+        }
+        seconds = time.perf_counter() - began
+    plain = min(known, key=lambda rung: sum(value != getattr(Candidate(), name) for name, value in rung))
+    work = known[plain].work
+    assert work is not None, "the trace knows its work"
+    flops = work.flops(2)
+    tokens = 2 * int(known[plain].facts["tokens_per_sample"])
+    peak = (hardware.bf16_tflops or 0.0) * 1e12 * case.gpus
+
+    def mfu(rung: Candidate) -> float | None:
+        found = prices.get(rung)
+        model = (flops["forward"] + flops["backward"]) / tokens
+        return found.tokens_per_second * model / peak if found and peak else None
+
+    winner = max(prices, key=lambda rung: prices[rung].tokens_per_second)
+    chosen = random.Random(seed).sample(sorted(known, key=Candidate.key), min(drawn, len(known)))
+    off = furthest(case, hardware, chosen, traces)
+    whole = sorted(
+        {str(one.facts["blocks"]) for one in known.values() if str(one.facts["blocks"]).startswith("all")}
+    )
+    reasons = sorted({trace.reason for trace in traces.values() if trace.reason})
+    row: dict[str, Any] = {
+        "case": name, "gpus": case.gpus, "rungs": len(rungs), "seconds": seconds, "trace_seconds": traced,
+        "traced": sum(trace.timeline is not None and not trace.composed for trace in traces.values()),
+        "composed": sum(trace.composed for trace in traces.values()),
+        "untraceable": len(rungs) - len(known),
+        "reasons": reasons,
+        "through_all_blocks": sum(str(one.facts["blocks"]).startswith("all") for one in known.values()),
+        "why_all_blocks": whole, "fitting": len(prices),
+        "winner": winner.key(), "winner_micro_batch": prices[winner].micro_batch, "winner_mfu": mfu(winner),
+        "plain": plain.key(), "plain_mfu": mfu(plain), "drawn": len(off), "furthest": max(off),
+    }  # fmt: skip
+    print(f"{name}: {row['rungs']} rungs in {seconds:.1f} s ({traced:.1f} s of traces), at most {LIMIT:g}")
+    print(f"  traced {row['traced']}, composed {row['composed']}, untraceable {row['untraceable']}")
+    for reason in (*reasons, *whole):
+        print(f"    {reason}")
+    for title, rung in (("winner", winner), ("plain", plain)):
+        share = mfu(rung)
+        print(f"  {title}: MFU {'does not fit' if share is None else f'{share:.1%}'}: {rung.key()}")
+    print(f"  {len(off)} drawn: at most {max(off):.3%} off a trace of their own, {AGREEMENT:.1%} allowed")
+    return row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--case", action="append", choices=list(CASES))
+    parser.add_argument("--drawn", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record")
+    parser.add_argument("--smallest", action="store_true", help=SMALLEST)
+    options = parser.parse_args()
+    if options.smallest:
+        axes = ("checkpointing", "optimizer_kernel")
+        rows = [measure("tiny-gpt2", TINY, 1, options.seed, axes)]
+    else:
+        names = options.case or list(CASES)
+        rows = [measure(name, CASES[name], options.drawn, options.seed, AXES) for name in names]
+    record("ladder_pricing", rows, options.out, smallest=options.smallest, seed=options.seed)
+    missed = [f"{row['case']} drawn rungs within {AGREEMENT:.1%}: {row['furthest']:.2%}" for row in rows
+              if row["furthest"] > AGREEMENT]  # fmt: skip
+    if not options.smallest:
+        missed += [
+            f"{row['case']} within {LIMIT:g} s: {row['seconds']:.1f}"
+            for row in rows
+            if row["seconds"] > LIMIT
+        ]
+    return verdict(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
