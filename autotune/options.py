@@ -132,9 +132,9 @@ class SearchOptions(Options):
     space: str | None = None
     """A search space: a shipped name or a YAML file's path; else `default`, `multi_gpu` over several devices, or
     `packing` with `--lengths`."""
-    strategy: StrategyName | None = None
-    """How a space is searched: by predicted speed (`guided`), along its decision `graph`, by probing all (`grid`)
-    or at `random` by the seed; else `guided`, and `graph` in a space that is named or with --lengths."""
+    strategy: StrategyName = "graph"
+    """How a space is searched: along its decision `graph`; by predicted speed through all of it (`guided`); by probing
+    all of it (`grid`); or at `random` by the seed."""
     optimizer: Optimizer = "adamw"
     """The optimizer that all candidates train with."""
     predict: bool = True

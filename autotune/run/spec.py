@@ -15,7 +15,7 @@ from autotune.lengths import read_lengths
 from autotune.models.resolve import resolve
 from autotune.models.sequence_length import LONGEST_DEFAULT, sequence_length
 from autotune.objective import Objective, Price
-from autotune.options import Limits, RunOptions, StrategyName
+from autotune.options import Limits, RunOptions
 from autotune.search.shipped import default_space, load_space
 from autotune.search.space import Space
 from autotune.specs import DeviceSpec, GlobalBatch, Goal, ModelSpec, RunSpec
@@ -88,16 +88,10 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
         raise NotRecorded(problems)
     return RunSpec(
         model=model, device=device, goal=goal, optimizer=options.optimizer, space=space.model_dump(mode="json"),
-        space_name=space.name, strategy=_strategy(options), seed=options.seed, predict=options.predict,
+        space_name=space.name, strategy=options.strategy, seed=options.seed, predict=options.predict,
         launcher=options.launcher,
         limits=options.part(Limits),
     )  # fmt: skip
-
-
-def _strategy(options: RunOptions) -> StrategyName:
-    """Return the strategy that was named; else the one for the space: a graph that somebody chose is what is walked."""
-    chosen = options.space is not None or options.lengths is not None
-    return options.strategy or ("graph" if chosen else "guided")
 
 
 def _space(options: RunOptions, grid: RecordedGrid | None) -> Space:
