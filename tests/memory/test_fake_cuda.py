@@ -4,14 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.fresh_process import run_alone
+
 HERE = Path(__file__).parent
 
 
 def test_the_stand_in_follows_the_rules_of_cuda():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "on_fake_cuda.py")]
-    done = subprocess.run(command, cwd=HERE.parent.parent, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "passed" in done.stdout
+    run_alone(HERE / "on_fake_cuda.py")
 
 
 def test_a_process_that_has_run_a_backward_pass_is_told_to_start_another():

@@ -1,0 +1,217 @@
+"""Guided search on devices made of arithmetic: what it probes, what it has traced first, and where it stops."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from autotune.candidate import Candidate
+from autotune.memory.predictor import DeviceOverhead, Predictor
+from autotune.outcome import Ok, Oom, Sample, StepTiming, Unsupported
+from autotune.search.context import SearchContext
+from autotune.search.graph_walk import GraphWalk
+from autotune.search.guided import MARGIN, Guided
+from autotune.search.shipped import load_space
+from autotune.search.strategy import Done, Learn, Try
+from autotune.site import Site
+from autotune.specs import DeviceFacts, GlobalBatch, Goal
+from autotune.testing.arithmetic import Arithmetic, timeline
+from autotune.trial import Trial
+from autotune.units import MIB
+
+UNIT = 16 * MIB
+FACTORS = {"chunked": 0.9, "regional": 0.6, "eager": 1.4}
+"""By what some values multiply the time of a micro-step."""
+
+
+@dataclass(frozen=True)
+class Techniques(Arithmetic):
+    """The same device with techniques that change speed; `truth` says what a probe finds beyond the prediction."""
+
+    truth: float = 1.0
+
+    def in_units(self, unit):
+        plain = super().in_units(unit)
+        return Techniques(**{**vars(plain), "truth": self.truth})
+
+    def times(self, candidate):
+        micro, step = super().times(candidate)
+        for value in (candidate.loss, candidate.compile, candidate.attention):
+            micro *= FACTORS.get(value, 1.0)
+        return micro, step
+
+    def outcome(self, candidate):
+        found = super().outcome(candidate)
+        if not isinstance(found, Ok):
+            return found
+        micro, step = (seconds * self.truth for seconds in self.times(candidate))
+        sample = Sample(mean=micro, half_width=micro / 100, count=5)
+        timing = StepTiming(
+            micro_step=sample,
+            last_micro_step=sample,
+            optimizer_step=Sample(mean=step, half_width=None, count=1),
+        )
+        return found.model_copy(update={"timing": timing})
+
+
+def make_context(device, space="default", target=1600, simulated=False, **changes):
+    goal = Goal(target=GlobalBatch(amount=target), seq_len=100, headroom=0.0)
+    facts = DeviceFacts(
+        kind="cuda", name="a GPU", torch_name="cuda:0", budget=device.budget, total=device.budget,
+        dtypes=("bf16",), simulated=simulated,
+    )  # fmt: skip
+    context = SearchContext(
+        space=load_space(space), base=Candidate(), goal=goal, tokens_per_sample=100, budget=device.budget,
+        predictor=Predictor({}, DeviceOverhead("cpu", 0, 0)), speed=device, **changes,
+    )  # fmt: skip
+    return replace(context, site=Site(device=facts, machine=machine())) if simulated else context
+
+
+def machine():
+    from autotune.site import MachineFacts
+
+    return MachineFacts()
+
+
+def search(device, context, verdicts=None, untraceable=lambda rung: False):
+    """Search to the end; return what was probed, what was traced before each probe, and the end."""
+    history, traced = (), []
+    known = context
+    while not isinstance(decision := Guided().propose(history, known), Done):
+        rungs = decision.rungs if isinstance(decision, Learn) else (decision.candidate.rung(),)
+        new = [rung for rung in rungs if not known.predictor.covers(rung) and rung not in known.untraceable]
+        if new:
+            predictor, cannot = known.predictor, set(known.untraceable)
+            for rung in new:
+                if untraceable(rung):
+                    cannot.add(rung)
+                else:
+                    predictor = predictor.with_timeline(rung, timeline(device, rung))
+            known = known.informed(predictor, known.speed, frozenset(cannot))
+            traced += new
+            continue
+        assert isinstance(decision, Try)
+        outcome = (verdicts or {}).get(decision.candidate.rung()) or device.outcome(decision.candidate)
+        history += (
+            Trial(
+                number=len(history) + 1, candidate=decision.candidate, node=decision.node, why=decision.why,
+                outcome=outcome, seconds=1.0,
+            ),
+        )  # fmt: skip
+        assert len(history) < 40
+    return history, traced, decision
+
+
+def roomy(**changes):
+    return Techniques(budget=2000, **changes).in_units(UNIT)
+
+
+def test_without_a_memory_model_it_walks_the_graph():
+    device = roomy()
+    context = replace(make_context(device), predictor=None)
+    assert Guided().propose((), context) == GraphWalk().propose((), context)
+
+
+def test_the_first_probe_is_at_the_largest_micro_batch_that_surely_fits():
+    device = Techniques(budget=900).in_units(UNIT)
+    history, _, _ = search(device, make_context(device, "basic"))
+    assert history[0].candidate == Candidate(micro_batch=8)  # 300 + 8 x 50 of 900; 16 take 1,100
+    assert isinstance(history[0].outcome, Ok)
+
+
+def test_what_is_predicted_fastest_is_probed_next_and_slower_rungs_never_are():
+    device = roomy()
+    history, _, done = search(device, make_context(device))
+    best = min((trial for trial in history if isinstance(trial.outcome, Ok)), key=seconds_of(device))
+    assert (best.candidate.compile, best.candidate.loss) == ("regional", "chunked")
+    assert len(history) <= 4
+    assert all(trial.candidate.attention == "sdpa" for trial in history)
+    assert all(trial.candidate.offload == "none" for trial in history), "it saves memory that nobody lacks"
+    assert done.reason == "settled"
+    assert f"{MARGIN:.0%} faster" in done.why
+
+
+def seconds_of(device):
+    return lambda trial: device.times(trial.candidate)[0] / trial.candidate.micro_batch
+
+
+def test_a_rung_is_traced_only_after_the_techniques_that_it_is_made_of():
+    device = roomy()
+    _, traced, _ = search(device, make_context(device))
+    ladder = make_context(device).ladder
+    for position, rung in enumerate(traced):
+        assert set(ladder.parts(rung)) - {rung} <= set(traced[:position])
+    assert len(traced) < len(ladder.rungs) / 4
+
+
+def test_one_probe_tells_how_fast_the_device_is_and_not_which_rung_wins():
+    slow = roomy(truth=3.0)
+    probed, _, _ = search(slow, make_context(slow))
+    quick = roomy(truth=0.5)
+    assert [trial.candidate for trial in search(quick, make_context(quick))[0]] == [
+        trial.candidate for trial in probed
+    ]
+
+
+def test_checkpointing_is_tried_where_memory_binds_and_a_larger_micro_batch_pays():
+    device = replace(
+        Techniques(budget=420).in_units(UNIT), overhead=0.3
+    )  # 2 fit; the overhead shrinks with more
+    history, _, _ = search(device, make_context(device, "basic"))
+    best = min((trial for trial in history if isinstance(trial.outcome, Ok)), key=seconds_of(device))
+    assert best.candidate.checkpointing == "full"
+    assert best.candidate.micro_batch > 2
+
+
+def test_a_rung_that_cannot_be_traced_is_probed_where_the_same_without_it_fits():
+    device = roomy()
+    history, _, _ = search(device, make_context(device), untraceable=lambda rung: rung.compile != "none")
+    best = min((trial for trial in history if isinstance(trial.outcome, Ok)), key=seconds_of(device))
+    assert best.candidate.compile == "regional"
+    assert not [trial for trial in history if isinstance(trial.outcome, Oom)]
+
+
+def test_a_rung_that_is_not_supported_is_not_tried_at_another_micro_batch():
+    device = roomy()
+    refused = {
+        Candidate(compile="regional", loss=loss, optimizer_kernel=kernel): Unsupported(reason="no compiler")
+        for loss in ("full", "chunked")
+        for kernel in ("fused", "foreach")
+    }
+    history, _, _ = search(device, make_context(device), verdicts=refused)
+    rungs = [trial.candidate.rung() for trial in history if isinstance(trial.outcome, Unsupported)]
+    assert rungs
+    assert len(set(rungs)) == len(rungs)
+
+
+def test_on_a_simulated_device_every_prediction_comes_true_and_the_best_price_is_probed_at_once():
+    device = roomy()
+    history, _, _ = search(device, make_context(device, simulated=True))
+    assert len(history) == 2
+    assert (history[1].candidate.compile, history[1].candidate.loss) == ("regional", "chunked")
+
+
+def test_what_cannot_run_where_probes_do_does_not_compete():
+    device = roomy()
+    context = make_context(device)
+    refused = frozenset(rung for rung in context.ladder.rungs if rung.compile != "none")
+    history, traced, _ = search(device, Barred(context, refused).context)
+    assert not [rung for rung in (*traced, *(trial.candidate for trial in history)) if rung.compile != "none"]
+
+
+class Barred:
+    """A context whose refused rungs stay refused when something is learnt."""
+
+    def __init__(self, context, refused):
+        class Kept(SearchContext):
+            def informed(self, predictor, speed, untraceable=frozenset(), refused=refused):
+                return super().informed(predictor, speed, untraceable, refused)
+
+        fields = {name: getattr(context, name) for name in context.__dataclass_fields__}
+        self.context = Kept(**{**fields, "refused": refused})
+
+
+@pytest.mark.parametrize("budget", [420, 900, 2000])
+def test_no_probe_runs_out_of_memory_where_the_memory_model_is_right(budget):
+    device = Techniques(budget=budget).in_units(UNIT)
+    history, _, _ = search(device, make_context(device))
+    assert not [trial for trial in history if isinstance(trial.outcome, Oom)]
