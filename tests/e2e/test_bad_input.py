@@ -25,7 +25,7 @@ RUN = ("run", "--model", "tiny-gpt2", "--target-global-batch", "16K", "--device"
         ((*RUN, "--time-budget", "soon"), "not a duration"),
         ((*RUN[:5], "--device", "cpu:64MiB"), "smaller than what torch"),
         ((*RUN[:5], "--device", "cpu:4000GiB"), "more than this machine's memory"),
-        ((*RUN[:5], "--device", "tpu"), "write auto, cuda, cuda:1, cpu:3GiB or sim:"),
+        ((*RUN[:5], "--device", "tpu"), "write auto, cuda, cuda:1, cpu:3GiB, sim:"),
         ((*RUN[:5], "--device", "sim:h10-80gb"), "did you mean"),
         ((*RUN[:5], "--device", "cpu"), "needs a memory budget"),
         (("resume", "nothing"), "there is no run 'nothing'"),

@@ -50,13 +50,17 @@ def of_one(samples, **case):
     return train(case, samples=samples)
 
 
-@pytest.mark.parametrize("position", range(len(CASES)), ids=["-".join(case.values()) for case in CASES])
+@pytest.mark.parametrize(
+    "position", range(len(CASES)), ids=["-".join(map(str, case.values())) for case in CASES]
+)
 def test_two_ranks_train_as_one_with_both_batches(of_two, position):
     compare(CASES[position], of_two[position], 2 * ACCUMULATION * MICRO_BATCH)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("position", range(len(HYBRID)), ids=["-".join(case.values()) for case in HYBRID])
+@pytest.mark.parametrize(
+    "position", range(len(HYBRID)), ids=["-".join(map(str, case.values())) for case in HYBRID]
+)
 def test_two_nodes_of_two_ranks_train_as_one_with_all_four_batches(of_four, position):
     compare(HYBRID[position], of_four[position], 4 * ACCUMULATION * MICRO_BATCH)
 
