@@ -85,7 +85,7 @@ def compare(case, found, samples):
     alone = {
         name: value
         for name, value in case.items()
-        if name not in {"checkpointing", "offload", "reduce_dtype", "compile"}
+        if name not in {"checkpointing", "checkpointed_blocks", "offload", "reduce_dtype", "compile"}
     }
     expected, reference, expected_gradients = of_one(samples, **{**alone, "sharding": "none"})
     reduced = case.get("reduce_dtype") == "bf16"
