@@ -1,6 +1,7 @@
 """What the allocator settings of the cpu device cost: the same probe under them and under malloc's defaults, in turn.
 
     python -m benchmarks.malloc_speed [--model gpt2] [--seq-len 256] [--micro-batch 3] [--pairs 5] [--device cpu:5GiB]
+    python -m benchmarks.malloc_speed --setting MALLOC_MMAP_THRESHOLD_=33554432     another setting in place of ours
 
 The settings make memory exact (`autotune/devices/cpu.py`): under malloc's defaults the same training takes more, so a
 budget would hold less. A pair is one probe of each, cold, one right after the other, in changing order; the ratio is
@@ -38,6 +39,17 @@ LIMIT = 1.05
 """Time of a micro-step over that with malloc's defaults."""
 
 
+class Tried(CpuDevice):
+    """The same device with other settings on top."""
+
+    def __init__(self, budget: int, settings: dict[str, str]) -> None:
+        super().__init__(budget)
+        self._settings = settings
+
+    def environment(self, candidate: Candidate) -> dict[str, str]:
+        return super().environment(candidate) | self._settings
+
+
 class Defaults(CpuDevice):
     """The same device without the settings of malloc."""
 
@@ -55,14 +67,16 @@ def main() -> int:
     parser.add_argument("--micro-batch", type=int, default=3)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--device", default="cpu:5GiB")
+    parser.add_argument("--setting", action="append", default=[], help="NAME=VALUE that replaces one of ours")
     parser.add_argument("--smallest", action="store_true", help=SMALLEST)
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     if arguments.smallest:
         arguments.model, arguments.seq_len, arguments.pairs = "tiny-gpt2", 32, 1
+    settings = dict(setting.split("=", 1) for setting in arguments.setting)
     budget = DeviceSpec.parse(arguments.device).budget or 0
     try:
-        devices = {"exact": CpuDevice(budget), "defaults": Defaults(budget)}
+        devices = {"exact": Tried(budget, settings), "defaults": Defaults(budget)}
         request = ProbeRequest(
             kind="train", model=resolve(arguments.model, base=Path.cwd()),
             candidate=Candidate(micro_batch=arguments.micro_batch), seq_len=arguments.seq_len,
@@ -83,7 +97,7 @@ def main() -> int:
     show(rows, ratio, half)
     record(
         "malloc_speed", rows, arguments.out, smallest=arguments.smallest, ratio=ratio, half_width=half,
-        model=arguments.model, seq_len=arguments.seq_len, micro_batch=arguments.micro_batch,
+        settings=settings, model=arguments.model, seq_len=arguments.seq_len, micro_batch=arguments.micro_batch,
     )  # fmt: skip
     if arguments.smallest:
         return verdict([])

@@ -30,7 +30,7 @@ _MALLOC = {
     # so the process's memory is what its tensors take, to 0.1 MiB (a GPT-2 step: 435.9 MiB; with malloc's
     # defaults 10-30% more). MALLOC_ARENA_MAX=1 changes nothing on top of it (435.9 and 436.0 MiB).
     # Fresh mappings cost a page fault for each page: `benchmarks/malloc_speed.py` measures what of the speed. Huge
-    # pages are left to the user: they make fewer faults and cost far more time (docs/log.md).
+    # pages are left to the user: they made it slower where they were tried (docs/log.md).
     "MALLOC_MMAP_THRESHOLD_": "65536",
     "MALLOC_TRIM_THRESHOLD_": "65536",
     "MALLOC_TOP_PAD_": "0",

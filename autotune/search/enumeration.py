@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autotune.candidate import Candidate
-from autotune.outcome import Lost, Ok, Outcome
+from autotune.outcome import Lost, Ok, Oom, Outcome, Timeout
 from autotune.search.context import SearchContext
 from autotune.trial import History
 
@@ -24,18 +24,32 @@ def tried_sizes(history: History) -> Tried:
 def open_sizes(rung: Candidate, tried: Tried, context: SearchContext) -> Iterator[int]:
     """Yield the useful micro-batches of a rung that were not tried and may yet train, smallest first.
 
-    What did not fit, did not end in time, or failed otherwise at one micro-batch is not tried at larger ones, and what
-    this machine cannot run at none. Something lost says nothing of the others.
+    See `closed_from` for those that may not.
     """
     sizes = tried.get(rung, {})
-    failed = (
-        size
-        for size, outcome in sizes.items()
-        if not isinstance(outcome, Lost) and not (isinstance(outcome, Ok) and context.fits(outcome.memory))
-    )
-    end = min(failed, default=None)
+    end = closed_from(rung, tried, context)
     for size in context.batches(rung).useful():
         if end is not None and size >= end:
             return
         if size not in sizes:
             yield size
+
+
+def closed_from(rung: Candidate, tried: Tried, context: SearchContext) -> int | None:
+    """Return the micro-batch of a rung from which on none is tried any more; None where nothing has failed.
+
+    What did not fit or did not end in time at one micro-batch is not tried at larger ones, and what failed otherwise,
+    or cannot run here, at none. Something lost says nothing of the others.
+    """
+    ends = []
+    for size, outcome in tried.get(rung, {}).items():
+        match outcome:
+            case Ok(memory=memory) if context.fits(memory):
+                pass
+            case Lost():
+                pass
+            case Ok() | Oom() | Timeout():
+                ends.append(size)
+            case _:
+                ends.append(1)
+    return min(ends, default=None)

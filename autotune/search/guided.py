@@ -16,15 +16,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
 from autotune.candidate import Candidate
 from autotune.memory.calibration import Z
 from autotune.memory.predictor import Predictor
-from autotune.outcome import Lost, Ok, Oom, Timeout
+from autotune.outcome import Ok
 from autotune.search.context import SearchContext
-from autotune.search.enumeration import Tried, tried_sizes
+from autotune.search.enumeration import Tried, closed_from, tried_sizes
 from autotune.search.graph_walk import GraphWalk
 from autotune.search.ladder import FALLBACKS
 from autotune.search.selection import Score, rank
@@ -83,20 +82,15 @@ class _Search:
         self, history: History, context: SearchContext, predictor: Predictor, simulated: bool
     ) -> None:
         assert context.speed is not None
-        self._history = history
         self._context = context
         self._predictor = predictor
         self._speed = context.speed
         self._ladder = context.ladder
         self._simulated = simulated
         self._tried: Tried = tried_sizes(history)
-        self._scores = rank(history, context)
-        self._model = SpeedModel([seen for trial in history if (seen := self._observed(trial))])
-
-    @cached_property
-    def best(self) -> Score | None:
+        self.best = min(rank(history, context), key=lambda score: score.seconds, default=None)
         """The fastest so far, of what leaves the headroom free."""
-        return min(self._scores, key=lambda score: score.seconds, default=None)
+        self._model = SpeedModel([seen for trial in history if (seen := self._observed(trial))])
 
     def raised(self, walked: Try | Done) -> Decision:
         """Return the graph's next candidate at the largest micro-batch that surely fits.
@@ -248,8 +242,8 @@ class _Search:
     def _sizes(self, rung: Candidate) -> list[int]:
         """Return the largest useful micro-batches of a traced rung that surely fit and did not fail, largest first."""
         batches = self._context.batches(rung)
-        failed = [size for size in self._tried.get(rung, {}) if self._is_closed(rung, size)]
-        limit = min([batches.limit, *(size - 1 for size in failed)])
+        end = closed_from(rung, self._tried, self._context)
+        limit = batches.limit if end is None else min(batches.limit, end - 1)
         bound: Literal["mean", "high"] = "mean" if self._simulated else "high"
         sure = self._predictor.largest(rung, self._context.usable, limit, bound) or 0
         sizes: list[int] = []
@@ -266,20 +260,9 @@ class _Search:
         return self._covers(rung) or rung in self._context.untraceable
 
     def _is_closed(self, rung: Candidate, size: int) -> bool:
-        """Tell whether what a rung came to forbids this micro-batch: no larger one fits, and nothing else repairs."""
-        for tried, outcome in self._tried.get(rung, {}).items():
-            match outcome:
-                case Ok(memory=memory):
-                    if size >= tried and not self._context.fits(memory):
-                        return True
-                case Oom() | Timeout():
-                    if size >= tried:
-                        return True
-                case Lost():
-                    pass
-                case _:
-                    return True
-        return False
+        """Tell whether what a rung came to forbids this micro-batch."""
+        end = closed_from(rung, self._tried, self._context)
+        return end is not None and size >= end
 
     def _raw(self, candidate: Candidate) -> float | None:
         """Return the uncorrected seconds of a global step, or None."""
@@ -306,12 +289,12 @@ class _Search:
         said = f"{faster:.0%} faster" if faster >= 0 else f"{-faster:.0%} slower"
         return f"{source} {said} (± {spread:.0%}) than {_named(best.trial.candidate)}"
 
-    def _end(self, leader: _Offer | None, best: Score) -> str:
+    def _end(self, following: _Offer | None, best: Score) -> str:
         why = f"nothing else is expected to be {MARGIN:.0%} faster than {_named(best.trial.candidate)}"
-        if leader is None:
+        if following is None:
             return why
-        behind = leader.expected.seconds / best.seconds - 1
-        return f"{why}; next comes {_named(leader.candidate)}, predicted {behind:+.0%} in time"
+        behind = following.expected.seconds / best.seconds - 1
+        return f"{why}; next comes {_named(following.candidate)}, predicted {behind:+.1%} in time"
 
 
 def _named(candidate: Candidate) -> str:
