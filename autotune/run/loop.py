@@ -12,29 +12,29 @@ from functools import cached_property
 import autotune
 from autotune.candidate import Candidate
 from autotune.errors import InputError
-from autotune.executors.executor import Executor, ProbeResult
+from autotune.executors.executor import Executor
 from autotune.outcome import Drift, Lost, Ok
+from autotune.prediction import Prediction
 from autotune.probe.folder import ProbeFolder, clear_temporaries
-from autotune.probe.protocol import Inspection, ProbeRequest
+from autotune.probe.protocol import Inspection, ProbeKind, ProbeRequest
 from autotune.run.best import Best
 from autotune.run.callbacks import RunCallbacks
 from autotune.run.events import (  # fmt: skip
     Asked,
-    Finished,
     Inspected,
     Opened,
     Retried,
     Searched,
     Skipped,
-    Started,
     Surveyed,
 )
-from autotune.run.failure import inspection_failed, lost_with_tuner, stop_at_crash
+from autotune.run.failure import inspection_failed, stop_at_crash
 from autotune.run.folder import require_same_code, require_unedited
 from autotune.run.journal import Journal, now
 from autotune.run.paths import RunPaths
 from autotune.run.predictions import Predictions
 from autotune.run.preflight import Preflight
+from autotune.run.probing import Probing, probe_request
 from autotune.run.prove import Proving
 from autotune.run.survey import survey
 from autotune.run.write_best import finalist
@@ -75,6 +75,8 @@ class _Run:
     """What bounds the search, once the model is known."""
     preflight: Preflight
     """Refuses candidates, from then on."""
+    probing: Probing
+    """Probes them."""
 
     def __init__(
         self,
@@ -119,6 +121,10 @@ class _Run:
         inspected = self.inspect()
         context = SearchContext.of(self.spec, inspected.facts, inspected.budget, self.site)
         self.context, self.preflight = context, Preflight(context, self.executor, self.paths.probes)
+        self.probing = Probing(
+            self.spec, self.paths, self.executor, self.site, self.callbacks, self.journal, self.preflight,
+            self.request, self.expected,
+        )  # fmt: skip
         self.callbacks.inspected(inspected.facts, context, self.journal.record.history)
         done = self.search(context)
         self.callbacks.searched(done)
@@ -201,7 +207,7 @@ class _Run:
                 self.journal.append(Searched(why=decision.why, reason=decision.reason, path=decision.path))
                 return decision
             ahead = self.ahead(context) if decision.ahead is None else decision.ahead
-            self.attempt(record.next_number, decision, ahead)
+            self.probing.attempt(record.next_number, decision, ahead)
 
     def informed(self, context: SearchContext) -> SearchContext:
         """Return a context with what was learnt from traces so far."""
@@ -266,79 +272,20 @@ class _Run:
         """Return how many probes are still to come, the next one included, about."""
         return count_remaining_probes(self.strategy, self.journal.record.history, context)
 
-    def attempt(self, number: int, decision: Try, ahead: int) -> None:
-        """Probe a candidate to its verdict.
-
-        A try that something outside ends says nothing: it is repeated, up to TRIES times, those of earlier starts of
-        the tuner included.
-        """
-        self.callbacks.trying(number, decision, ahead)
-        while (trial := self.journal.record.trial(number)) is None:
-            if self.journal.record.tries("probe", number) < TRIES:
-                self.try_once(number, decision)
-            else:
-                gone = Finished(number=number, outcome=lost_with_tuner("probe"), seconds=0.0)
-                self.journal.append(gone)
-        self.callbacks.tried(trial)
-
-    def try_once(self, number: int, decision: Try) -> None:
-        """Journal, launch, journal."""
-        candidate = decision.candidate
-        expected = (
-            self.predictions.predict(candidate, self.journal.record.history) if self.predictions else None
-        )
-        with self.journal.doing("probe", number):
-            self.journal.append(
-                Started(
-                    number=number, candidate=candidate, node=decision.node, why=decision.why, time=now(),
-                    prediction=expected, path=decision.path,
-                )
-            )  # fmt: skip
-            finding = self.probe(number, candidate)
-            assert not isinstance(finding.answer, Inspection)
-            site = None if finding.site == self.site else finding.site
-            self.journal.append(
-                Finished(
-                    number=number, outcome=finding.answer, seconds=finding.seconds, variables=finding.variables,
-                    site=site,
-                )
-            )  # fmt: skip
-        if isinstance(finding.answer, Lost):
-            self.callbacks.lost("probe", number, finding.answer)
-
-    def probe(self, number: int, candidate: Candidate) -> ProbeResult:
-        """Run one candidate, unless it can be refused without running it."""
-        if refused := self.preflight.refusal(candidate):
-            return ProbeResult(answer=refused.verdict(), seconds=0.0)
-        return self.executor.run(
-            self.request(candidate, "train"), self.paths.probe(number),
-            timeout=self.spec.limits.probe_timeout, on_progress=self.callbacks.progressing,
-        )  # fmt: skip
-
-    def request(self, candidate: Candidate, kind: str) -> ProbeRequest:
+    def request(self, candidate: Candidate, kind: ProbeKind) -> ProbeRequest:
         """Return the request for a candidate at this run's goal."""
-        spec, steps = self.spec, 1
-        if self.journal.record.inspection is not None:
-            steps = self.context.batches(candidate).accumulation(candidate.micro_batch).steps
-        return ProbeRequest.model_validate(
-            {
-                "kind": kind, "model": spec.model, "candidate": candidate, "seq_len": spec.goal.seq_len,
-                "lengths": spec.goal.lengths,
-                "accumulation_steps": steps, "device": self.site.device.torch_name,
-                "world_size": spec.goal.gpus if candidate.distributed else 1,
-                "nodes": spec.goal.nodes if candidate.distributed else 1,
-                "budget": self.site.device.budget, "seed": spec.seed,
-                "energy": kind == "train" and spec.goal.objective.name == "energy",
-                "sample_seconds": spec.limits.sample_time, "sample_steps": spec.limits.sample_steps,
-                "folder": "",
-            }
-        )  # fmt: skip
+        context = self.context if self.journal.record.inspection is not None else None
+        return probe_request(self.spec, self.site, context, candidate, kind)
+
+    def expected(self, candidate: Candidate) -> Prediction | None:
+        """Return what the models expect a probe of the candidate to measure; None where the run has none."""
+        return self.predictions.predict(candidate, self.journal.record.history) if self.predictions else None
 
     def settle_pending(self) -> None:
         """Try again what was under way when an earlier start of the tuner ended, and what is to be retried."""
         for started in self.journal.record.pending:
             decision = Try(started.candidate, started.node, started.why, started.path)
-            self.attempt(started.number, decision, ahead=1)
+            self.probing.attempt(started.number, decision, ahead=1)
 
     def finalist(self, score: Score, drift: Drift) -> Best:
         """Return what `best.yaml` says of a trial, before its proof."""

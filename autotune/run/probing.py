@@ -1,0 +1,115 @@
+"""One probe of a run, from its request to its verdict in the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autotune.candidate import Candidate
+from autotune.executors.executor import Executor, ProbeResult
+from autotune.outcome import Lost
+from autotune.prediction import Prediction
+from autotune.probe.protocol import Inspection, ProbeKind, ProbeRequest
+from autotune.run.callbacks import RunCallbacks
+from autotune.run.events import Finished, Started
+from autotune.run.failure import lost_with_tuner
+from autotune.run.journal import Journal, now
+from autotune.run.paths import RunPaths
+from autotune.run.preflight import Preflight
+from autotune.search.context import SearchContext
+from autotune.search.strategy import Try
+from autotune.site import Site
+from autotune.specs import RunSpec
+from autotune.trial import TRIES
+
+
+def probe_request(
+    spec: RunSpec, site: Site, context: SearchContext | None, candidate: Candidate, kind: ProbeKind
+) -> ProbeRequest:
+    """Return the request for a candidate at a run's goal; without a `context` the model is not known yet."""
+    steps = 1
+    if context is not None:
+        steps = context.batches(candidate).accumulation(candidate.micro_batch).steps
+    return ProbeRequest(
+        kind=kind, model=spec.model, candidate=candidate, seq_len=spec.goal.seq_len, lengths=spec.goal.lengths,
+        accumulation_steps=steps, device=site.device.torch_name,
+        world_size=spec.goal.gpus if candidate.distributed else 1,
+        nodes=spec.goal.nodes if candidate.distributed else 1,
+        budget=site.device.budget, seed=spec.seed,
+        energy=kind == "train" and spec.goal.objective.name == "energy",
+        sample_seconds=spec.limits.sample_time, sample_steps=spec.limits.sample_steps, folder="",
+    )  # fmt: skip
+
+
+class Probing:
+    """Probes the candidates of one run, each to its verdict."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        paths: RunPaths,
+        executor: Executor,
+        site: Site,
+        callbacks: RunCallbacks,
+        journal: Journal,
+        preflight: Preflight,
+        request: Callable[[Candidate, ProbeKind], ProbeRequest],
+        expected: Callable[[Candidate], Prediction | None],
+    ) -> None:
+        self.spec = spec
+        self.paths = paths
+        self.executor = executor
+        self.site = site
+        self.callbacks = callbacks
+        self.journal = journal
+        self.preflight = preflight
+        self.request = request
+        """Returns the request for a candidate at the run's goal."""
+        self.expected = expected
+        """Returns what the models expect a probe to measure; None where the run has none."""
+
+    def attempt(self, number: int, decision: Try, ahead: int) -> None:
+        """Probe a candidate to its verdict.
+
+        A try that something outside ends says nothing: it is repeated, up to TRIES times, those of earlier starts of
+        the tuner included.
+        """
+        self.callbacks.trying(number, decision, ahead)
+        while (trial := self.journal.record.trial(number)) is None:
+            if self.journal.record.tries("probe", number) < TRIES:
+                self.try_once(number, decision)
+            else:
+                gone = Finished(number=number, outcome=lost_with_tuner("probe"), seconds=0.0)
+                self.journal.append(gone)
+        self.callbacks.tried(trial)
+
+    def try_once(self, number: int, decision: Try) -> None:
+        """Journal, launch, journal."""
+        candidate = decision.candidate
+        expected = self.expected(candidate)
+        with self.journal.doing("probe", number):
+            self.journal.append(
+                Started(
+                    number=number, candidate=candidate, node=decision.node, why=decision.why, time=now(),
+                    prediction=expected, path=decision.path,
+                )
+            )  # fmt: skip
+            finding = self.probe(number, candidate)
+            assert not isinstance(finding.answer, Inspection)
+            site = None if finding.site == self.site else finding.site
+            self.journal.append(
+                Finished(
+                    number=number, outcome=finding.answer, seconds=finding.seconds, variables=finding.variables,
+                    site=site,
+                )
+            )  # fmt: skip
+        if isinstance(finding.answer, Lost):
+            self.callbacks.lost("probe", number, finding.answer)
+
+    def probe(self, number: int, candidate: Candidate) -> ProbeResult:
+        """Run one candidate, unless it can be refused without running it."""
+        if refused := self.preflight.refusal(candidate):
+            return ProbeResult(answer=refused.verdict(), seconds=0.0)
+        return self.executor.run(
+            self.request(candidate, "train"), self.paths.probe(number),
+            timeout=self.spec.limits.probe_timeout, on_progress=self.callbacks.progressing,
+        )  # fmt: skip
