@@ -25,7 +25,7 @@ from autotune.outcome import Ok
 from autotune.search.context import SearchContext
 from autotune.search.enumeration import Tried, closed_from, tried_sizes
 from autotune.search.graph_walk import GraphWalk
-from autotune.search.ladder import FALLBACKS
+from autotune.search.ladder import FALLBACKS, Taken
 from autotune.search.selection import Score, rank
 from autotune.search.strategy import Decision, Done, Learn, Try
 from autotune.techniques.families import title as title_of
@@ -37,6 +37,11 @@ MARGIN = 0.02
 """Expected improvement, as a share of the best global step's time, below which nothing more is probed."""
 BATCH = 8
 """Rungs that are traced at a time: what they show may make the others needless."""
+COMBINED = 0.03
+"""Standard deviation of the logarithm by which a combination's price differs from the product of what its techniques do
+one by one. Assumed."""
+SLACK = 0.1
+"""Share of the memory by which a combination may take less than its techniques one by one let expect. Assumed."""
 SIZES = 3
 """Micro-batches of a rung that compete: the largest useful ones that surely fit."""
 
@@ -87,6 +92,7 @@ class _Search:
         self._speed = context.speed
         self._ladder = context.ladder
         self._simulated = simulated
+        self._bytes: dict[Candidate, Taken | None] = {}
         self._tried: Tried = tried_sizes(history)
         self.best = min(rank(history, context), key=lambda score: score.seconds, default=None)
         """The fastest so far, of what leaves the headroom free."""
@@ -121,9 +127,8 @@ class _Search:
         offers = self._offers(rungs, best.seconds)
         hopeful = [offer for offer in offers if offer.improvement >= MARGIN]
         leader = min(hopeful, key=self._order, default=None)
-        # What is not traced yet has to beat what would be probed now.
-        to_beat = min(best.seconds, leader.expected.seconds) if leader else best.seconds
-        wanted = [offer for offer in self._guesses(rungs, to_beat) if offer.improvement >= MARGIN]
+        guesses = self._guesses(rungs, best.seconds, leader)
+        wanted = [offer for offer in guesses if offer.improvement >= MARGIN]
         wanted.sort(key=lambda offer: -offer.improvement)
         if wanted:
             why = f"{len(wanted)} rungs could be faster than {_named(best.trial.candidate)}"
@@ -153,7 +158,7 @@ class _Search:
         """Return every candidate of a rung that is priced, or never will be, and was not tried."""
         traced = [rung for rung in rungs if self._covers(rung) and not self._is_closed(rung, 1)]
         # Which micro-batches fit takes longest to tell, and only matters where the rung could win with any.
-        largest = [(rung, raw) for rung in traced if (raw := self._unbounded(rung)) is not None]
+        largest = [(rung, raw) for rung in traced if (raw := self._at(rung, self._largest(rung))) is not None]
         hopeful = [
             offer.candidate.rung()
             for offer in self._judged(
@@ -170,11 +175,13 @@ class _Search:
         known = [(one, raw, True) for one in candidates if (raw := self._raw(one)) is not None]
         return self._judged([*known, *self._unpriced(rungs)], best)
 
-    def _judged(self, priced: Sequence[tuple[Candidate, float, bool]], best: float) -> list[_Offer]:
+    def _judged(
+        self, priced: Sequence[tuple[Candidate, float, bool]], best: float, spread: float | None = None
+    ) -> list[_Offer]:
         """Return what is expected of candidates whose uncorrected seconds are given, and whether they were traced.
 
         A technique that only saves memory makes no step faster. So no candidate improves more than its plain one would,
-        at the same micro-batch and whether that fits or not.
+        at the same micro-batch and whether that fits or not. `spread` replaces what is uncertain of each.
         """
         plain = [self._ladder.plain(one.rung()).at(one.micro_batch) for one, _, _ in priced]
         raws = [self._raw(one) for one in plain]
@@ -182,7 +189,10 @@ class _Search:
             plain, [raw or given for raw, (_, given, _) in zip(raws, priced, strict=True)]
         )
         expected = self._model.expect([one for one, _, _ in priced], [raw for _, raw, _ in priced])
-        if self._simulated:
+        if spread is not None:
+            bounds = [Expected(seconds, spread) for seconds, _ in bounds]
+            expected = [Expected(seconds, spread) for seconds, _ in expected]
+        elif self._simulated:
             # What is simulated comes out as priced: only what was not priced yet is uncertain.
             expected = [
                 Expected(raw, 0.0) if traced else guessed
@@ -193,22 +203,32 @@ class _Search:
             for (one, _, traced), seconds, bound in zip(priced, expected, bounds, strict=True)
         ]
 
-    def _guesses(self, rungs: dict[Candidate, None], best: float) -> list[_Offer]:
+    def _guesses(self, rungs: dict[Candidate, None], best: float, leader: _Offer | None) -> list[_Offer]:
         """Return every rung that can still be traced and whose parts are known, as fast as it may be.
 
-        Its parts are the rungs that differ from the reference by one of its techniques; these are traced before it, so
-        that most combinations never are.
+        That is at the largest micro-batch that can be hoped for. Its parts are the rungs that differ from the reference
+        by one of its techniques; these are traced before it, so that most combinations never are. While there is a
+        leader, a combination has to come before it: tracing it shows no more than how its techniques combine, and what
+        a probe of the leader shows is of use for both.
         """
-        found: list[tuple[Candidate, float]] = []
+        uncertain: list[tuple[Candidate, float, bool]] = []
+        combined: list[tuple[Candidate, float, bool]] = []
         for rung in rungs:
             if self._is_known(rung) or self._is_closed(rung, 1):
                 continue
-            if not all(self._is_known(part) for part in self._ladder.parts(rung) if part != rung):
+            parts = self._ladder.parts(rung)
+            if not all(self._is_known(part) for part in parts if part != rung):
                 continue
-            seconds = self._ladder.guess(rung, self._unbounded)
+            size = self._hoped(rung)
+            if size == 0:
+                continue
+            seconds = self._ladder.guess(rung, lambda one, size=size: self._at(one, size))  # type: ignore[misc]
             # Without one, the reference itself is to be traced first.
-            found.append((rung, best if seconds is None else seconds))
-        offers = self._judged([(rung.at(self._largest(rung)), raw, False) for rung, raw in found], best)
+            guess = (rung.at(size), best if seconds is None else seconds, False)
+            (uncertain if leader is None or seconds is None or rung in parts else combined).append(guess)
+        offers = self._judged(uncertain, best)
+        if leader is not None:
+            offers += self._judged(combined, leader.expected.seconds, COMBINED)
         return [replace(offer, candidate=offer.candidate.rung()) for offer in offers]
 
     def _unpriced(self, rungs: dict[Candidate, None]) -> Iterator[tuple[Candidate, float, bool]]:
@@ -230,14 +250,36 @@ class _Search:
                 if not self._is_closed(rung, size) and size not in tried and raw is not None:
                     yield rung.at(size), raw, False
 
-    def _unbounded(self, rung: Candidate) -> float | None:
-        """Return the predicted seconds of a global step of a traced rung, were memory no matter."""
-        return self._raw(rung.at(self._largest(rung))) if self._covers(rung) else None
+    def _at(self, rung: Candidate, size: int) -> float | None:
+        """Return the predicted seconds of a global step of a traced rung at a micro-batch, whether or not that fits."""
+        return self._raw(rung.at(size)) if self._covers(rung) else None
 
     def _largest(self, rung: Candidate) -> int:
         """Return the largest micro-batch that the goal has use for."""
         batches = self._context.batches(rung)
         return batches.up_to(0, batches.limit) or 1
+
+    def _hoped(self, rung: Candidate) -> int:
+        """Return the largest useful micro-batch that a rung may fit with, which is not traced yet.
+
+        0 where there is no hope of any.
+        """
+        size = self._ladder.guess_size(rung, (1 + SLACK) * self._context.usable, self._taken)
+        return self._largest(rung) if size is None else self._context.batches(rung).up_to(0, size) or 0
+
+    def _taken(self, rung: Candidate) -> Taken | None:
+        """Return what a traced rung takes at large micro-batches."""
+        if rung not in self._bytes:
+            self._bytes[rung] = self._measure(rung) if self._covers(rung) else None
+        return self._bytes[rung]
+
+    def _measure(self, rung: Candidate) -> Taken | None:
+        large = max(2, self._largest(rung))
+        half, whole = (self._predictor.bounds(rung.at(size)) for size in (large // 2, large))
+        if half is None or whole is None:
+            return None
+        per_sample = max(1.0, (whole.mean - half.mean) / (large - large // 2))
+        return Taken(whole.mean - large * per_sample, per_sample)
 
     def _sizes(self, rung: Candidate) -> list[int]:
         """Return the largest useful micro-batches of a traced rung that surely fit and did not fail, largest first."""

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from autotune.candidate import Candidate
 from autotune.techniques.families import slowdown
 
 FALLBACKS = ("precision",)
 """Axes of which a search takes another value only where the device refuses the one before; the graph does so."""
+
+
+class Taken(NamedTuple):
+    """Bytes that a rung takes at large micro-batches, where they grow by the sample."""
+
+    fixed: float
+    per_sample: float
+    """At least 1."""
 
 
 class Ladder:
@@ -76,3 +85,24 @@ class Ladder:
             single = priced(reference.model_copy(update={axis: value}))
             result *= slowdown(axis, value) if single is None else single / seconds
         return result
+
+    def guess_size(
+        self, rung: Candidate, usable: float, taken: Callable[[Candidate], Taken | None]
+    ) -> int | None:
+        """Return the largest micro-batch that may fit into `usable` bytes, by what a rung's techniques take one by one.
+
+        What each spares of the reference's bytes alone, it spares beside the others: that is the most it can be, for
+        two may spare the same. 0 where not even one sample fits; None where a technique was not traced alone, or
+        may not stand alone.
+        """
+        reference = taken(self.reference(rung))
+        if reference is None or len(self.parts(rung)) < len(self.differing(rung)):
+            return None
+        fixed, per_sample = reference.fixed, reference.per_sample
+        for part in self.parts(rung):
+            alone = taken(part)
+            if alone is None:
+                return None
+            fixed += alone.fixed - reference.fixed
+            per_sample += alone.per_sample - reference.per_sample
+        return max(0, int((usable - fixed) / max(1.0, per_sample)))

@@ -10,6 +10,7 @@ from autotune.outcome import Ok, Oom, Sample, StepTiming, Unsupported
 from autotune.search.context import SearchContext
 from autotune.search.graph_walk import GraphWalk
 from autotune.search.guided import MARGIN, Guided
+from autotune.search.ladder import Taken
 from autotune.search.shipped import load_space
 from autotune.search.strategy import Done, Learn, Try
 from autotune.site import Site
@@ -141,6 +142,32 @@ def test_a_rung_is_traced_only_after_the_techniques_that_it_is_made_of():
     for position, rung in enumerate(traced):
         assert set(ladder.parts(rung)) - {rung} <= set(traced[:position])
     assert len(traced) < len(ladder.rungs) / 4
+
+
+def test_combinations_of_what_only_saves_memory_are_not_traced_while_others_lead():
+    device = roomy()
+    _, traced, _ = search(device, make_context(device))
+    combined = [rung for rung in traced if len(make_context(device).ladder.differing(rung)) > 1]
+    assert combined
+    assert all(rung.attention == "sdpa" and rung.checkpointing == "none" for rung in combined)
+
+
+def test_a_combination_that_cannot_fit_by_what_its_techniques_take_is_not_traced():
+    device = Techniques(budget=420).in_units(UNIT)
+    context = make_context(device)
+    taken = {"none": Taken(100, 50), "full": Taken(120, 10)}
+    ladder = context.ladder
+    sizes = {
+        chunked: ladder.guess_size(
+            Candidate(checkpointing="full", loss=chunked), 500, lambda rung: taken[rung.checkpointing]
+        )
+        for chunked in ("full", "chunked")
+    }
+    assert sizes == {"full": 38, "chunked": 38}
+    assert ladder.guess_size(Candidate(loss="chunked", compile="regional"), 90, lambda _: Taken(100, 50)) == 0
+    assert (
+        ladder.guess_size(Candidate(offload="full", checkpointing="full"), 500, lambda _: Taken(1, 1)) is None
+    )
 
 
 def test_one_probe_tells_how_fast_the_device_is_and_not_which_rung_wins():
