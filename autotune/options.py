@@ -34,7 +34,7 @@ SIMULATED_GPU = "h100-sxm-80gb"
 """The GPU that is simulated where nobody names one and none is there: published training runs use it most."""
 
 
-StrategyName = Literal["guided", "graph", "grid", "random"]
+StrategyName = Literal["guided", "graph", "optuna", "grid", "random"]
 """What decides which candidate is tried next; `search/strategies.py` holds what each is."""
 LauncherName = Literal["warm", "cold"]
 """How a worker's processes come to be: `warm` forks a server that has imported the libraries, `cold` starts anew."""
@@ -133,8 +133,8 @@ class SearchOptions(Options):
     """A search space: a shipped name or a YAML file's path; else `default`, `multi_gpu` over several devices, or
     `packing` with `--lengths`."""
     strategy: StrategyName = "graph"
-    """How a space is searched: along its decision `graph`; by predicted speed through all of it (`guided`); by probing
-    all of it (`grid`); or at `random` by the seed."""
+    """How a space is searched: along its decision `graph`; by predicted speed through all of it (`guided`); by Optuna's
+    TPE (`optuna`); by probing all of it (`grid`); or at `random` by the seed."""
     optimizer: Optimizer = "adamw"
     """The optimizer that all candidates train with."""
     predict: bool = True

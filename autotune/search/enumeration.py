@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from autotune.candidate import Candidate
 from autotune.outcome import Lost, Ok, Oom, Outcome, Timeout
@@ -53,3 +54,23 @@ def closed_from(rung: Candidate, tried: Tried, context: SearchContext) -> int | 
             case _:
                 ends.append(1)
     return min(ends, default=None)
+
+
+def legal_rung(wanted: Mapping[str, Any], context: SearchContext) -> Candidate:
+    """Return the base with each of these values that is legal with those before it, in their order.
+
+    One that only a later one makes legal is taken too. So rules between axes cost a search no draws, however few
+    combinations of a large space they leave.
+    """
+    rung, left = context.base.rung(), list(wanted)
+
+    def tries() -> Iterator[tuple[str, Candidate]]:
+        for axis in left:
+            tried = rung.model_copy(update={axis: wanted[axis]})
+            if context.refusal(tried) is None:
+                yield axis, tried
+
+    while found := next(tries(), None):
+        taken, rung = found
+        left.remove(taken)
+    return rung

@@ -6,7 +6,7 @@ from random import Random
 
 from autotune.candidate import Candidate
 from autotune.search.context import SearchContext
-from autotune.search.enumeration import open_sizes, tried_sizes
+from autotune.search.enumeration import legal_rung, open_sizes, tried_sizes
 from autotune.search.grid import Grid
 from autotune.search.strategy import Decision, Done, Try
 from autotune.trial import History
@@ -36,14 +36,7 @@ class RandomSearch:
 
 
 def _drawn(random: Random, context: SearchContext) -> Candidate:
-    """Return a rung: each axis, in an order that is drawn too, takes a drawn value where that is legal with the others.
-
-    So rules between axes cost no draws, however few combinations of a large space they leave.
-    """
+    """Return a rung: each axis takes a drawn value where that is legal with the others; their order is drawn too."""
     axes = list(context.space.axes)
-    rung = context.base.rung()
-    for axis in random.sample(axes, len(axes)):
-        changed = rung.model_copy(update={axis: random.choice(context.values(axis))})
-        if context.refusal(changed) is None:
-            rung = changed
-    return rung
+    wanted = {axis: random.choice(context.values(axis)) for axis in random.sample(axes, len(axes))}
+    return legal_rung(wanted, context)

@@ -13,6 +13,7 @@ from autotune.search.context import SearchContext
 from autotune.search.graph_walk import GraphWalk
 from autotune.search.grid import Grid
 from autotune.search.guided import Guided
+from autotune.search.optuna_search import OptunaSearch
 from autotune.search.random_search import RandomSearch
 from autotune.search.selection import rank
 from autotune.search.space import Space
@@ -57,6 +58,14 @@ class TestGuided(StrategyContract):
 class TestGraph(StrategyContract):
     def make_strategy(self):
         return GraphWalk()
+
+
+class TestOptuna(StrategyContract):
+    BUDGETS = (5, 440, 1000)
+    FACTORS = (None, 1.0)
+
+    def make_strategy(self):
+        return OptunaSearch()
 
 
 class TestGrid(StrategyContract):

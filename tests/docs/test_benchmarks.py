@@ -29,7 +29,7 @@ PAGES = {"techniques_page": "techniques.md", "ranks_page": "ranks.md", "records_
 WORKERS = {"long_training_worker", "fault_worker"}
 TRIED_ELSEWHERE = {"faults": "tests/run/test_faults.py"}
 """Has a test of its own, which runs its smallest cases."""
-NEEDED = {"peers": ("accelerate", "lightning", "optuna")}
+NEEDED = {"peers": ("accelerate", "lightning")}
 """Packages of extras that a benchmark cannot do without, and names where they are missing."""
 SCRIPTS = [path.stem for path in sorted((ROOT / "benchmarks").glob("*.py")) if "__main__" in path.read_text()]
 ALONE = sorted(

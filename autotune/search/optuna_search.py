@@ -1,0 +1,354 @@
+"""Search by Optuna's TPE over the space's axes and the micro-batch, with memory as a constraint.
+
+A pure function of history and context, like every strategy: each call has TPE (`search.tpe`) learn from the whole
+history anew, with a seed that follows from both.
+
+- It starts from predictions, where there is a memory model: the plain rung, each technique alone, and all together that
+  are predicted to be faster, are traced, and the fastest that surely fit are probed first. Without one it starts from
+  the plain rung.
+- From then on TPE draws. What ran out of memory, or left less than the headroom, has broken a constraint, by the bytes
+  above what may be used, and has no speed. What was lost says nothing, and is left out.
+- A draw becomes the legal rung next to it, at the open micro-batch next to it that is predicted to fit. After one with
+  nothing open the next goes elsewhere, because TPE takes it to be under way. Probes under way need no such thing: they
+  come one after the other, and a history holds finished ones.
+- It ends where `PATIENCE` probes in a row have not improved on the best by `MARGIN`, or nothing is open.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import product
+from random import Random
+from typing import Any, Literal
+
+from autotune.candidate import OPEN, Candidate
+from autotune.memory.predictor import Predictor
+from autotune.outcome import Lost, NonFinite, Ok, Oom, Unsupported
+from autotune.search.context import SearchContext
+from autotune.search.enumeration import legal_rung, open_sizes, tried_sizes
+from autotune.search.guided import MARGIN
+from autotune.search.ladder import FALLBACKS
+from autotune.search.selection import missing
+from autotune.search.strategy import Decision, Done, Learn, Skip, Try
+from autotune.search.tpe import Parameter, Places, Seen, draws
+from autotune.trial import History, Trial
+from autotune.units import format_bytes, format_duration
+
+STARTS = 4
+"""Probes that are chosen by prediction, before anything is drawn."""
+PATIENCE = 10
+"""Probes in a row without an improvement after which the search is over."""
+NEAREST = "nearest"
+"""The node of a probe of what is predicted not to fit, where nothing else is left."""
+DRAWS = 16
+"""Draws before the first open candidate in order is taken: then few are left, or hard to come by."""
+SIZE = "micro_batch"
+"""The parameter that is no axis: where a micro-batch is between 1 and the largest useful one, as a share of octaves."""
+
+
+class OptunaSearch:
+    """Constrained multivariate TPE, started from predictions. Its sampler needs no torch."""
+
+    name = "optuna"
+    prices = True
+
+    def propose(self, history: History, context: SearchContext) -> Decision:
+        """Return what to trace or to probe next, or that the search is over."""
+        search = _Search(history, context)
+        return search.settled() or search.predicted() or search.drawn() or search.remaining()
+
+
+class _Search:
+    def __init__(self, history: History, context: SearchContext) -> None:
+        self._history = history
+        self._context = context
+        self._tried = tried_sizes(history)
+        self._simulated = context.site is not None and context.site.device.simulated
+        self._predictor = self._learned(context.predictor)
+        self._skipped: dict[Candidate, Skip] = {}
+
+    def settled(self) -> Done | None:
+        """Return the end where nothing has improved for long."""
+        if self._since is None or self._since < PATIENCE:
+            return None
+        return Done(
+            f"{PATIENCE} probes in a row were not {MARGIN:.0%} faster than the best before", "settled"
+        )
+
+    def predicted(self) -> Decision | None:
+        """Return what to trace or to probe of what is predicted to be fast; None where that is done."""
+        if len(self._history) >= STARTS:
+            return None
+        plain = self._plain(self._fallbacks)
+        if self._predictor is None or self._context.speed is None:
+            size = next(iter(self._sizes(plain)), None) if self._context.is_open(plain) else None
+            if self._history or size is None:
+                return None
+            return self._try(plain.at(size), "start", "nothing is predicted: the plain rung comes first")
+        rungs = self._singles(plain)
+        if unknown := self._unknown(rungs):
+            return Learn(unknown, "what each technique saves and costs is where TPE starts")
+        rungs += [rung for rung in self._combined(plain, rungs) if rung not in rungs]
+        if unknown := self._unknown(rungs):
+            return Learn(unknown, "all techniques together that are predicted to be faster")
+        if not (priced := self._priced(rungs)):
+            walked = self._context.space.rungs(plain)
+            rungs += [rung for rung in walked if self._context.is_open(rung) and rung not in rungs]
+            if unknown := self._unknown(rungs):
+                return Learn(
+                    unknown,
+                    "no technique alone is predicted to fit: the decision graph knows what saves most",
+                )
+            priced = self._priced(rungs)
+        if not priced:
+            return None if self._history else self._nearest(rungs)
+        seconds, candidate = min(priced, key=lambda entry: entry[0])
+        why = f"predicted the fastest of {len(priced)}, with {format_duration(seconds)} a global step"
+        return self._try(candidate, "start", why)
+
+    def drawn(self) -> Try | None:
+        """Return what TPE draws; None where nothing that it drew is open."""
+        seed = zlib.crc32(f"{self._context.seed} {len(self._history)}".encode())
+        random = Random(seed)
+        for values in self._draws(seed):
+            share = values.pop(SIZE)
+            drawn = {
+                axis: self._values[axis][int(values.get(axis, 0))] for axis in self._values
+            } | self._fallbacks
+            rung = legal_rung(
+                {axis: drawn[axis] for axis in random.sample(list(drawn), len(drawn))}, self._context
+            )
+            if self._is_within(rung) and self._context.is_open(rung) and (sizes := self._sizes(rung)):
+                size = min(sizes, key=lambda size: abs(self._share(rung.at(size)) - share))
+                over = sum(self._excess(trial) is not None for trial in self._history)
+                why = f"drawn by TPE from {len(self._history)} trials, {over} of which did not fit"
+                return self._try(rung.at(size), "TPE", why)
+        return None
+
+    def remaining(self) -> Try | Done:
+        """Return the first open candidate in order, or that none is left."""
+        rungs = self._context.ladder.rungs
+        if nearest := self._nearest(rungs):
+            return nearest
+        if self._since is None and any(trial.node == NEAREST for trial in self._history):
+            # To trace all the others would take long, and only show by how much more they are over.
+            why = f"{DRAWS} draws are predicted not to fit, and what came nearest did not"
+            return Done(why, "settled", skipped=tuple(self._skipped.values()))
+        for number, rung in enumerate(rungs, start=1):
+            if self._is_in_turn(rung) and (sizes := self._sizes(rung)):
+                why = f"few are left: {DRAWS} draws found nothing new"
+                return self._try(rung.at(sizes[0]), f"rung {number}", why)
+        why = f"nothing else of the {len(rungs)} legal rungs of the space is open"
+        return Done(why, "exhausted", skipped=tuple(self._skipped.values()))
+
+    def _learned(self, predictor: Predictor | None) -> Predictor | None:
+        """Return the memory model as the probes correct it; what is simulated comes out as priced."""
+        if predictor is None or self._simulated:
+            return predictor
+        return predictor.learned(self._history, self._context.budget)
+
+    @cached_property
+    def _since(self) -> int | None:
+        """Return how many probes were made since the best global step improved; None where nothing fits yet."""
+        best, since = None, 0
+        for trial in self._history:
+            seconds, since = self._seconds(trial), since + 1
+            if seconds is not None and (best is None or seconds < best * (1 - MARGIN)):
+                best, since = seconds, 0
+        return None if best is None else since
+
+    @cached_property
+    def _values(self) -> dict[str, tuple[Any, ...]]:
+        """Return the values of each axis of the space; of one that takes numbers these first, in order."""
+        values = {axis: self._context.values(axis) for axis in self._context.space.axes}
+        return {
+            axis: tuple(sorted(those, key=lambda one: (type(one) is not int, one if type(one) is int else 0)))
+            if axis in OPEN
+            else those
+            for axis, those in values.items()
+        }
+
+    @cached_property
+    def _fallbacks(self) -> dict[str, Any]:
+        """Return the values of the axes that change only where the device refuses what comes before."""
+        axes = [axis for axis in FALLBACKS if axis in self._values]
+        every = [
+            dict(zip(axes, values, strict=True)) for values in product(*(self._values[axis] for axis in axes))
+        ]
+        for values in every:
+            outcomes = [
+                trial.outcome
+                for trial in self._history
+                if all(getattr(trial.candidate, axis) == value for axis, value in values.items())
+            ]
+            refused = any(
+                isinstance(outcome, NonFinite)
+                or (isinstance(outcome, Unsupported) and outcome.axis in (None, *FALLBACKS))
+                for outcome in outcomes
+            )
+            trains = any(isinstance(outcome, Ok | Oom) for outcome in outcomes)
+            if self._context.is_open(self._plain(values)) and (trains or not refused):
+                return values
+        return every[0]
+
+    def _plain(self, fallbacks: dict[str, Any]) -> Candidate:
+        """Return the base as far as the space has its values, and its first ones."""
+        base = self._context.base.rung()
+        others = {
+            axis: values[0] for axis, values in self._values.items() if getattr(base, axis) not in values
+        }
+        return base.model_copy(update=others | fallbacks)
+
+    def _is_in_turn(self, rung: Candidate) -> bool:
+        return all(getattr(rung, axis) == value for axis, value in self._fallbacks.items())
+
+    def _is_within(self, candidate: Candidate) -> bool:
+        """Tell whether every value is one of the space's: where rules leave no other, the base's may not be."""
+        return all(getattr(candidate, axis) in values for axis, values in self._values.items())
+
+    def _singles(self, plain: Candidate) -> list[Candidate]:
+        """Return the plain rung and those that differ from it in one axis; of numbers a model has too many."""
+        changed = [
+            plain.model_copy(update={axis: value})
+            for axis, values in self._values.items()
+            for value in values
+            if axis not in FALLBACKS and not (axis in OPEN and type(value) is int)
+        ]
+        return [rung for rung in dict.fromkeys([plain, *changed]) if self._context.is_open(rung)]
+
+    def _combined(self, plain: Candidate, singles: Iterable[Candidate]) -> list[Candidate]:
+        """Return all values together that are predicted to be faster than the plain rung's, were memory no matter."""
+        seconds = {rung: raw for rung in singles if (raw := self._price(self._largest(rung))) is not None}
+        faster = sorted(
+            (raw, rung.key(), rung) for rung, raw in seconds.items() if raw < seconds.get(plain, 0.0)
+        )
+        wanted: dict[str, Any] = {}
+        for _, _, rung in faster:
+            (axis,) = (axis for axis in self._values if getattr(rung, axis) != getattr(plain, axis))
+            wanted.setdefault(axis, getattr(rung, axis))
+        rest = {axis: getattr(plain, axis) for axis in self._values if axis not in wanted}
+        rung = legal_rung(wanted | rest, self._context)
+        return [rung] if self._context.is_open(rung) else []
+
+    def _is_known(self, rung: Candidate) -> bool:
+        """Tell whether tracing a rung would teach nothing: that is done, or cannot be."""
+        assert self._predictor is not None
+        known = self._predictor.covers(rung) or self._predictor.timeline(rung) is not None
+        return known or rung in self._context.untraceable or rung in self._context.refused
+
+    def _unknown(self, rungs: Iterable[Candidate]) -> tuple[Candidate, ...]:
+        return tuple(rung for rung in rungs if not self._is_known(rung))
+
+    def _priced(self, rungs: Iterable[Candidate]) -> list[tuple[float, Candidate]]:
+        """Return each rung that was not tried, at the largest size that surely fits, with its predicted seconds."""
+        sure = [one for rung in rungs if rung not in self._tried and (one := self._surest(rung)) is not None]
+        return [(seconds, one) for one in sure if (seconds := self._price(one)) is not None]
+
+    def _largest(self, rung: Candidate) -> Candidate:
+        """Return a rung at the largest micro-batch that the goal has use for."""
+        batches = self._context.batches(rung)
+        return rung.at(batches.up_to(0, batches.limit) or 1)
+
+    def _surest(self, rung: Candidate) -> Candidate | None:
+        """Return a rung at the largest open micro-batch that surely fits; None where none does, or it is not priced."""
+        sizes = self._sizes(rung, "mean" if self._simulated else "high") if self._covers(rung) else []
+        return rung.at(sizes[-1]) if sizes else None
+
+    def _covers(self, rung: Candidate) -> bool:
+        return self._predictor is not None and self._predictor.covers(rung)
+
+    def _sizes(self, rung: Candidate, bound: Literal["mean", "high"] = "mean") -> list[int]:
+        """Return the open micro-batches of a rung that are predicted to fit, or all where nothing is predicted."""
+        if rung in self._context.refused:
+            return []
+        sizes = list(open_sizes(rung, self._tried, self._context))
+        if self._predictor is None or not sizes:
+            return sizes
+        most = self._predictor.largest(rung, self._context.usable, sizes[-1], bound)
+        fitting = [size for size in sizes if most is None or size <= most]
+        if not fitting and (prediction := self._predictor.predict(rung.at(sizes[0]))) is not None:
+            self._skipped[rung] = Skip(rung.at(sizes[0]), "TPE", prediction)
+        return fitting
+
+    def _nearest(self, rungs: Iterable[Candidate]) -> Try | None:
+        """Return what comes nearest to fitting of what is predicted not to, once, and only where nothing fits."""
+        if (
+            self._predictor is None
+            or self._since is not None
+            or any(t.node == NEAREST for t in self._history)
+        ):
+            return None
+        near = []
+        for rung in filter(self._is_in_turn, rungs):
+            size = next(open_sizes(rung, self._tried, self._context), None)
+            if size is None or rung in self._context.refused:
+                continue
+            if (bounds := self._predictor.bounds(rung.at(size))) is not None:
+                near.append((bounds.mean, rung.key(), rung.at(size)))
+        if not near:
+            return None
+        peak, _, candidate = min(near)
+        why = f"nothing is predicted to fit; this comes nearest, with {format_bytes(round(peak))}"
+        return self._try(candidate, NEAREST, why)
+
+    def _price(self, candidate: Candidate) -> float | None:
+        """Return the predicted seconds of a global step, as the roofline has them; None where nothing tells."""
+        assert self._context.speed is not None
+        timing, batches = self._context.speed.timing(candidate), self._context.batches(candidate)
+        if timing is None or not batches.allows(candidate.micro_batch):
+            return None
+        return timing.global_step(batches.accumulation(candidate.micro_batch).steps)
+
+    def _seconds(self, trial: Trial) -> float | None:
+        """Return the measured seconds of a global step of a trial that fits; None of any other."""
+        batches = self._context.batches(trial.candidate)
+        if (
+            not isinstance(trial.outcome, Ok)
+            or not self._context.fits(trial.outcome.memory)
+            or not batches.allows(trial.candidate.micro_batch)
+        ):
+            return None
+        return trial.outcome.timing.global_step(batches.accumulation(trial.candidate.micro_batch).steps)
+
+    def _excess(self, trial: Trial) -> float | None:
+        """Return by what share of the budget a trial was above what may be used, at least; None where it was not.
+
+        As its verdict says, and where that does not or says less, as is predicted.
+        """
+        if (lacking := missing((trial,), self._context)) is None:
+            return None
+        bounds = self._predictor.bounds(trial.candidate) if self._predictor else None
+        predicted = 0.0 if bounds is None else bounds.mean - self._context.usable
+        return max(1.0, lacking[1] or 0.0, predicted) / self._context.budget
+
+    def _share(self, candidate: Candidate) -> float:
+        """Return where a micro-batch is between 1 and the largest useful one, in octaves: from 0 to 1."""
+        limit = self._context.batches(candidate).limit
+        return min(1.0, math.log(candidate.micro_batch) / math.log(limit)) if limit > 1 else 0.0
+
+    def _draws(self, seed: int) -> Iterator[Places]:
+        """Yield where in its values each axis is, and the micro-batch, as TPE draws them from the history."""
+        parameters = {SIZE: Parameter("share")}
+        for axis, values in self._values.items():
+            if len(values) > 1 and axis not in FALLBACKS:
+                parameters[axis] = Parameter("ordered" if axis in OPEN else "unordered", len(values))
+        seen = [
+            Seen(self._places(trial.candidate), self._seconds(trial), self._excess(trial))
+            for trial in self._history
+            if not isinstance(trial.outcome, Lost) and self._is_within(trial.candidate)
+        ]
+        return draws(parameters, seen, seed, DRAWS)
+
+    def _places(self, candidate: Candidate) -> Places:
+        """Return where in its values each axis of a candidate is, and its micro-batch."""
+        places: Places = {
+            axis: values.index(getattr(candidate, axis)) for axis, values in self._values.items()
+        }
+        return {**places, SIZE: self._share(candidate)}
+
+    def _try(self, candidate: Candidate, node: str, why: str) -> Try:
+        ahead = max(0, STARTS - len(self._history)) + PATIENCE - (self._since or 0)
+        return Try(candidate, node, why, skipped=tuple(self._skipped.values()), ahead=max(1, ahead))
