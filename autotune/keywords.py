@@ -46,6 +46,7 @@ class RunKeywords(ModelKeywords, total=False):
     price_per_hour: str | float | None
     device: str | None
     optimizer: Optimizer | None
+    allow: str | Sequence[str] | None
     strategy: StrategyName | None
     predict: bool | None
     launcher: LauncherName | None

@@ -132,6 +132,9 @@ class SearchOptions(Options):
     space: str | None = None
     """A search space: a shipped name or a YAML file's path; else `default`, `multi_gpu` over several devices, or
     `packing` with `--lengths`."""
+    allow: Annotated[tuple[str, ...], Written("NAME,...")] = ()
+    """What may be tried though it changes what is learned, beside what the space lists; `graph` comes to it where
+    nothing else fits."""
     strategy: StrategyName = "graph"
     """How a space is searched: along its decision `graph`; by predicted speed through all of it (`guided`); by Optuna's
     TPE (`optuna`); by probing all of it (`grid`); or at `random` by the seed."""
@@ -141,6 +144,20 @@ class SearchOptions(Options):
     """Let the memory model spare probes: pass over what is predicted not to fit, grow to what should."""
     seed: Seed = 0
     """Seed of initial weights and data, and of what is drawn."""
+
+    @field_validator("allow", mode="before")
+    @classmethod
+    def _part_names(cls, value: object) -> object:
+        """Take names one by one, or several with commas between them."""
+        listed = [value] if isinstance(value, str) else value
+        if not isinstance(listed, list | tuple):
+            return value
+        return [
+            part.strip() if isinstance(part, str) else part
+            for names in listed
+            for part in (names.split(",") if isinstance(names, str) else [names])
+            if part != ""
+        ]
 
 
 class ProofLimits(Options):

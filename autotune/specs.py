@@ -256,6 +256,8 @@ class RunSpec(Frozen):
     space: dict[str, Any]
     """The search space as loaded, so that a resumed run does not depend on the file."""
     space_name: str = "default"
+    allow: tuple[str, ...] = ()
+    """What may be tried beside the space's values though what is learned differs with it, by the names of `consent`."""
     strategy: StrategyName = "graph"
     """How the space is searched: along its decision graph, through all of it, or at random (by the seed)."""
     seed: Seed = 0

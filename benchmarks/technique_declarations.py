@@ -14,6 +14,7 @@ from autotune.environment import how_to_install
 from autotune.search.space import Space
 from autotune.techniques.axis import Axis, Value
 from autotune.techniques.check import RULES, Exclusion
+from autotune.techniques.consent import BY_CONSENT
 from autotune.techniques.families import FAMILIES, axes_of
 from benchmarks.markdown import block, table
 
@@ -65,6 +66,7 @@ def declared(family: ModuleType) -> str:
         lines += [f"### `{axis.name}`", "", (field.description or "").replace("\n", " "), ""]
         for names, value in _alike(axis):
             told = [f"- **{what}** {text}" for what, text in _told(value)]
+            told += [f"- **Changes what is learned:** {said}" for said in _changes(axis.name, names)]
             if told and names[0] != axis.default:
                 told.append(f"- {_tried(axis.name, names)}")
                 aside = " (the default)" if names[0] == axis.default else ""
@@ -103,6 +105,19 @@ def _told(value: Value) -> Iterator[tuple[str, str]]:
         needs.append(f"a GPU ({value.gpu_only})")
     if needs:
         yield "Needs:", "; ".join(needs) + "."
+
+
+def _changes(axis: str, values: tuple[object, ...]) -> Iterator[str]:
+    """Give how each of some values changes what is learned, and what allows it."""
+    for one in BY_CONSENT:
+        if one.axis == axis and one.value in values:
+            yield f"{one.change.how}. It is tried only by consent (`--allow {one.name}`)."
+
+
+def by_consent() -> str:
+    """Return the table of all values that change what is learned, the smallest change first."""
+    rows = [(f"`--allow {one.name}`", code(one.axis, one.value), one.change.how) for one in BY_CONSENT]
+    return block(table(("what to type", "what is then tried too", "how what is learned differs"), rows))
 
 
 def _tried(axis: str, values: tuple[object, ...]) -> str:

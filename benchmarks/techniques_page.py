@@ -14,7 +14,7 @@ from pathlib import Path
 from autotune.techniques.families import FAMILIES
 from benchmarks.markdown import fill, read
 from benchmarks.recording import RESULTS
-from benchmarks.technique_declarations import declared, file_name, index
+from benchmarks.technique_declarations import by_consent, declared, file_name, index
 from benchmarks.technique_measurements import Document, ladder, measured
 
 MAKER = "benchmarks/techniques_page.py"
@@ -25,9 +25,12 @@ def pages(written: dict[str, str]) -> dict[str, str]:
     techniques, ranks, accuracy = records()
     made = {
         "techniques.md": fill(
-            fill(written["techniques.md"], MAKER, index(), "declared"), MAKER, _ladders(techniques)
+            fill(
+                fill(written["techniques.md"], MAKER, index(), "declared"), MAKER, by_consent(), "by consent"
+            ),
+            MAKER, _ladders(techniques),
         )
-    }
+    }  # fmt: skip
     for family in FAMILIES:
         name = f"techniques/{file_name(family)}"
         numbers = measured(family, techniques, ranks, accuracy)

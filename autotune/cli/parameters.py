@@ -8,7 +8,7 @@ record that they end in.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,13 +88,21 @@ def takes(*derived: inspect.Parameter) -> Callable[[Callable[..., None]], Callab
     return decorate
 
 
-def options_of(model: type[Options]) -> list[inspect.Parameter]:
-    """Return the parameters for the fields of a model, by the subjects of the classes that declare them."""
+def options_of(
+    model: type[Options], names: Mapping[str, Sequence[str]] | None = None
+) -> list[inspect.Parameter]:
+    """Return the parameters for the fields of a model, by the subjects of the classes that declare them.
+
+    `names` are what a field takes, where its type does not say it.
+    """
     found = []
     for owner in [*model.__mro__[1:], model]:
         if issubclass(owner, Options):
-            names = [name for name in model.model_fields if name in owner.__annotations__]
-            found += [_of_field(name, model.model_fields[name], owner.subject) for name in names]
+            own = [name for name in model.model_fields if name in owner.__annotations__]
+            found += [
+                _of_field(name, model.model_fields[name], owner.subject, (names or {}).get(name, ()))
+                for name in own
+            ]
     assert len(found) == len(model.model_fields)
     return found
 
@@ -110,7 +118,7 @@ def option_of(axis: Axis, subject: str, default: str = "") -> inspect.Parameter:
     return _parameter(axis.name, str, "N" if numbers else "NAME", text, subject)
 
 
-def _of_field(name: str, field: FieldInfo, subject: str) -> inspect.Parameter:
+def _of_field(name: str, field: FieldInfo, subject: str, names: Sequence[str] = ()) -> inspect.Parameter:
     assert field.description, f"{name} has no description"
     kind, metadata = _unwrapped(field.annotation, field.metadata)
     text = " ".join(field.description.replace("`", "").split())
@@ -121,7 +129,9 @@ def _of_field(name: str, field: FieldInfo, subject: str) -> inspect.Parameter:
         text = f"{text.rstrip('.')}: {_listed([str(value) for value in get_args(kind)])}."
         written = "NAME"
     if get_origin(kind) is tuple:
-        return _parameter(name, list[str], "TEXT", f"{text.rstrip('.')}; may be repeated.", subject)
+        listed = f": {_listed(names)}" if names else ""
+        text = f"{text.rstrip('.')}{listed}; may be repeated."
+        return _parameter(name, list[str], written or "TEXT", text, subject)
     if field.is_required():
         text += "  [required]"
     elif field.default is not None:

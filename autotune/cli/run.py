@@ -20,6 +20,7 @@ from autotune.cli.parameters import (
 )  # fmt: skip
 from autotune.interruption import Interruption
 from autotune.options import RunOptions
+from autotune.techniques.consent import NAMES
 from autotune.terminal import console_for, print_json
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 
 @app.command(cls=BySubject, context_settings=LENIENT)
-@takes(*options_of(RunOptions))
+@takes(*options_of(RunOptions, {"allow": NAMES}))
 def run(
     given: Given,
     spec: Annotated[

@@ -37,6 +37,7 @@ def winner_rows(best: Best) -> list[tuple[str, str]]:
         batch += f"; {more} more than the {target} asked for"
     rows = [
         ("configuration", f"{title_of(best.candidate)}, {best.candidate.optimizer}"),
+        *([("allowed", f"{', '.join(best.allowed)} (--allow)")] if best.allowed else []),
         *([("devices", f"{best.gpus} in {best.nodes} nodes")] if best.nodes > 1 else []),
         (
             "micro-batch",

@@ -187,6 +187,8 @@ class Best(Frozen):
     """What the cold relaunch of this configuration showed; null before it."""
     strategy: StrategyName = "graph"
     """How the space was searched: along its decision graph, through all of it (grid), or at random."""
+    allowed: tuple[str, ...] = ()
+    """What the run was allowed to try beside its space though it changes what is learned (--allow), by name."""
     unknown: tuple[Unknown, ...] = ()
     """What the search does not know: candidates of which a probe or proof was ended from outside each time.
     One of them may be faster; `autotune resume --retry-lost` tries them again."""

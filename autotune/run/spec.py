@@ -19,6 +19,7 @@ from autotune.options import Limits, RunOptions
 from autotune.search.shipped import default_space, load_space
 from autotune.search.space import Space
 from autotune.specs import DeviceSpec, GlobalBatch, Goal, ModelSpec, RunSpec
+from autotune.techniques.consent import allowed
 from autotune.user_files import OPTIONS, parse_yaml, read_text, require_kind, user_path
 from autotune.validation import flag
 
@@ -63,6 +64,7 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
     target = attempt("target_global_batch", lambda: GlobalBatch.parse(options.target_global_batch))
     grid = attempt("device", lambda: recorded_grid(device)) if device else None
     space = attempt("space", lambda: _space(options, grid))
+    consented = attempt("allow", lambda: allowed(options.allow))
     lengths = attempt("lengths", lambda: read_lengths(options.lengths, base))
     longest = lengths.longest if lengths else LONGEST_DEFAULT
     seq_len = attempt("seq_len", lambda: sequence_length(options.seq_len, model, longest)) if model else None
@@ -72,7 +74,9 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
         problems.append(Problem(reason, "gpus"))
     if device and (reason := unlaunched(device.kind, options.nodes)):
         problems.append(Problem(reason, "nodes"))
-    if problems or not (model and device and target and space and seq_len and objective):
+    if problems or not (
+        model and device and target and space and seq_len and objective and consented is not None
+    ):
         raise InputError(problems)
     goal = Goal(
         target=target,
@@ -88,7 +92,8 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
         raise NotRecorded(problems)
     return RunSpec(
         model=model, device=device, goal=goal, optimizer=options.optimizer, space=space.model_dump(mode="json"),
-        space_name=space.name, strategy=options.strategy, seed=options.seed, predict=options.predict,
+        space_name=space.name, allow=tuple(one.name for one in consented), strategy=options.strategy,
+        seed=options.seed, predict=options.predict,
         launcher=options.launcher,
         limits=options.part(Limits),
     )  # fmt: skip

@@ -15,6 +15,7 @@ from autotune.search.price import cost_per_million_tokens, joules_per_token
 from autotune.search.selection import Choice, Score, mfu
 from autotune.site import Site
 from autotune.specs import Evidence, Goal, ModelFacts, RunSpec
+from autotune.techniques.consent import changing, told
 
 PREDICTED = (
     "predicted, not measured: nothing was trained. Memory is from a trace and a simulated allocator, speed from a "
@@ -62,13 +63,15 @@ def finalist(
             f"probes ran on one of {goal.gpus} devices: gradient synchronization and its buffers are not in the "
             "recorded time and memory"
         )
+    if changed := told(changing(candidate)):
+        notes.append(changed)
     if goal.lengths is not None:
         notes.append(_of_rows(goal, candidate))
     return Best(
         run=run, created=now(),
         evidence=device.evidence,
         candidate=candidate, accumulation=score.accumulation, seq_len=goal.seq_len, lengths=goal.lengths,
-        gpus=goal.gpus, nodes=goal.nodes, strategy=spec.strategy,
+        gpus=goal.gpus, nodes=goal.nodes, strategy=spec.strategy, allowed=spec.allow,
         seed=spec.seed, headroom=goal.headroom, tokens_per_second=score.tokens_per_second,
         tokens_per_second_interval=score.interval, objective=goal.objective,
         cost_per_million_tokens=_figure(cost_per_million_tokens(score, goal)), energy=outcome.energy,

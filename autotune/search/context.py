@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -20,6 +20,7 @@ from autotune.site import Site
 from autotune.specs import Goal, ModelFacts, ModelSpec, RunSpec
 from autotune.techniques.axis import Context
 from autotune.techniques.check import Refusal, refused
+from autotune.techniques.consent import ByConsent, allowed
 from autotune.techniques.sharding import lacks_groups, lacks_nodes, usual_sharding
 
 MOST_COMBINATIONS = 50_000
@@ -47,6 +48,8 @@ class SearchContext:
     """Tokens that a sample of the model counts for."""
     budget: int
     """Bytes of the device."""
+    allowed: tuple[ByConsent, ...] = ()
+    """What the user allowed beside the values of the space that was asked for, the smallest change first."""
     limits: Limits = field(default_factory=Limits)
     """What the run may spend; who asks a strategy holds it to them (`strategy.decide`)."""
     seed: int = 0
@@ -74,10 +77,20 @@ class SearchContext:
             sharding=usual_sharding(spec.goal.gpus),
             sequences="full" if spec.goal.lengths is None else "padded",
         )
-        return cls(
+        context = cls(
             space=Space.load(spec.space, "space"), base=base, goal=spec.goal, tokens_per_sample=model.tokens_per_sample,
             budget=budget, limits=spec.limits, seed=spec.seed, site=site, model=model, source=spec.model,
         )  # fmt: skip
+        return context.allowing(spec.allow)
+
+    def allowing(self, names: Iterable[str]) -> Self:
+        """Return this context where values that change what is learned may be tried too, by the names of `--allow`.
+
+        Raises InputError for names that there are not.
+        """
+        more = allowed(names)
+        space = self.space.widened(((one.axis, one.value) for one in more), self.base)
+        return replace(self, space=space, allowed=more)
 
     def batches(self, candidate: Candidate) -> MicroBatches:
         """Return the micro-batches of a candidate's rung: of its rows, on as many ranks as take samples of their own.
@@ -90,6 +103,13 @@ class SearchContext:
             tokens = lengths.tokens_per_row(candidate.sequences, self.goal.seq_len)
         ranks = max(1, self.goal.gpus // candidate.tensor_parallel)
         return MicroBatches(self.target, tokens, ranks, self.goal.exact)
+
+    @cached_property
+    def allowances(self) -> tuple[dict[str, Any], ...]:
+        """Changes of a candidate that the user allowed: each alone, the smallest first; then all axes together."""
+        together = {one.axis: one.value for one in self.allowed}
+        alone = tuple({one.axis: one.value} for one in self.allowed)
+        return (*alone, together) if len(together) > 1 else alone
 
     def values(self, axis: str) -> tuple[Any, ...]:
         """Return the values that an axis of the space may have, of an open one those that the model has a use for."""
@@ -116,7 +136,12 @@ class SearchContext:
         combinations = math.prod(len(self.values(axis)) for axis in self.space.axes)
         if combinations <= MOST_COMBINATIONS:
             return Ladder(self.base, tuple(self.space.axes), tuple(self.rungs()))
-        walked = [rung for rung in self.space.rungs(self.base) if self.is_open(rung)]
+        walked = [
+            rung.model_copy(update=allowed)
+            for allowed in ({}, *self.allowances)
+            for rung in self.space.rungs(self.base)
+            if self.is_open(rung.model_copy(update=allowed))
+        ]
         return Ladder(self.base, tuple(self.space.axes), walked)
 
     def rungs(self) -> Iterator[Candidate]:

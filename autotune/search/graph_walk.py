@@ -10,14 +10,18 @@ that teaches the model better makes the walk come back to what it passed over.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from autotune.candidate import Candidate
 from autotune.memory.predictor import Predictor
-from autotune.outcome import Ok, Oom
+from autotune.outcome import Ok, Oom, Unsupported
 from autotune.search.context import SearchContext
 from autotune.search.graph import DONE, LOST, Growth, Node
 from autotune.search.growth import Grower, Grown
 from autotune.search.path import SearchEnd, Step
 from autotune.search.strategy import Done, Skip, Try
+from autotune.techniques.axis import listed
 from autotune.techniques.families import title as title_of
 from autotune.trial import History, Trial
 from autotune.units import format_bytes
@@ -64,14 +68,29 @@ class _Walk:
         self._skipped: list[Skip] = []
         self._beyond = 1
         """Smallest micro-batch that did not fit on the last rung grown."""
+        self._allowed: Mapping[str, Any] = {}
+        """What this walk has that the graph does not set."""
 
     def decide(self) -> Try | Done:
-        name, candidate = self._graph.start, self._context.base
+        """Walk the graph as it is; where only memory is lacking, again with each change that the user allowed."""
+        if (found := self._walk({}) or self._last_resort()) is not None:
+            return found
+        for allowed in self._context.allowances:
+            if not self._lacks_memory():
+                break
+            if (found := self._walk(allowed)) is not None:
+                return found
+        return self._last_resort() or self._done("the graph is walked to its end", "exhausted")
+
+    def _walk(self, allowed: Mapping[str, Any]) -> Try | Done | None:
+        """Return what one walk comes to; None at its end. What is `allowed` holds in all of its nodes."""
+        self._beyond, self._allowed = 1, allowed
+        name, candidate = self._graph.start, self._context.base.model_copy(update=allowed)
         while name != DONE:
             node = self._graph.nodes[name]
             if node.set is not None:
-                rung = candidate.model_copy(update=node.set)
-                if self._context.passes_over(rung):
+                rung = candidate.model_copy(update={**node.set, **allowed})
+                if self._context.passes_over(rung) or (allowed and self._excludes(rung, allowed)):
                     name, candidate = node.target("unsupported"), rung
                     continue
                 step = self._set(name, node, rung)
@@ -83,8 +102,27 @@ class _Walk:
             self._path.append(step)
             if step.edge == "crash":
                 return self._done(f"{title_of(step.candidate)} crashed", "crashed")
+            if step.edge == "unsupported" and self._refuses(step.candidate, allowed):
+                return None
             name, candidate = node.target(step.edge), step.candidate
-        return self._last_resort() or self._done("the graph is walked to its end", "exhausted")
+        return None
+
+    def _lacks_memory(self) -> bool:
+        """Tell whether nothing fitted on the way so far, and memory was lacking."""
+        edges = [step.edge for step in self._path]
+        return "ok" not in edges and any(edge.startswith("oom") for edge in edges)
+
+    def _excludes(self, rung: Candidate, allowed: Mapping[str, Any]) -> bool:
+        """Tell whether what is allowed does not go with a rung's other techniques: there is nothing to journal."""
+        refused = self._context.refusal(rung)
+        if refused is None or refused.cause not in {"axes", "space"}:
+            return False
+        return refused.axis is None or not {refused.axis, *refused.others}.isdisjoint(allowed)
+
+    def _refuses(self, candidate: Candidate, allowed: Mapping[str, Any]) -> bool:
+        """Tell whether what is allowed was refused for itself: a package is missing, say. So it is on every rung."""
+        outcome = self._known[candidate].outcome if candidate in self._known else None
+        return isinstance(outcome, Unsupported) and outcome.axis in allowed
 
     def _set(self, name: str, node: Node, rung: Candidate) -> Step | Try:
         batches = self._context.batches(rung)
@@ -184,6 +222,8 @@ class _Walk:
     def _reason(self, node: Node) -> str:
         if not self._path:
             return "start of the graph"
+        if self._allowed and node is self._graph.nodes[self._graph.start]:
+            return f"nothing else fits, and {listed([str(value) for value in self._allowed.values()])} may be tried"
         last = self._path[-1]
         title = title_of(last.candidate)
         if node.micro_batch == "beyond":

@@ -25,7 +25,7 @@ from autotune.outcome import Ok
 from autotune.search.context import SearchContext
 from autotune.search.enumeration import Tried, closed_from, tried_sizes
 from autotune.search.graph_walk import GraphWalk
-from autotune.search.ladder import FALLBACKS, Taken
+from autotune.search.ladder import Taken
 from autotune.search.selection import Score, rank
 from autotune.search.strategy import Decision, Done, Learn, Try
 from autotune.techniques.families import title as title_of
@@ -150,8 +150,7 @@ class _Search:
         return {
             rung: None
             for rung in self._ladder.rungs
-            if rung not in self._context.refused
-            and all(getattr(rung, axis) == getattr(best, axis) for axis in FALLBACKS)
+            if rung not in self._context.refused and self._ladder.competes(rung, best)
         }
 
     def _offers(self, rungs: dict[Candidate, None], best: float) -> list[_Offer]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autotune.candidate import Candidate
+from autotune.techniques.consent import leaves_alone
 from autotune.techniques.families import slowdown
 
 FALLBACKS = ("precision",)
-"""Axes of which a search takes another value only where the device refuses the one before; the graph does so."""
+"""Axes of which a search takes another value only where the device refuses the one before; the graph does so.
+
+A value that was allowed though it changes what is learned is no fallback: it competes with what is taken first.
+"""
 
 
 class Taken(NamedTuple):
@@ -30,10 +34,24 @@ class Ladder:
         self._legal = frozenset(rungs)
         self._parts: dict[Candidate, tuple[Candidate, ...]] = {}
         self._plain: dict[Candidate, Candidate] = {}
+        self._first: dict[str, Any] = {}
+        for axis in FALLBACKS:
+            values = (getattr(rung, axis) for rung in self.rungs)
+            self._first[axis] = next((v for v in values if leaves_alone(axis, v)), getattr(base, axis))
 
     def reference(self, rung: Candidate) -> Candidate:
         """Return the rung that others of its precision are compared with: the space's base."""
-        return self._base.model_copy(update={axis: getattr(rung, axis) for axis in FALLBACKS})
+        return self._base.model_copy(update=self._fallback(rung))
+
+    def competes(self, rung: Candidate, best: Candidate) -> bool:
+        """Tell whether a rung is another choice than the best, and no fallback for a device that refuses that."""
+        return self._fallback(rung) == self._fallback(best)
+
+    def _fallback(self, rung: Candidate) -> dict[str, Any]:
+        values = {axis: getattr(rung, axis) for axis in FALLBACKS}
+        return {
+            axis: value if leaves_alone(axis, value) else self._first[axis] for axis, value in values.items()
+        }
 
     def parts(self, rung: Candidate) -> tuple[Candidate, ...]:
         """Return the legal rungs that differ from the reference in one of the axes in which this one does."""

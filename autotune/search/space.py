@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Self
 
 from pydantic import field_validator, model_validator
 
@@ -41,6 +42,17 @@ class Space(Frozen):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def widened(self, values: Iterable[tuple[str, Any]], base: Candidate) -> Self:
+        """Return this space with more values of axes; the graph stays as it is.
+
+        Of an axis that the space leaves out, the value in `base` comes first.
+        """
+        axes = dict(self.axes)
+        for axis, value in values:
+            listed = axes.get(axis, (getattr(base, axis),))
+            axes[axis] = listed if value in listed else (*listed, value)
+        return self.model_copy(update={"axes": axes})
 
     def allows(self, axis: str, value: Any) -> bool:
         """Tell whether an axis may have a value."""

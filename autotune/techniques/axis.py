@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from autotune.candidate import Candidate, DeviceKind, choices
 
@@ -78,6 +78,24 @@ def listed(names: Collection[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
+Changed = Literal["gradients", "products", "optimizer state", "weights", "optimizer", "what trains"]
+"""Of what a technique may make another training, the smallest change first: rounding of what passes through, then of
+what is kept, then another update rule, then other weights that train."""
+CHANGES: tuple[Changed, ...] = get_args(Changed)
+
+
+@dataclass(frozen=True)
+class Change:
+    """By what the training of a value differs from plain bf16 training: mixed precision over fp32 weights, with AdamW.
+
+    Not beyond the order in which kernels add up: that differs by device too.
+    """
+
+    of: Changed
+    how: str
+    """What is learned in another way, in a phrase: `the optimizer's moments are rounded to 8 bits`."""
+
+
 @dataclass(frozen=True)
 class Value:
     """One value of an axis."""
@@ -101,6 +119,8 @@ class Value:
     is decided by it but what is traced first."""
     needs_compiler: bool = False
     """Whether torch.compile's own needs have to be met (a C++ compiler, or Triton)."""
+    changes_training: Change | None = None
+    """How what is learned differs with it; None where it does not. It is tried only by consent (`consent`)."""
     gpu_only: str = ""
     """Why it trains on a GPU alone; empty where a processor can."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.candidate import Candidate
-from autotune.techniques.axis import Axis, Context, Rule, Value, all_but, listed
+from autotune.techniques.axis import Axis, Change, Context, Rule, Value, all_but, listed
 from autotune.techniques.sharding import IN_GRADIENT_SHARDS, OVER_RANKS
 
 
@@ -14,6 +14,10 @@ def _accumulates(candidate: Candidate, context: Context) -> str | None:
         f"gradients that {context.accumulation_steps} micro-steps accumulate must all be kept until the last one, so "
         "an optimizer step inside backward frees nothing; it needs a micro-batch that is the whole global batch"
     )
+
+
+def _instead_of_adamw(other: str) -> Change:
+    return Change("optimizer", f"{other} takes the place of AdamW, and needs other learning rates")
 
 
 OPTIMIZER = Axis(
@@ -29,6 +33,7 @@ OPTIMIZER = Axis(
                 "copies of the largest parameter while it steps."
             ),
             avoid="you train on the cpu device and one table is most of the model.",
+            changes_training=Change("optimizer state", "the optimizer's moments are rounded to 8 bits"),
             packages=("bitsandbytes",),
         ),
         "adafactor": Value(
@@ -39,6 +44,7 @@ OPTIMIZER = Axis(
                 "parameter."
             ),
             avoid="you depend on AdamW's results.",
+            changes_training=_instead_of_adamw("Adafactor"),
             rules=(
                 Rule(
                     {"sharding": IN_GRADIENT_SHARDS},
@@ -54,12 +60,14 @@ OPTIMIZER = Axis(
             saves="Half of AdamW's state.",
             costs="It is another optimizer, with other learning rates.",
             avoid="you depend on AdamW's results.",
+            changes_training=_instead_of_adamw("SGD with momentum"),
         ),
         "sgd": Value(
             title="sgd",
             saves="All of AdamW's state.",
             costs="It is another optimizer, with other learning rates.",
             avoid="you depend on AdamW's results.",
+            changes_training=_instead_of_adamw("plain SGD"),
         ),
     },
 )

@@ -1,0 +1,90 @@
+"""What is tried only by consent: the values that change what is learned, as their declarations say. Pure.
+
+`--allow` names them. A search space that lists such a value, and an option that asks for one, are consent too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.candidate import Candidate
+from autotune.errors import InputError, nearest
+from autotune.printable import quoted
+from autotune.techniques.axis import CHANGES, Change
+from autotune.techniques.families import DECLARED
+
+
+@dataclass(frozen=True)
+class ByConsent:
+    """A value of an axis that changes what is learned."""
+
+    name: str
+    """What `--allow` calls it: the value, or `axis=value` where another axis has a value of that name."""
+    axis: str
+    value: Any
+    change: Change
+
+    def of(self, candidate: Candidate) -> bool:
+        """Tell whether a candidate has this value."""
+        return bool(getattr(candidate, self.axis) == self.value)
+
+
+def _declared() -> Iterator[ByConsent]:
+    shared = Counter(str(value) for axis in DECLARED for value in axis.values)
+    for axis in DECLARED:
+        for value, declared in axis.values.items():
+            if (change := declared.changes_training) is not None:
+                name = str(value) if shared[str(value)] == 1 else f"{axis.name}={value}"
+                yield ByConsent(name, axis.name, value, change)
+
+
+BY_CONSENT: tuple[ByConsent, ...] = tuple(sorted(_declared(), key=lambda one: CHANGES.index(one.change.of)))
+"""All of them, the smallest change first."""
+NAMES: tuple[str, ...] = tuple(one.name for one in BY_CONSENT)
+
+
+def changing(candidate: Candidate) -> tuple[ByConsent, ...]:
+    """Return by what a candidate's training differs from plain bf16 training; empty where it does not."""
+    return tuple(one for one in BY_CONSENT if one.of(candidate))
+
+
+def leaves_alone(axis: str, value: object) -> bool:
+    """Tell whether a value of an axis leaves what is learned alone."""
+    return not any((one.axis, one.value) == (axis, value) for one in BY_CONSENT)
+
+
+def allowed(names: Iterable[str]) -> tuple[ByConsent, ...]:
+    """Return what names stand for, each once and the smallest change first; `AdamW8bit` is `adamw-8bit`.
+
+    Raises InputError with every name that needs no consent or is none, and the nearest that do.
+    """
+    found, problems = set(), []
+    for name in names:
+        if (known := _SPELLED.get(_spelled(name))) is not None:
+            found.add(known.name)
+        else:
+            problems.append(
+                f"--allow: {quoted(name)} is nothing that needs consent; {nearest(name.strip().lower(), NAMES)}"
+            )
+    if problems:
+        raise InputError(problems, about="allow")
+    return tuple(one for one in BY_CONSENT if one.name in found)
+
+
+def _spelled(name: str) -> str:
+    return re.sub(r"[\s_-]", "", name).lower()
+
+
+_SPELLED: Mapping[str, ByConsent] = {
+    _spelled(text): one for one in BY_CONSENT for text in (one.name, f"{one.axis}={one.value}")
+}
+
+
+def told(changes: Iterable[ByConsent]) -> str:
+    """Return in one sentence how what is learned differs; empty where it does not."""
+    hows = [one.change.how for one in changes]
+    return f"what is learned differs from plain bf16 training: {'; '.join(hows)}" if hows else ""
