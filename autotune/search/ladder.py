@@ -34,10 +34,13 @@ class Ladder:
         self._legal = frozenset(rungs)
         self._parts: dict[Candidate, tuple[Candidate, ...]] = {}
         self._plain: dict[Candidate, Candidate] = {}
-        self._first: dict[str, Any] = {}
+        self._fallbacks: dict[tuple[str, Any], Any] = {}
         for axis in FALLBACKS:
-            values = (getattr(rung, axis) for rung in self.rungs)
-            self._first[axis] = next((v for v in values if leaves_alone(axis, v)), getattr(base, axis))
+            values = dict.fromkeys(getattr(rung, axis) for rung in self.rungs)
+            first = next((value for value in values if leaves_alone(axis, value)), getattr(base, axis))
+            self._fallbacks |= {
+                (axis, value): value if leaves_alone(axis, value) else first for value in values
+            }
 
     def reference(self, rung: Candidate) -> Candidate:
         """Return the rung that others of its precision are compared with: the space's base."""
@@ -48,10 +51,7 @@ class Ladder:
         return self._fallback(rung) == self._fallback(best)
 
     def _fallback(self, rung: Candidate) -> dict[str, Any]:
-        values = {axis: getattr(rung, axis) for axis in FALLBACKS}
-        return {
-            axis: value if leaves_alone(axis, value) else self._first[axis] for axis, value in values.items()
-        }
+        return {axis: self._fallbacks.get((axis, value := getattr(rung, axis)), value) for axis in FALLBACKS}
 
     def parts(self, rung: Candidate) -> tuple[Candidate, ...]:
         """Return the legal rungs that differ from the reference in one of the axes in which this one does."""
