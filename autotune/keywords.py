@@ -52,6 +52,7 @@ class RunKeywords(ModelKeywords, total=False):
     launcher: LauncherName | None
     seed: int | None
     max_probes: int | None
+    training_time: str | float | None
     time_budget: str | float | None
     probe_timeout: str | float | None
     sample_time: str | float | None

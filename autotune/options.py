@@ -183,6 +183,9 @@ class Limits(ProofLimits):
 
     max_probes: Probes = 40
     """Probes at most."""
+    training_time: Seconds = 3600.0
+    """Time that the training is to take, at least: what would not save its own probe in it is not probed (by the
+    strategy `guided`)."""
     time_budget: Seconds | None = None
     """Time for all probes together; the search ends when it is spent, the proof still runs."""
     probe_timeout: Seconds = 600.0
@@ -192,7 +195,7 @@ class Limits(ProofLimits):
     sample_steps: Annotated[int, Field(ge=2)] = 20
     """Measured global steps in a probe, at most."""
 
-    @field_validator("time_budget", "probe_timeout", "sample_time", mode="before")
+    @field_validator("training_time", "time_budget", "probe_timeout", "sample_time", mode="before")
     @classmethod
     def _parse_durations(cls, value: object) -> object:
         return parse_duration(value) if isinstance(value, str) else value

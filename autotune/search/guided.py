@@ -7,8 +7,9 @@ A pure function of history and context, like every strategy. Until something fit
   what every probe of the run showed (`timing.speed_model`).
 - A rung that was not is guessed from the techniques that it is made of, and as if memory did not matter, so a guess
   is optimistic. Those that could win are traced, in batches, the simplest first.
-- Of the candidates whose expected improvement on the best is at least `MARGIN`, the one that is expected to be fastest
-  is probed next. Where there is none, and no guess is as good, the search is over.
+- A candidate is worth a probe where its expected improvement on the best is at least `MARGIN`, and would save the
+  probe's own time in as much training as the run is for (`Limits.training_time`). Of these the one is probed next with
+  which probe and training take least together. Where there is none, and no guess is as good, the search is over.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from autotune.search.context import SearchContext
 from autotune.search.enumeration import Tried, closed_from, tried_sizes
 from autotune.search.graph_walk import GraphWalk
 from autotune.search.ladder import Taken
+from autotune.search.probe_cost import ProbeCost
 from autotune.search.selection import Score, rank
 from autotune.search.strategy import Decision, Done, Learn, Try
 from autotune.techniques.families import title as title_of
 from autotune.timing.speed_model import Expected, Observed, SpeedModel
 from autotune.trial import History, Trial
-from autotune.units import format_bytes
+from autotune.units import format_bytes, format_duration
 
 MARGIN = 0.02
 """Expected improvement, as a share of the best global step's time, below which nothing more is probed."""
@@ -43,7 +45,7 @@ one by one. Assumed."""
 SLACK = 0.1
 """Share of the memory by which a combination may take less than its techniques one by one let expect. Assumed."""
 SIZES = 3
-"""Micro-batches of a rung that compete: the largest useful ones that surely fit."""
+"""Micro-batches of a rung that compete: so many of the largest that surely fit, and halves."""
 
 
 class Guided:
@@ -79,6 +81,8 @@ class _Offer:
     expected: Expected
     improvement: float
     """Expected, as a share of the best."""
+    cost: float
+    """Seconds that its probe takes."""
     traced: bool
 
 
@@ -92,6 +96,8 @@ class _Search:
         self._speed = context.speed
         self._ladder = context.ladder
         self._simulated = simulated
+        self._cost = ProbeCost(history)
+        self._training = context.limits.training_time
         self._bytes: dict[Candidate, Taken | None] = {}
         self._tried: Tried = tried_sizes(history)
         self.best = min(rank(history, context), key=lambda score: score.seconds, default=None)
@@ -112,10 +118,13 @@ class _Search:
             for size in self._sizes(candidate.rung())
             if size > candidate.micro_batch and size not in tried
         ]
-        priced = [(seconds, size) for size in sizes if (seconds := self._raw(candidate.at(size)))]
+        priced = {size: seconds for size in sizes if (seconds := self._raw(candidate.at(size))) is not None}
         if not priced:
             return walked
-        size = min(priced)[1]
+        fastest = min(priced.values())
+        size = min(
+            priced, key=lambda size: self._total(candidate.at(size), priced[size] / fastest, priced[size])
+        )
         bounds = self._predictor.bounds(candidate.at(size))
         assert bounds is not None
         why = f"{walked.why}; micro-batch {size} should fit, with {format_bytes(round(bounds.mean))}"
@@ -125,10 +134,10 @@ class _Search:
         """Return what is expected to improve on the best: a candidate to probe, or rungs to trace first."""
         rungs = self._rungs(best.trial.candidate)
         offers = self._offers(rungs, best.seconds)
-        hopeful = [offer for offer in offers if offer.improvement >= MARGIN]
-        leader = min(hopeful, key=self._order, default=None)
+        hopeful = [offer for offer in offers if self._is_worthwhile(offer)]
+        leader = min(hopeful, key=lambda offer: self._order(offer, best.seconds), default=None)
         guesses = self._guesses(rungs, best.seconds, leader)
-        wanted = [offer for offer in guesses if offer.improvement >= MARGIN]
+        wanted = [offer for offer in guesses if self._is_worthwhile(offer)]
         wanted.sort(key=lambda offer: -offer.improvement)
         if wanted:
             why = f"{len(wanted)} rungs could be faster than {_named(best.trial.candidate)}"
@@ -137,13 +146,26 @@ class _Search:
             ahead = len({offer.candidate.rung() for offer in hopeful})
             why = self._why(leader, best)
             return Try(leader.candidate, "guided", why, walked.path, walked.skipped, ahead)
-        following = max(offers, key=lambda offer: offer.improvement, default=None)
-        return Done(self._end(following, best), "settled", walked.path, walked.skipped)
+        return Done(self._end(offers, best), "settled", walked.path, walked.skipped)
 
-    def _order(self, offer: _Offer) -> tuple[int, int, float]:
-        """Put the smallest expected time first, and of what is as fast within 1% the fewest techniques."""
-        seconds = offer.expected.seconds
-        return round(100 * math.log(seconds)), len(self._ladder.differing(offer.candidate.rung())), seconds
+    def _is_worthwhile(self, offer: _Offer) -> bool:
+        return offer.improvement >= max(MARGIN, offer.cost / self._training)
+
+    def _order(self, offer: _Offer, best: float) -> tuple[int, int, float]:
+        """Put first with what probe and training take least, and of what is as good within 1% the fewest techniques."""
+        total = offer.expected.seconds / best * self._training + offer.cost
+        rounded = round(100 * math.log(total / self._training))
+        return rounded, len(self._ladder.differing(offer.candidate.rung())), total
+
+    def _total(self, candidate: Candidate, slower: float, seconds: float) -> float:
+        """Return the time of training that is slower by a factor, with that of the probe at `seconds` a global step."""
+        return slower * self._training + self._probe_seconds(candidate, seconds)
+
+    def _probe_seconds(self, candidate: Candidate, seconds: float) -> float:
+        if self._simulated:
+            return 0.0
+        batches = self._context.batches(candidate)
+        return self._cost.seconds(candidate, seconds, batches.accumulation(candidate.micro_batch).steps)
 
     def _rungs(self, best: Candidate) -> dict[Candidate, None]:
         """Return the legal rungs that may still win."""
@@ -198,7 +220,13 @@ class _Search:
                 for (_, raw, traced), guessed in zip(priced, expected, strict=True)
             ]
         return [
-            _Offer(one, seconds, min(seconds.improvement(best), bound.improvement(best)), traced)
+            _Offer(
+                one,
+                seconds,
+                min(seconds.improvement(best), bound.improvement(best)),
+                self._probe_seconds(one, seconds.seconds),
+                traced,
+            )
             for (one, _, traced), seconds, bound in zip(priced, expected, bounds, strict=True)
         ]
 
@@ -228,7 +256,12 @@ class _Search:
         offers = self._judged(uncertain, best)
         if leader is not None:
             offers += self._judged(combined, leader.expected.seconds, COMBINED)
-        return [replace(offer, candidate=offer.candidate.rung()) for offer in offers]
+        # A smaller micro-batch may be as fast, so only what any probe of it takes counts against it.
+        return [
+            replace(offer, candidate=rung, cost=0.0 if self._simulated else self._cost.start(rung.compile))
+            for offer in offers
+            for rung in [offer.candidate.rung()]
+        ]
 
     def _unpriced(self, rungs: dict[Candidate, None]) -> Iterator[tuple[Candidate, float, bool]]:
         """Yield each rung that cannot be traced where the same rung without what cannot be traced fits.
@@ -281,7 +314,11 @@ class _Search:
         return Taken(whole.mean - large * per_sample, per_sample)
 
     def _sizes(self, rung: Candidate) -> list[int]:
-        """Return the largest useful micro-batches of a traced rung that surely fit and did not fail, largest first."""
+        """Return useful micro-batches of a traced rung that surely fit and did not fail, largest first.
+
+        Some of the largest, and then each half the one before: where more samples are hardly faster, their probe is
+        only longer.
+        """
         batches = self._context.batches(rung)
         end = closed_from(rung, self._tried, self._context)
         limit = batches.limit if end is None else min(batches.limit, end - 1)
@@ -291,6 +328,8 @@ class _Search:
         while len(sizes) < SIZES and (size := batches.up_to(0, sure)) is not None:
             sizes.append(size)
             sure = size - 1
+        while sizes and (size := batches.up_to(0, sizes[-1] // 2)) is not None:
+            sizes.append(size)
         return sizes
 
     def _covers(self, rung: Candidate) -> bool:
@@ -330,12 +369,20 @@ class _Search:
         said = f"{faster:.0%} faster" if faster >= 0 else f"{-faster:.0%} slower"
         return f"{source} {said} (± {spread:.0%}) than {_named(best.trial.candidate)}"
 
-    def _end(self, following: _Offer | None, best: Score) -> str:
-        why = f"nothing else is expected to be {MARGIN:.0%} faster than {_named(best.trial.candidate)}"
+    def _end(self, offers: Sequence[_Offer], best: Score) -> str:
+        name = _named(best.trial.candidate)
+        following = max(offers, key=lambda offer: offer.improvement, default=None)
         if following is None:
-            return why
+            return f"nothing else is expected to be {MARGIN:.0%} faster than {name}"
         behind = following.expected.seconds / best.seconds - 1
-        return f"{why}; next comes {_named(following.candidate)}, predicted {behind:+.1%} in time"
+        next_one = f"{_named(following.candidate)}, predicted {behind:+.1%} in time"
+        if following.improvement < MARGIN:
+            return f"nothing else is expected to be {MARGIN:.0%} faster than {name}; next comes {next_one}"
+        return (
+            f"what may still be faster than {name} would not save its probe's time in "
+            f"{format_duration(self._training)} of training (--training-time); next comes {next_one}, "
+            f"in a probe of {format_duration(following.cost)}"
+        )
 
 
 def _named(candidate: Candidate) -> str:

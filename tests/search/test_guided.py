@@ -6,7 +6,9 @@ import pytest
 
 from autotune.candidate import Candidate
 from autotune.memory.predictor import DeviceOverhead, Predictor
+from autotune.options import Limits
 from autotune.outcome import Ok, Oom, Sample, StepTiming, Unsupported
+from autotune.search import guided
 from autotune.search.context import SearchContext
 from autotune.search.graph_walk import GraphWalk
 from autotune.search.guided import MARGIN, Guided
@@ -144,17 +146,22 @@ def test_a_rung_is_traced_only_after_the_techniques_that_it_is_made_of():
     assert len(traced) < len(ladder.rungs) / 4
 
 
-def test_combinations_of_what_only_saves_memory_are_not_traced_while_others_lead():
-    device = roomy()
-    _, traced, _ = search(device, make_context(device))
-    combined = [rung for rung in traced if len(make_context(device).ladder.differing(rung)) > 1]
-    assert combined
-    assert all(rung.attention == "sdpa" and rung.checkpointing == "none" for rung in combined)
+def test_a_combination_is_traced_only_where_it_may_come_before_what_would_be_probed_next(monkeypatch):
+    device = Techniques(budget=900).in_units(UNIT)
+    context = make_context(device)
+
+    def combined():
+        _, traced, _ = search(device, context)
+        return sum(len(context.ladder.differing(rung)) > 1 for rung in traced)
+
+    few = combined()
+    monkeypatch.setattr(guided, "COMBINED", 0.3)  # as uncertain as a technique that no probe has shown
+    many = combined()
+    assert many >= 4 * few > 0
 
 
 def test_a_combination_that_cannot_fit_by_what_its_techniques_take_is_not_traced():
-    device = Techniques(budget=420).in_units(UNIT)
-    context = make_context(device)
+    context = make_context(roomy())
     taken = {"none": Taken(100, 50), "full": Taken(120, 10)}
     ladder = context.ladder
     sizes = {
@@ -168,6 +175,23 @@ def test_a_combination_that_cannot_fit_by_what_its_techniques_take_is_not_traced
     assert (
         ladder.guess_size(Candidate(offload="full", checkpointing="full"), 500, lambda _: Taken(1, 1)) is None
     )
+
+
+def test_a_probe_that_would_not_save_its_own_time_in_the_training_is_not_made():
+    device = roomy()
+    context = replace(make_context(device), limits=Limits(training_time=20.0))
+    history, traced, done = search(device, context)
+    assert all(trial.candidate.compile == "none" for trial in history)
+    assert history[-1].candidate.loss == "chunked", "the loss that is chunked costs a second"
+    assert not [rung for rung in traced if rung.compile != "none"], "its compilation alone takes longer"
+    assert done.reason == "settled"
+    assert "--training-time" in done.why
+
+
+def test_of_micro_batches_that_are_as_fast_the_one_with_the_shortest_probe_is_taken():
+    device = Techniques(budget=2000, overhead=0.0, per_sample=30.0).in_units(UNIT)
+    history, _, _ = search(device, make_context(device, "basic", target=160_000))
+    assert history[0].candidate.micro_batch < 4  # 32 fit
 
 
 def test_one_probe_tells_how_fast_the_device_is_and_not_which_rung_wins():
