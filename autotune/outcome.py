@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from autotune.bounds import Amount, Duration
+from autotune.racing import SpeedBound
 from autotune.validation import Frozen
 
 Phase = Literal["start", "build", "forward", "backward", "optimizer", "evaluation", "save"]
@@ -190,7 +191,10 @@ class Ok(Frozen):
 
     kind: Literal["ok"] = "ok"
     memory: Memory
-    timing: StepTiming
+    timing: StepTiming | None = None
+    """None where the probe ended before its speed was known, because it could not win."""
+    bound: SpeedBound | None = None
+    """What is known of its speed then; None where that was measured."""
     step_seconds: tuple[float, ...] = ()
     """Of each optimizer step that was measured, with its micro-steps, in order; of the slowest rank."""
     energy: StepEnergy | None = None
@@ -225,6 +229,12 @@ class Ok(Frozen):
     """A micro-batch at which evaluation was run and fits, at least the training's; only a proof has one."""
     checkpoint_bytes: int | None = None
     """Size of the saved checkpoint; only a proof has one."""
+
+    @model_validator(mode="after")
+    def _says_one_thing_of_speed(self) -> Self:
+        if (self.timing is None) == (self.bound is None):
+            raise ValueError("a probe either measured its speed or has a bound of it")
+        return self
 
 
 class Oom(Frozen):

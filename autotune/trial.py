@@ -38,6 +38,8 @@ class Trial(Frozen):
         """Return by what share of the measured last micro-step its prediction was off; None without one of both."""
         if self.prediction is None or self.prediction.timing is None or not isinstance(self.outcome, Ok):
             return None
+        if self.outcome.timing is None:
+            return None
         return self.prediction.timing.last_micro_step.mean / self.outcome.timing.last_micro_step.mean - 1
 
 

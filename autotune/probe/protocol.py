@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter
 from autotune.candidate import Candidate
 from autotune.lengths import Lengths
 from autotune.outcome import Outcome, Phase
+from autotune.racing import Incumbent
 from autotune.specs import DeviceSpeed, ModelFacts, ModelSpec
 from autotune.validation import Frozen
 
@@ -57,6 +58,9 @@ class ProbeRequest(Frozen):
     """The largest that is predicted to fit in evaluation, where a proof begins to look (kind `prove`)."""
     energy: bool = False
     """Read the device's counter of energy around each part of the measured steps."""
+    to_beat: Incumbent | None = None
+    """End as soon as it is sure that the candidate is slower than this (kind `train`); None to measure it in any case.
+    An executor may measure all the same."""
     seed: int
     sample_seconds: float
     """Seconds of measured steps after warm-up (train), or of all steps (prove)."""

@@ -64,7 +64,7 @@ def _named(entry: RankOutcome) -> Outcome:
 
 def _together(fine: Sequence[Ok], accumulation_steps: int) -> Ok:
     fullest = max(fine, key=lambda ok: ok.memory.peak())
-    slowest = max(fine, key=lambda ok: ok.timing.global_step(accumulation_steps))
+    slowest = max(fine, key=lambda ok: _seconds(ok, accumulation_steps))
     retries = max(ok.memory.allocator_retries for ok in fine)
     evaluations = [ok.evaluation_loss for ok in fine if ok.evaluation_loss is not None]
     heard = [ok.communication for ok in fine if ok.communication is not None]
@@ -78,6 +78,7 @@ def _together(fine: Sequence[Ok], accumulation_steps: int) -> Ok:
                 }
             ),
             "timing": slowest.timing,
+            "bound": slowest.bound,
             "step_seconds": slowest.step_seconds,
             "energy": _all_energy([ok.energy for ok in fine]),
             # Waiting for a rank that comes later is in the others' times.
@@ -97,6 +98,14 @@ def _together(fine: Sequence[Ok], accumulation_steps: int) -> Ok:
             ),
         }
     )
+
+
+def _seconds(ok: Ok, accumulation_steps: int) -> float:
+    """Return the time of a rank's global step; where they ended early, which all do together, what it is at least."""
+    if ok.bound is not None:
+        return ok.bound.seconds
+    assert ok.timing is not None
+    return ok.timing.global_step(accumulation_steps)
 
 
 def _all_energy(of: Sequence[StepEnergy | None]) -> StepEnergy | None:

@@ -11,7 +11,7 @@ from rich.text import Text
 from autotune.commands import command
 from autotune.errors import InputError
 from autotune.exports import possible
-from autotune.outcome import Drift
+from autotune.outcome import Drift, Ok
 from autotune.reporting.reported import Reported
 from autotune.reporting.tables import (
     failures,
@@ -31,6 +31,7 @@ from autotune.run.record import Record
 from autotune.run.under_way import under_way
 from autotune.search.context import SearchContext
 from autotune.search.drift import drift_of
+from autotune.search.incumbent import bound_of
 from autotune.search.selection import score
 from autotune.search.space import Space
 from autotune.search.wording import skipped, verdict
@@ -177,7 +178,14 @@ def _trial(trial: Trial, context: SearchContext, drift: Drift) -> dict[str, Any]
         **trial.model_dump(mode="json"), "verdict": verdict(trial.outcome, context),
         "prediction_error": trial.error(), "time_prediction_error": trial.time_error(),
     }  # fmt: skip
-    if trial.outcome.kind == "ok" and context.batches(trial.candidate).allows(trial.candidate.micro_batch):
+    if not isinstance(trial.outcome, Ok) or not context.batches(trial.candidate).allows(
+        trial.candidate.micro_batch
+    ):
+        return entry
+    if (bound := bound_of(trial, context, drift)) is not None:
+        entry["seconds_per_global_step_at_least"] = bound.seconds
+        entry["tokens_per_second_at_most"] = bound.tokens_per_second
+    else:
         found = score(trial, context, drift)
         entry["tokens_per_second"] = found.tokens_per_second
         entry["tokens_per_second_interval"] = found.interval

@@ -11,6 +11,7 @@ from rich.text import Text
 from autotune.outcome import Drift, Ok
 from autotune.reporting.columns import Cell, Column, FittingTable
 from autotune.search.context import SearchContext
+from autotune.search.incumbent import bound_of
 from autotune.search.path import Step
 from autotune.search.selection import score
 from autotune.search.space import Space
@@ -18,7 +19,7 @@ from autotune.search.wording import detail, rejected, verdict
 from autotune.specs import DeviceSpec
 from autotune.techniques.families import title as title_of
 from autotune.trial import History, Trial
-from autotune.units import format_bytes, format_count
+from autotune.units import format_bytes, format_count, format_duration
 
 _STYLES = {"ok": "green", "oom": "red", "unsupported": "yellow"}
 _BAR = 10
@@ -55,7 +56,10 @@ def trial_line(trial: Trial, context: SearchContext) -> str:
     line += verdict(trial.outcome, context)
     if isinstance(trial.outcome, Ok):
         line += f", peak {peak_cell(trial, context)}"
-        if (speed := speed_cell(trial, context)) != "-":
+        if (bound := bound_of(trial, context)) is not None:
+            line += f", at most {format_count(bound.tokens_per_second)} tokens/s (at least "
+            line += f"{format_duration(bound.seconds)} a global step, so it ended early)"
+        elif (speed := speed_cell(trial, context)) != "-":
             line += f", {speed} tokens/s"
     return line
 
@@ -78,11 +82,13 @@ def peak_cell(trial: Trial, context: SearchContext) -> str:
 
 
 def speed_cell(trial: Trial, context: SearchContext) -> str:
-    """Return tokens per second at the global batch, where the micro-batch can make it up."""
+    """Return tokens per second at the global batch, where the micro-batch can make it up; at most, of a bound."""
     if not isinstance(trial.outcome, Ok):
         return "-"
     if not context.batches(trial.candidate).allows(trial.candidate.micro_batch):
         return "-"
+    if (bound := bound_of(trial, context)) is not None:
+        return f"≤ {format_count(bound.tokens_per_second)}"
     return format_count(score(trial, context).tokens_per_second)
 
 
@@ -103,9 +109,12 @@ def communication_cell(trial: Trial, context: SearchContext) -> str:
     """Return the share of a global step in which ranks communicated."""
     outcome, size = trial.outcome, trial.candidate.micro_batch
     batches = context.batches(trial.candidate)
-    if not isinstance(outcome, Ok) or outcome.communication is None or not batches.allows(size):
+    if not isinstance(outcome, Ok) or outcome.timing is None:
+        return "-"
+    if outcome.communication is None or not batches.allows(size):
         return "-"
     steps = batches.accumulation(size).steps
+    assert outcome.timing is not None
     return f"{outcome.communication.global_step(steps) / outcome.timing.global_step(steps):.0%}"
 
 

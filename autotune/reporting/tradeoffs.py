@@ -122,7 +122,9 @@ def peak_change(change: Change, found: Tradeoffs) -> str:
 
 
 def speed_change(change: Change, found: Tradeoffs) -> str:
-    """Return a neighbour's speed, and by which share it is faster than the winner's."""
+    """Return a neighbour's speed, and by which share it is faster than the winner's; at most, where it ended early."""
+    if change.point is not None and change.point.at_most is not None:
+        return f"≤ {format_count(change.point.at_most)}"
     if change.point is None or change.point.tokens_per_second is None:
         return "-"
     said = format_count(change.point.tokens_per_second)
@@ -162,7 +164,8 @@ def _point(point: Point, found: Tradeoffs) -> dict[str, Any]:
     return {
         "candidate": candidate.model_dump(mode="json"), "title": title_of(candidate), "evidence": point.evidence,
         "peak": point.peak, "peak_interval": [point.low, point.high], "tokens_per_second": point.tokens_per_second,
-        "tokens_per_second_interval": point.interval, "fits": point.fits, "trial": point.number,
+        "tokens_per_second_interval": point.interval, "tokens_per_second_at_most": point.at_most,
+        "fits": point.fits, "trial": point.number,
         "winner": found.is_winner(point),
     }  # fmt: skip
 

@@ -122,7 +122,7 @@ class _Run:
         context = SearchContext.of(self.spec, inspected.facts, inspected.budget, self.site)
         self.context, self.preflight = context, Preflight(context, self.executor, self.paths.probes)
         self.probing = Probing(
-            self.spec, self.paths, self.executor, self.site, self.callbacks, self.journal, self.preflight,
+            self.spec, self.paths, self.executor, self.site, self.callbacks, self.journal, context, self.preflight,
             self.request, self.expected,
         )  # fmt: skip
         self.callbacks.inspected(inspected.facts, context, self.journal.record.history)

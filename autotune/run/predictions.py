@@ -97,7 +97,9 @@ class Predictions:
         seen = [
             SpeedSample(trial.candidate.rung().key(), raw, trial.outcome.timing)
             for trial in history
-            if isinstance(trial.outcome, Ok) and (raw := self._timing(trial.candidate)) is not None
+            if isinstance(trial.outcome, Ok)
+            and trial.outcome.timing is not None
+            and (raw := self._timing(trial.candidate)) is not None
         ]
         paced = SpeedCalibration(seen).correct(candidate.rung().key(), timing)
         return prediction.model_copy(update={"timing": paced, "roofline": timing})

@@ -16,6 +16,7 @@ from autotune.run.journal import Journal, now
 from autotune.run.paths import RunPaths
 from autotune.run.preflight import Preflight
 from autotune.search.context import SearchContext
+from autotune.search.incumbent import incumbent
 from autotune.search.strategy import Try
 from autotune.site import Site
 from autotune.specs import RunSpec
@@ -51,6 +52,7 @@ class Probing:
         site: Site,
         callbacks: RunCallbacks,
         journal: Journal,
+        context: SearchContext,
         preflight: Preflight,
         request: Callable[[Candidate, ProbeKind], ProbeRequest],
         expected: Callable[[Candidate], Prediction | None],
@@ -61,6 +63,7 @@ class Probing:
         self.site = site
         self.callbacks = callbacks
         self.journal = journal
+        self.context = context
         self.preflight = preflight
         self.request = request
         """Returns the request for a candidate at the run's goal."""
@@ -106,10 +109,11 @@ class Probing:
             self.callbacks.lost("probe", number, finding.answer)
 
     def probe(self, number: int, candidate: Candidate) -> ProbeResult:
-        """Run one candidate, unless it can be refused without running it."""
+        """Run one candidate, unless it can be refused without running it; no longer than it may still be the best."""
         if refused := self.preflight.refusal(candidate):
             return ProbeResult(answer=refused.verdict(), seconds=0.0)
+        to_beat = incumbent(self.journal.record.history, self.context)
         return self.executor.run(
-            self.request(candidate, "train"), self.paths.probe(number),
+            self.request(candidate, "train").model_copy(update={"to_beat": to_beat}), self.paths.probe(number),
             timeout=self.spec.limits.probe_timeout, on_progress=self.callbacks.progressing,
         )  # fmt: skip

@@ -62,6 +62,7 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
         return Proof(passed=False, why=f"remains unknown: {outcome.message}", seconds=seconds)
     if not isinstance(outcome, Ok):
         return Proof(passed=False, why=f"did not hold: {_ended(outcome)}", seconds=seconds)
+    assert outcome.timing is not None, "a proof has nothing to beat"
     memory, recorded = outcome.memory, best.memory
     predicted = best.evidence == "predicted"
     judge_speed = judge_speed and not predicted

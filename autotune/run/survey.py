@@ -8,6 +8,7 @@ from autotune.candidate import Candidate
 from autotune.prediction import Priced
 from autotune.run.predictions import Predictions
 from autotune.search.context import SearchContext
+from autotune.search.incumbent import is_bounded
 from autotune.search.pareto import measured_points, pareto_front, predicted_points
 from autotune.search.sensitivity import neighbours
 from autotune.trial import History
@@ -26,7 +27,7 @@ def survey(
     context: SearchContext,
     measured: bool = True,
 ) -> tuple[Priced, ...]:
-    """Price what no trial of the history measured, and what a trace covers, each once; nothing new is traced.
+    """Price what a trace covers and no trial of the history measured the speed of, each once; nothing is traced.
 
     That is the winner's neighbours; each of the `rungs` at the largest micro-batch that is predicted to fit; and of
     those that nothing beats in both memory and speed, smaller micro-batches too. Trials correct the models where they
@@ -34,7 +35,7 @@ def survey(
     """
     taught = history if measured else ()
     found: dict[Candidate, Priced] = {}
-    tried = {trial.candidate for trial in history}
+    tried = {trial.candidate for trial in history if not is_bounded(trial)}
 
     def add(candidates: Iterable[Candidate]) -> None:
         for candidate in candidates:

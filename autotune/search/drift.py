@@ -40,8 +40,10 @@ def drift_of(history: History, proofs: Iterable[ProofFinished], context: SearchC
         trial = trials.get(proof.number)
         if trial is None or not isinstance(trial.outcome, Ok) or not isinstance(proof.outcome, Ok):
             continue
+        if trial.outcome.timing is None or proof.outcome.timing is None:
+            continue
         steps = context.batches(trial.candidate).accumulation(trial.candidate.micro_batch).steps
-        first, again = (ok.timing.global_step(steps) for ok in (trial.outcome, proof.outcome))
+        first, again = (timing.global_step(steps) for timing in (trial.outcome.timing, proof.outcome.timing))
         if first > 0 and again > 0:
             repeats.append(math.log(again / first) ** 2 / 2)
     count = PRIOR_WEIGHT + len(halves) + len(repeats)
@@ -53,7 +55,9 @@ def drift_of(history: History, proofs: Iterable[ProofFinished], context: SearchC
 
 def _between_halves(outcome: object) -> float | None:
     """Return the variance that two halves of a measurement tell of, less what their steps' spread explains."""
-    if not isinstance(outcome, Ok) or len(outcome.step_seconds) < 3 or min(outcome.step_seconds) <= 0:
+    if not isinstance(outcome, Ok) or outcome.timing is None:
+        return None
+    if len(outcome.step_seconds) < 3 or min(outcome.step_seconds) <= 0:
         return None
     steps = outcome.step_seconds
     half = len(steps) // 2

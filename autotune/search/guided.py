@@ -26,12 +26,13 @@ from autotune.outcome import Ok
 from autotune.search.context import SearchContext
 from autotune.search.enumeration import Tried, closed_from, tried_sizes
 from autotune.search.graph_walk import GraphWalk
+from autotune.search.incumbent import bound_of
 from autotune.search.ladder import Taken
 from autotune.search.probe_cost import ProbeCost
 from autotune.search.selection import Score, rank
 from autotune.search.strategy import Decision, Done, Learn, Try
 from autotune.techniques.families import title as title_of
-from autotune.timing.speed_model import Expected, Observed, SpeedModel
+from autotune.timing.speed_model import AtLeast, Expected, Observed, SpeedModel
 from autotune.trial import History, Trial
 from autotune.units import format_bytes, format_duration
 
@@ -102,7 +103,10 @@ class _Search:
         self._tried: Tried = tried_sizes(history)
         self.best = min(rank(history, context), key=lambda score: score.seconds, default=None)
         """The fastest so far, of what leaves the headroom free."""
-        self._model = SpeedModel([seen for trial in history if (seen := self._observed(trial))])
+        self._model = SpeedModel(
+            [seen for trial in history if (seen := self._observed(trial))],
+            [bound for trial in history if (bound := self._bounded(trial))],
+        )
 
     def raised(self, walked: Try | Done) -> Decision:
         """Return the graph's next candidate at the largest micro-batch that surely fits.
@@ -353,14 +357,21 @@ class _Search:
         return timing.global_step(batches.accumulation(candidate.micro_batch).steps)
 
     def _observed(self, trial: Trial) -> Observed | None:
-        if not isinstance(trial.outcome, Ok):
+        if not isinstance(trial.outcome, Ok) or (timing := trial.outcome.timing) is None:
             return None
         raw = self._raw(trial.candidate)
         if raw is None:
             return None
         steps = self._context.batches(trial.candidate).accumulation(trial.candidate.micro_batch).steps
-        seconds = trial.outcome.timing.global_step(steps)
-        return Observed(trial.candidate, raw, seconds, trial.outcome.timing.interval(steps) / seconds / Z)
+        seconds = timing.global_step(steps)
+        return Observed(trial.candidate, raw, seconds, timing.interval(steps) / seconds / Z)
+
+    def _bounded(self, trial: Trial) -> AtLeast | None:
+        """Return what a probe that ended early took at least."""
+        if (bound := bound_of(trial, self._context)) is None:
+            return None
+        raw = self._raw(trial.candidate)
+        return None if raw is None else AtLeast(trial.candidate, raw, bound.seconds)
 
     def _why(self, offer: _Offer, best: Score) -> str:
         faster = 1 - offer.expected.seconds / best.seconds

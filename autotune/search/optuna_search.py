@@ -307,6 +307,7 @@ class _Search:
         batches = self._context.batches(trial.candidate)
         if (
             not isinstance(trial.outcome, Ok)
+            or trial.outcome.timing is None  # it ended early, and TPE is told so
             or not self._context.fits(trial.outcome.memory)
             or not batches.allows(trial.candidate.micro_batch)
         ):

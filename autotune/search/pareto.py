@@ -9,6 +9,7 @@ from autotune.candidate import Candidate
 from autotune.outcome import Drift, Ok
 from autotune.prediction import Priced
 from autotune.search.context import SearchContext
+from autotune.search.incumbent import bound_of, is_bounded
 from autotune.search.selection import score
 from autotune.specs import Evidence
 from autotune.trial import History
@@ -26,13 +27,15 @@ class Point:
     high: int
     """The 95% interval of `peak`; of a measured one the peak itself."""
     tokens_per_second: float | None
-    """Over all devices; None where only memory is predicted."""
+    """Over all devices; None where only memory is known."""
     interval: float
     """Half-width of the 95% interval of `tokens_per_second`."""
     fits: bool
     """Whether it leaves the headroom free."""
     number: int | None = None
     """Of its trial; None where it was not probed."""
+    at_most: float | None = None
+    """Tokens per second that a trial is no faster than whose speed was not measured; None of all others."""
 
 
 def measured_points(
@@ -46,19 +49,26 @@ def measured_points(
             trial.candidate.micro_batch
         ):
             continue
-        rated, peak = score(trial, context, drift), outcome.memory.peak()
+        peak, fits = outcome.memory.peak(), context.fits(outcome.memory)
+        if (bound := bound_of(trial, context, drift)) is not None:
+            most = bound.tokens_per_second
+            found.append(
+                Point(trial.candidate, evidence, peak, peak, peak, None, 0.0, fits, trial.number, most)
+            )
+            continue
+        rated = score(trial, context, drift)
         found.append(
             Point(
                 trial.candidate, evidence, peak, peak, peak,
-                rated.tokens_per_second, rated.interval, context.fits(outcome.memory), trial.number,
+                rated.tokens_per_second, rated.interval, fits, trial.number,
             )
         )  # fmt: skip
     return found
 
 
 def predicted_points(priced: Iterable[Priced], context: SearchContext, history: History = ()) -> list[Point]:
-    """Return what is predicted of configurations that the history has no trial of, in order."""
-    tried = {trial.candidate for trial in history}
+    """Return what is predicted of configurations whose speed no trial of the history measured, in order."""
+    tried = {trial.candidate for trial in history if not is_bounded(trial)}
     return [_predicted(entry, context) for entry in priced if entry.candidate not in tried]
 
 

@@ -25,8 +25,9 @@ class ProbeCost:
         """Learn from the probes of a run."""
         beside: defaultdict[str, list[float]] = defaultdict(list)
         for trial in history:
-            if isinstance(trial.outcome, Ok):
-                timing, accumulation = trial.outcome.timing, trial.outcome.accumulation_steps
+            # One that ended early took fewer steps, of which no speed is known.
+            if isinstance(trial.outcome, Ok) and (timing := trial.outcome.timing) is not None:
+                accumulation = trial.outcome.accumulation_steps
                 steps = _steps(timing.global_step(accumulation), accumulation)
                 beside[trial.candidate.compile].append(max(0.0, trial.seconds - steps))
         self._beside = {compiled: statistics.median(seconds) for compiled, seconds in beside.items()}

@@ -57,6 +57,7 @@ class Score:
     def measured(self) -> bool:
         """Whether a probe trained, and did not only predict."""
         assert isinstance(self.trial.outcome, Ok)
+        assert self.trial.outcome.timing is not None
         return self.trial.outcome.timing.last_micro_step.count > 0
 
     def apart(self, other: Score) -> float:
@@ -81,8 +82,9 @@ class Choice:
 
 
 def score(trial: Trial, context: SearchContext, drift: Drift | None = None) -> Score:
-    """Compose the speed of a trial that fitted: t = (accum - 1) t_micro + t_last + t_optimizer."""
+    """Compose the speed of a trial that fitted and was measured: t = (accum - 1) t_micro + t_last + t_optimizer."""
     assert isinstance(trial.outcome, Ok)
+    assert trial.outcome.timing is not None, "a bound is no speed"
     accumulation = context.batches(trial.candidate).accumulation(trial.candidate.micro_batch)
     timing = trial.outcome.timing
     seconds, speed, interval = throughput(timing, accumulation, drift)
@@ -111,7 +113,7 @@ def throughput(
 
 
 def rank(history: History, context: SearchContext, drift: Drift | None = None) -> list[Score]:
-    """Return every trial that leaves the headroom free, best by the run's objective first.
+    """Return every trial that leaves the headroom free and whose speed was measured, best by the objective first.
 
     The fastest is the one whose global step takes least time, not the one with most tokens a second: tokens
     beyond the target were not asked for. First come those that no other is known to be better than, beyond what their
@@ -124,6 +126,7 @@ def rank(history: History, context: SearchContext, drift: Drift | None = None) -
         trial
         for trial in history
         if isinstance(trial.outcome, Ok)
+        and trial.outcome.timing is not None
         and context.fits(trial.outcome.memory)
         and context.batches(trial.candidate).allows(trial.candidate.micro_batch)
     ]
@@ -203,7 +206,7 @@ def _expected(history: History, context: SearchContext) -> dict[int, float]:
         [
             SpeedSample(trial.candidate.rung().key(), raw, trial.outcome.timing)
             for trial, raw in known
-            if isinstance(trial.outcome, Ok)
+            if isinstance(trial.outcome, Ok) and trial.outcome.timing is not None
         ]
     )
     return {

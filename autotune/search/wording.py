@@ -8,6 +8,7 @@ from autotune.outcome import Crash, Drift, Lost, NonFinite, Ok, Oom, Outcome, Ti
 from autotune.prediction import Prediction
 from autotune.search.comparison import fast_enough, is_better
 from autotune.search.context import SearchContext
+from autotune.search.incumbent import Bound, bound_of
 from autotune.search.selection import Score, rank
 from autotune.techniques.families import title as title_of
 from autotune.trial import History, Trial
@@ -82,7 +83,10 @@ def rejected(
         trials = [trial for trial in history if trial.candidate.rung() == rung]
         own = rung == winner.candidate.rung()
         fitting = [s for s in scores if s.trial in trials and s.trial != winner]
+        slow = [bound for t in trials if t != winner and (bound := bound_of(t, context, drift)) is not None]
         said = [_worse(fitting[0], best, objective, id(fitting[0]) in enough)] if fitting and best else []
+        if slow and best and not fitting:
+            said.append(_at_least(min(slow, key=lambda bound: bound.seconds), best))
         failing = min(
             (t for t in trials if not (isinstance(t.outcome, Ok) and context.fits(t.outcome.memory))),
             key=lambda t: t.candidate.micro_batch, default=None,
@@ -138,6 +142,12 @@ def _worse(score: Score, best: Score, objective: Objective, enough: bool) -> str
             return f"{slower}, {more:+.1%} energy{known}"
         case _:
             return slower
+
+
+def _at_least(bound: Bound, best: Score) -> str:
+    share = bound.seconds / best.seconds - 1
+    slower = f"at least {share:.1%} slower" if share > 0 else "not sure to be slower"
+    return f"micro-batch {bound.micro_batch}: {slower}, so it was not measured to the end"
 
 
 def _slower(score: Score, best: Score) -> str:

@@ -72,6 +72,7 @@ class ExecutorContract:
         assert type(result.answer) in OUTCOMES.values()
         if isinstance(result.answer, Ok):
             assert result.answer.memory.peak() > 0
+            assert result.answer.timing is not None, "nobody said what was to be beaten"
             assert result.answer.timing.last_micro_step.mean > 0
         else:  # nothing refuses or ends a probe that behaves, but who cannot prove may say so
             assert isinstance(result.answer, Unsupported), result.answer

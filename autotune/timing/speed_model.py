@@ -50,6 +50,22 @@ class Observed(NamedTuple):
     """Standard deviation of the logarithm of `measured`."""
 
 
+class AtLeast(NamedTuple):
+    """What a probe of a candidate surely took at least, in seconds of a global step, and what was predicted."""
+
+    candidate: Candidate
+    predicted: float
+    seconds: float
+
+
+class _Residual(NamedTuple):
+    """The logarithm of measured over predicted seconds, with its variance."""
+
+    candidate: Candidate
+    logarithm: float
+    variance: float
+
+
 class Expected(NamedTuple):
     """What a probe would measure: the logarithm of its seconds is Gaussian."""
 
@@ -72,18 +88,35 @@ class Expected(NamedTuple):
 
 
 class SpeedModel:
-    """The posterior given some probes. Immutable."""
+    """The posterior given some probes, and given some that only took at least so long. Immutable.
 
-    def __init__(self, seen: Sequence[Observed] = ()) -> None:
-        self._seen = [one for one in seen if one.predicted > 0 and one.measured > 0]
+    What took at least so long is no measurement: of what is believed of it, the part below is cut off, and what is
+    left is taken to be Gaussian, one by one (assumed-density filtering: Minka, A Family of Algorithms for Approximate
+    Bayesian Inference, 2001, chapter 3). Where it was expected to take longer anyway, that changes next to nothing.
+    """
+
+    def __init__(self, seen: Sequence[Observed] = (), at_least: Sequence[AtLeast] = ()) -> None:
+        self._seen = [
+            _Residual(one.candidate, math.log(one.measured / one.predicted), max(NOISE, one.spread) ** 2)
+            for one in seen
+            if one.predicted > 0 and one.measured > 0
+        ]
+        self._condition()
+        for bound in at_least:
+            (expected,) = self.expect([bound.candidate], [bound.predicted])
+            cut = _cut_off(math.log(expected.seconds / bound.predicted), expected.spread, bound)
+            if cut is not None:
+                self._seen.append(cut)
+                self._condition()
+
+    def _condition(self) -> None:
         if not self._seen:
             return
         import numpy as np  # 0.1 s that `--help` does not wait for
 
         known = _Points([one.candidate for one in self._seen])
-        noise = np.array([max(NOISE, one.spread) ** 2 for one in self._seen])
-        covariance = known.covariance(known, same=True) + np.diag(noise)
-        residuals = np.array([math.log(one.measured / one.predicted) for one in self._seen])
+        covariance = known.covariance(known, same=True) + np.diag([one.variance for one in self._seen])
+        residuals = np.array([one.logarithm for one in self._seen])
         self._known = known
         self._factor = np.linalg.cholesky(covariance)
         self._weights = np.linalg.solve(self._factor.T, np.linalg.solve(self._factor, residuals))
@@ -106,6 +139,24 @@ class SpeedModel:
             Expected(seconds * math.exp(by), math.sqrt(rest))
             for seconds, by, rest in zip(predicted, shift.tolist(), variance.tolist(), strict=True)
         ]
+
+
+def _cut_off(mean: float, spread: float, bound: AtLeast) -> _Residual | None:
+    """Return the measurement that would tell of a Gaussian what cutting off all below a bound does; None if nothing."""
+    if spread == 0:
+        return None
+    at = (math.log(bound.seconds / bound.predicted) - mean) / spread
+    if at < -3:
+        return None
+    above = math.erfc(at / math.sqrt(2)) / 2
+    # Mean of what is left of a standard Gaussian; far out the ratio has no digits left, and this is its limit.
+    shift = math.exp(-at * at / 2) / math.sqrt(2 * math.pi) / above if at < 8 else at + 1 / at
+    left = max(1e-3, 1 - shift * (shift - at))
+    precision = (1 / left - 1) / spread**2
+    if precision <= 0:
+        return None
+    logarithm = ((mean + spread * shift) / (left * spread**2) - mean / spread**2) / precision
+    return _Residual(bound.candidate, logarithm, 1 / precision)
 
 
 class _Points:

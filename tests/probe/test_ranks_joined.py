@@ -18,6 +18,7 @@ from autotune.outcome import (
     Timeout,
 )  # fmt: skip
 from autotune.probe.ranks import RankOutcome, join
+from autotune.racing import SpeedBound
 
 
 def ok(peak, seconds, losses=(2.0, 1.0), retries=0):
@@ -56,6 +57,16 @@ def test_memory_is_the_fullest_ranks_and_speed_the_slowest():
     assert together.memory.allocator_retries == 2
     assert together.timing.global_step(3) == 8.0
     assert together.losses == (3.0, 2.0)
+
+
+def test_ranks_that_ended_early_take_at_least_as_long_as_the_slowest():
+    def early(peak, seconds):
+        bound = SpeedBound(seconds=seconds, fastest=seconds, share=0.0, beaten_by=3.0, steps=1)
+        return ok(peak, 1.0).model_copy(update={"timing": None, "bound": bound})
+
+    together = joined(early(50, 4.0), early(60, 2.0))
+    assert (together.timing, together.bound.seconds) == (None, 4.0)
+    assert together.memory.by_rank == (50, 60)
 
 
 def spending(counter, *joules):

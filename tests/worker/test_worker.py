@@ -15,6 +15,7 @@ from autotune.candidate import Candidate
 from autotune.devices.cpu import CpuDevice
 from autotune.outcome import Crash, NonFinite, Ok, Oom
 from autotune.probe.protocol import MESSAGE, DiskFull, Inspection, ProbeRequest, Progress, Result
+from autotune.racing import Incumbent
 from autotune.specs import ModelSpec
 from autotune.units import GIB, MIB
 from autotune.worker.measuring.prove import LOSSES_KEPT
@@ -179,6 +180,16 @@ def test_losses_are_recorded_for_every_optimizer_step_and_fall(trained):
     )
     assert len(losses) == trained.outcome.timing.optimizer_step.count + 1
     assert losses[-1] < losses[0]
+
+
+def test_a_probe_that_cannot_win_ends_early_with_a_bound_and_the_memory_of_any_other(run, trained):
+    faster = Incumbent(seconds=1e-6, deviation=0.02, degrees=4, drift=0.02)
+    outcome = run(precision="fp32", to_beat=faster).outcome
+    assert outcome.timing is None
+    assert outcome.bound.seconds > outcome.bound.beaten_by
+    assert len(outcome.losses) == 2  # the warm-up's step and a whole one
+    assert outcome.memory.allocated == pytest.approx(trained.outcome.memory.allocated, rel=0.02)
+    assert outcome.memory.breakdown.optimizer_state == trained.outcome.memory.breakdown.optimizer_state
 
 
 def test_a_proof_runs_whole_global_steps_then_evaluates_and_saves(proven):

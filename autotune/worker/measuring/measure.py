@@ -9,6 +9,7 @@ from contextlib import nullcontext
 
 from autotune.outcome import AttentionKernel, Memory, Ok
 from autotune.probe.protocol import ProbeRequest
+from autotune.racing import SpeedBound, cannot_win, speed_bound
 from autotune.worker.measuring.attention_kernel import AttentionKernels, CompiledAttention
 from autotune.worker.measuring.communication import listen
 from autotune.worker.measuring.energy_meter import energy_meter
@@ -31,6 +32,8 @@ MINIMUM = 3
 def measure(request: ProbeRequest, training: Training, phases: Phases, warmed_up: Callable[[], None]) -> Ok:
     """Warm up, then run steps until their time is known within 3%, or the request's limits are reached.
 
+    Where the request says what is to be beaten, they end as soon as it is sure that they do not (`speed_bound`).
+
     `warmed_up` is called once, before the first step that is timed. Raises what training raises.
     """
     stepper = Stepper(training, request.candidate.micro_batch, phases)
@@ -43,9 +46,13 @@ def measure(request: ProbeRequest, training: Training, phases: Phases, warmed_up
     if request.energy:
         stepper.energy = energy_meter(training.device)
     deadline = time.perf_counter() + request.sample_seconds
-    samples = sample(stepper, request, micro_steps, minimum=MINIMUM, deadline=deadline, observer=observer)
+    samples, bound = sample(
+        stepper, request, micro_steps, minimum=MINIMUM, deadline=deadline, observer=observer
+    )
     phases.close_look = True
-    outcome = report(request, stepper, samples, micro_steps, observer)
+    outcome = report(request, stepper, samples, micro_steps, observer, bound)
+    if bound is not None:
+        return outcome
     # Last: what the profiler takes is none of the training's.
     found = {"communication": listen(request, stepper, micro_steps)}
     if request.candidate.compile != "none":
@@ -115,9 +122,16 @@ def sample(
     minimum: int,
     deadline: float,
     observer: Observer,
-) -> list[StepTimes]:
-    """Run measured steps until their time is known well enough, there are enough, or the deadline passed."""
-    phases = stepper.phases
+) -> tuple[list[StepTimes], SpeedBound | None]:
+    """Run measured steps until their time is known well enough, there are enough, or the deadline passed.
+
+    They end earlier where the request's incumbent is surely faster, and then their bound is returned with them. By then
+    the memory's peak has been: the warm-up's step left the optimizer's state, and a whole one followed. Where batches
+    differ, that takes as many steps as any measurement. The slowest rank's time is that of all, so each of them may
+    end the probe.
+    """
+    phases, ranks = stepper.phases, stepper.training.ranks
+    whole = 1 if stepper.training.loader is None else minimum
     samples: list[StepTimes] = []
 
     def enough() -> bool:
@@ -126,16 +140,19 @@ def sample(
             or time.perf_counter() >= deadline
             or narrow(samples, request.accumulation_steps, trimmed(stepper))
         )
-        return bool(
-            stepper.training.ranks.largest(known)
-        )  # a rank that stops alone leaves the others waiting
+        return bool(ranks.largest(known))  # a rank that stops alone leaves the others waiting
 
-    while len(samples) < minimum or not enough():
+    while True:
         if not samples and phases.close_look:
             phases.on_end = observer.look
         samples.append(stepper.step(micro_steps))
         phases.on_end = None
-    return samples
+        if len(samples) >= minimum and enough():
+            return samples, None
+        if request.to_beat is not None and whole <= len(samples):
+            bound = speed_bound(samples, request.accumulation_steps, request.to_beat)
+            if bound is not None and ranks.largest(cannot_win(bound)):
+                return samples, bound
 
 
 def trimmed(stepper: Stepper) -> float:
@@ -149,8 +166,9 @@ def report(
     samples: Sequence[StepTimes],
     micro_steps: int,
     observer: Observer,
+    bound: SpeedBound | None = None,
 ) -> Ok:
-    """Put together what was measured.
+    """Put together what was measured; with a `bound` the samples are too few to tell a speed.
 
     `memory.allocated` and its breakdown are the peak of the training steps; `reserved` and `device_peak` are
     those of the process from its start until now, because that is what has to fit.
@@ -169,7 +187,8 @@ def report(
             allocator_retries=peaks.allocator_retries,
             breakdown=breakdown(training, observer, forward_end, phases.training_peak),
         ),
-        timing=timing(samples, trimmed(stepper)),
+        timing=timing(samples, trimmed(stepper)) if bound is None else None,
+        bound=bound,
         step_seconds=step_seconds(samples, micro_steps),
         energy=energy(samples, stepper.energy.counter) if stepper.energy is not None else None,
         phases=reports,

@@ -1,0 +1,66 @@
+"""A probe that ends as soon as it cannot win: how many steps it takes, and that ranks end together."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from autotune.racing import Incumbent
+from autotune.worker.measuring.measure import MINIMUM, sample
+from autotune.worker.measuring.steps import StepTimes
+from autotune.worker.training import Ranks
+
+BEST = Incumbent(seconds=10.0, deviation=0.02, degrees=4, drift=0.02)
+
+
+class Peer(Ranks):
+    """Ranks of which another one says the same, or that it cannot win."""
+
+    def __init__(self, beaten: bool) -> None:
+        object.__setattr__(self, "beaten", beaten)
+
+    def largest(self, value: float) -> float:
+        return max(value, self.beaten)
+
+
+class Steps:
+    """A stepper whose every step takes the same time."""
+
+    def __init__(self, seconds: float, ranks: Ranks = Ranks(), loader: object = None) -> None:  # noqa: B008
+        self.phases = SimpleNamespace(close_look=False, on_end=None)
+        self.training = SimpleNamespace(ranks=ranks, loader=loader)
+        self.times = StepTimes(seconds, seconds, 0.0)
+        self.taken = 0
+
+    def step(self, micro_steps: int) -> StepTimes:
+        self.taken += 1
+        return self.times
+
+
+def sampled(steps, to_beat=BEST):
+    request = SimpleNamespace(
+        accumulation_steps=10, sample_steps=20, sample_seconds=60.0, to_beat=to_beat, energy=False
+    )
+    samples, bound = sample(steps, request, 2, minimum=MINIMUM, deadline=float("inf"), observer=None)
+    assert len(samples) == steps.taken
+    return steps.taken, bound
+
+
+def test_what_cannot_win_ends_after_one_whole_step_beyond_the_warm_up():
+    taken, bound = sampled(Steps(2.0))
+    assert taken == 1
+    assert bound.seconds > BEST.seconds
+    assert sampled(Steps(2.0), to_beat=None) == (MINIMUM, None)
+
+
+def test_what_may_win_is_measured_as_without_a_race():
+    assert sampled(Steps(1.0)) == sampled(Steps(0.5)) == (MINIMUM, None)
+
+
+def test_where_batches_differ_it_takes_as_many_steps_as_any_measurement_and_then_is_one():
+    assert sampled(Steps(2.0, loader=object())) == (MINIMUM, None)
+
+
+def test_ranks_end_together_as_the_slowest_of_them_must():
+    taken, bound = sampled(Steps(0.5, ranks=Peer(beaten=True)))
+    assert taken == 1
+    assert bound.seconds == pytest.approx(0.5 * 10, rel=0.1)
