@@ -33,7 +33,21 @@ COMPILED: dict[str, tuple[Any, ...]] = {
     "compile": ("none", "regional"),
     "offload": ("none", "optimizer"),
 }
+BLOCKS: dict[str, tuple[Any, ...]] = {
+    "checkpointing": ("none", "selective", "full"),
+    "checkpointed_blocks": ("all", 3, 6, 9),
+    "offload": ("none", "optimizer", "full"),
+}
+"""For a deep model with a small vocabulary: how many blocks are checkpointed, and no choice of loss."""
 RULES: tuple[dict[str, Any], ...] = (
+    {
+        "when": {"checkpointed_blocks": [3, 6, 9]}, "require": {"checkpointing": "full"},
+        "because": "some blocks are fully checkpointed or none is: selective ones would double the grid",
+    },
+    {
+        "when": {"offload": "full"}, "require": {"checkpointed_blocks": "all"},
+        "because": "full offload frees a block's weights between its passes, so each block is recomputed",
+    },
     {
         "when": {"offload": "full"}, "require": {"checkpointing": "full", "activation_offload": False},
         "because": "full offload frees a block's weights between its passes, so the block is recomputed",
@@ -61,7 +75,7 @@ class Definition:
     """Of the preset's configuration, to make it small."""
     seq_len: int
     device: str
-    target: str = "8 samples"
+    target: str = "6 samples"
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: LADDER)
 
     def model(self) -> ModelSpec:
@@ -148,7 +162,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     ),
     Definition(
         "gpt2-deep", "twelve narrow blocks under a tight budget: recomputation",
-        "gpt2", {"n_embd": 192, "n_layer": 12, "n_head": 3, "vocab_size": 2048}, 256, "cpu:540MiB",
+        "gpt2", {"n_embd": 192, "n_layer": 12, "n_head": 3, "vocab_size": 2048}, 256, "cpu:540MiB", "8 samples", BLOCKS,
     ),
     Definition(
         "gpt2-state", "state and gradients alone are over the budget: offload of the optimizer",
@@ -160,7 +174,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     ),
     Definition(
         "llama-vocabulary", "a vocabulary of 32,000 on a narrow model, under a budget that no full loss fits well",
-        "llama-3.2-1b", {**NARROW, "num_hidden_layers": 4, "vocab_size": 32000}, 256, "cpu:660MiB",
+        "llama-3.2-1b", {**NARROW, "num_hidden_layers": 4, "vocab_size": 32000}, 192, "cpu:660MiB",
     ),
     Definition(
         "mixtral-experts", "four experts: parameters and state weigh more than activations",

@@ -1,9 +1,9 @@
 """How others search: loops over `Session.probe`, as functions of what each probe came to.
 
 accelerate and Lightning are driven as installed, with a training function that asks the session and raises the
-out-of-memory error that they recognise. The others are written anew from their documentation and public source. All
-but Optuna know the micro-batch alone: they search on the plain bf16 rung. What a search delivers is a candidate,
-or None where it gave up.
+out-of-memory error that they recognise, and so is Optuna's sampler. The others are written anew from their
+documentation and public source. All but Optuna know the micro-batch alone: they search on the plain bf16 rung. What a
+search delivers is a candidate, or None where it gave up.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from autotune.trial import History, Trial
 
 TRIALS = 20
 """Probes of a search that knows no end of its own (Optuna alone, random)."""
-SEED = 0
 DEEPSPEED_GAIN = 0.05
 """By how much a larger micro-batch has to be faster for DeepSpeed to go on (`METRIC_PERCENT_DIFF_CONST`)."""
 REFUSED = "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"
@@ -78,6 +77,8 @@ class Peer:
     """Whether it makes up the global batch by accumulation itself; else what it delivers is the whole batch."""
     keeps_model: bool = False
     """Whether trials go on with one model, which is built once."""
+    warm: bool = False
+    """Whether its processes are forked from one that has imported the libraries, as ours are; else each imports."""
     packages: tuple[str, ...] = ()
 
 
@@ -267,49 +268,13 @@ class _DeepSpeed:
             best = speed
 
 
-def optuna_alone(session: Session) -> Candidate | None:
-    """Search with Optuna's multivariate TPE over axes and micro-batch, without predictions; what fails is pruned."""
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    sampler = optuna.samplers.TPESampler(seed=SEED, multivariate=True)
-    study = optuna.create_study(direction="minimize", sampler=sampler)
-    context = session.context
-    rungs = set(context.rungs())
-    sizes = list(context.batches(session.plain).useful())
-    known: dict[Candidate, float | None] = {}
-    for _ in range(50 * TRIALS):
-        if len(known) >= TRIALS:
-            break
-        trial = study.ask()
-        axes = {
-            axis: trial.suggest_categorical(axis, [str(value) for value in values])
-            for axis, values in context.space.axes.items()
-        }
-        values = {
-            axis: next(one for one in context.space.axes[axis] if str(one) == text)
-            for axis, text in axes.items()
-        }
-        candidate = context.base.model_copy(update=values).at(trial.suggest_categorical("micro_batch", sizes))
-        if candidate.rung() not in rungs:
-            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-            continue
-        if candidate not in known:
-            outcome = session.probe(candidate)
-            fits = isinstance(outcome, Ok) and context.fits(outcome.memory)
-            known[candidate] = session.seconds_of(candidate) if fits else None
-        seconds = known[candidate]
-        if seconds is None:
-            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-        else:
-            study.tell(trial, seconds)
-    fitting = {one: seconds for one, seconds in known.items() if seconds is not None}
-    return min(fitting, key=fitting.__getitem__) if fitting else None
-
-
 @dataclass(frozen=True)
 class _Blind:
-    """One of our strategies that predicts nothing, asked until it is done or has had its probes."""
+    """One of our strategies without predictions, asked until it is done or has had its probes.
+
+    `optuna` is then Optuna's own sampler over the space and nothing else: after the plain rung it draws, and memory is
+    a constraint.
+    """
 
     strategy: StrategyName
     most: int
@@ -343,7 +308,7 @@ PEERS: tuple[Peer, ...] = (
     Peer("DeepSpeed Autotuning", deepspeed, "algorithm", in_process=False, keeps_batch=True),
     Peer("Composer", composer, "algorithm", in_process=True, keeps_batch=True, keeps_model=True),
     Peer("Ludwig", ludwig, "algorithm", in_process=True, keeps_batch=False, keeps_model=True),
-    Peer("random", _Blind("random", TRIALS), "ours, blind", in_process=False, keeps_batch=True),
-    Peer("grid", _Blind("grid", 100_000), "ours, blind", in_process=False, keeps_batch=True),
-    Peer("Optuna TPE alone", optuna_alone, "as installed", in_process=False, keeps_batch=True, packages=("optuna",)),
+    Peer("random", _Blind("random", TRIALS), "ours, blind", in_process=False, keeps_batch=True, warm=True),
+    Peer("grid", _Blind("grid", 100_000), "ours, blind", in_process=False, keeps_batch=True, warm=True),
+    Peer("Optuna TPE alone", _Blind("optuna", TRIALS), "as installed", in_process=False, keeps_batch=True),
 )  # fmt: skip

@@ -37,6 +37,7 @@ from autotune.executors.local import LocalExecutor
 from autotune.outcome import Ok, Outcome
 from autotune.probe.launch import launch
 from autotune.probe.protocol import Inspection
+from autotune.probe.warm import WarmLauncher
 from autotune.run.folder import create_run
 from autotune.run.journal import read_record
 from autotune.run.loop import tune
@@ -51,7 +52,7 @@ from benchmarks.grid_oracle import Oracle, search_context, told
 from benchmarks.long_training import LONG_WORKER, TIMEOUT
 from benchmarks.peer_searches import PEERS
 from benchmarks.peers import OURS, ReplaySession, Result, account, missed_by, result_of, table_of
-from benchmarks.record_grid import LIMITS, Recorder, begin, commit, replace_limits, request
+from benchmarks.record_grid import LIMITS, Recorder, begin, replace_limits, request
 from benchmarks.recording import RESULTS, record
 from benchmarks.verdict import SMALLEST, unmeasured, verdict
 
@@ -91,11 +92,14 @@ def ours(definition: Definition, header: GridHeader, folder: Path) -> Result:
         model=header.model, device=definition.device_spec(), goal=header.goal, space=header.space,
         space_name=header.name, strategy=OURS, limits=header.limits.model_copy(update={"proof_time": 15.0}),
     )  # fmt: skip
-    paths, tracer = create_run(spec, folder / "runs"), LocalTracer()
+    paths = create_run(spec, folder / "runs")
     delivered: Candidate | None = None
     began = time.monotonic()
     try:
-        delivered = tune(spec, paths, find_executor(spec.device, tracer), tracer=tracer).candidate
+        with WarmLauncher() as launcher:
+            tracer = LocalTracer(launcher=launcher)
+            executor = find_executor(spec.device, tracer, launcher=launcher)
+            delivered = tune(spec, paths, executor, tracer=tracer).candidate
     except AutotuneError as error:
         if read_record(paths.journal).decided is None:
             raise
@@ -152,16 +156,18 @@ def live(definition: Definition, folder: Path, smallest: bool, console: Console)
     """Run every search on a case, train what each delivered, and return the rows."""
     limits = replace_limits(LIMITS) if smallest else LIMITS
     path = folder / f"{definition.name}.jsonl"
-    recorder = Recorder(path, find_executor(definition.device_spec(), LocalTracer()), commit())
-    append_line(path, begin(definition, recorder, limits))
-    oracle = Oracle(read_grid(path))
-    header, results = oracle.grid.header, []
-    for peer in SEARCHES:
-        if smallest and peer.name not in QUICK:
-            continue
-        session = LiveSession(oracle, peer.in_process, peer.keeps_model, recorder=recorder)
-        results.append(result_of(peer, session))
-        console.print(f"{header.name}: {peer.name} ended after {session.elapsed:.0f} s")
+    results = []
+    with WarmLauncher() as launcher:
+        recorder = Recorder.of(definition, path, launcher)
+        append_line(path, begin(definition, recorder, limits))
+        oracle = Oracle(read_grid(path))
+        header = oracle.grid.header
+        for peer in SEARCHES:
+            if smallest and peer.name not in QUICK:
+                continue
+            session = LiveSession(oracle, peer, recorder=recorder)
+            results.append(result_of(session))
+            console.print(f"{header.name}: {peer.name} ended after {session.elapsed:.0f} s")
     results.append(ours(definition, header, folder))
     console.print(f"{header.name}: {OURS} ended after {results[-1].seconds:.0f} s")
     long = LocalExecutor(find(definition.device_spec()), partial(launch, worker=LONG_WORKER))
@@ -200,14 +206,18 @@ def main() -> int:
     for definition in cases:
         with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
             rows += live(definition, Path(folder), options.smallest, console)
-    console.print(table_of(rows))
+    missed = [*missed_by(rows), *unsafe(rows)]
+    console.print(table_of(rows, missed))
     for row in rows:
         console.print(f"{row['grid']}: {row['peer']}: {row['delivered']}, survives: {row['survives']}")
     versions = {package: installed(package) for package in packages}
     console.print(
-        record("peers_live", rows, options.out, smallest=options.smallest, ours=OURS, versions=versions)
-    )
-    return verdict([] if options.smallest else [*missed_by(rows), *unsafe(rows)])
+        record(
+            "peers_live", rows, options.out, smallest=options.smallest, ours=OURS, versions=versions,
+            missed=missed,
+        )
+    )  # fmt: skip
+    return verdict([] if options.smallest else missed)
 
 
 if __name__ == "__main__":

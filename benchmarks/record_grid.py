@@ -44,19 +44,21 @@ from autotune.devices.recorded_grid import (
 )  # fmt: skip
 from autotune.environment import look_around
 from autotune.errors import InputError
-from autotune.executors.executor import Executor
+from autotune.executors.executor import Executor, ProbeResult
 from autotune.executors.find import find_executor
-from autotune.memory.predictor import DeviceOverhead, Predictor
 from autotune.options import Limits
+from autotune.probe.launch import Launcher
 from autotune.probe.protocol import Inspection, ProbeRequest, Progress
+from autotune.probe.warm import WarmLauncher
 from autotune.run.journal import now
 from autotune.run.preflight import Preflight
 from autotune.tracing.cache import TraceCache
 from autotune.tracing.client import LocalTracer
-from autotune.tracing.replay import packed, unpacked
+from autotune.tracing.replay import packed
 from benchmarks.grid_definitions import DEFINITIONS, Definition
 from benchmarks.grid_definitions import SMALLEST as SMALLEST_GRID
 from benchmarks.grid_oracle import Oracle, compare, rounds_of, search_context, told
+from benchmarks.grid_plan import planned
 from benchmarks.recording import RESULTS, record
 from benchmarks.verdict import SMALLEST, unmeasured, verdict
 
@@ -66,7 +68,7 @@ POINTS, OOM, NOT_PLAIN = 60, 1 / 3, 4
 """Targets."""
 BEST = 10
 """Trials that are measured again."""
-LIMITS = Limits(sample_time=3.0, sample_steps=10, probe_timeout=300.0)
+LIMITS = Limits(sample_time=1.5, sample_steps=10, probe_timeout=300.0)
 """Of each trial: a run's own limits are longer, but so is a run's model."""
 
 
@@ -76,7 +78,16 @@ class Recorder:
 
     path: Path
     executor: Executor
+    launcher: Launcher
+    """What the executor launches with; traces are launched so too."""
     commit: str
+
+    @classmethod
+    def of(cls, definition: Definition, path: Path, launcher: Launcher) -> Recorder:
+        """Return what measures a definition's trials."""
+        device = definition.device_spec()
+        executor = find_executor(device, LocalTracer(launcher=launcher), launcher=launcher)
+        return cls(path, executor, launcher, commit())
 
     def conditions(self) -> Conditions:
         """Return what holds now; the load at the end is filled in later."""
@@ -128,26 +139,43 @@ def request(header: GridHeader, candidate: Candidate, kind: str, steps: int = 1)
     )  # fmt: skip
 
 
+def inspect(definition: Definition, executor: Executor, timeout: float) -> tuple[ProbeResult, float]:
+    """Inspect a definition's model as a run does; return what came of it, and the seconds until its worker began."""
+    model, goal, device = definition.model(), definition.goal(), executor.describe().device
+    asked = ProbeRequest(
+        kind="inspect", model=model, candidate=Candidate(), seq_len=goal.seq_len, accumulation_steps=1,
+        device=device.torch_name, budget=device.budget, seed=0, sample_seconds=1, sample_steps=2, folder="",
+        time_device=True,
+    )  # fmt: skip
+    seen, began = dict[str, float](), time.monotonic()
+
+    def note(progress: Progress) -> None:
+        seen.setdefault(progress.phase, time.monotonic() - began)
+
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        finding = executor.run(asked, Path(folder) / "inspection", timeout=timeout, on_progress=note)
+    if not isinstance(finding.answer, Inspection):
+        raise unmeasured("record_grid", f"{definition.name}: the model cannot be inspected: {finding.answer}")
+    return finding, seen["build"]
+
+
 def begin(definition: Definition, recorder: Recorder, limits: Limits) -> GridHeader:
-    """Inspect the model and return the first line of its grid."""
+    """Inspect the model, cold and as probes do, and return the first line of its grid."""
     device = find(definition.device_spec())
     site = recorder.executor.describe()
     conditions = recorder.conditions()
     model, goal = definition.model(), definition.goal()
-    asked = ProbeRequest(
-        kind="inspect", model=model, candidate=Candidate(), seq_len=goal.seq_len, accumulation_steps=1,
-        device=site.device.torch_name, budget=site.device.budget, seed=0, sample_seconds=1, sample_steps=2, folder="",
-    )  # fmt: skip
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        finding = recorder.executor.run(asked, Path(folder) / "inspection", timeout=limits.probe_timeout)
-        rooms = {place: device.offload_room(Path(folder), place) for place in ("host", "disk")}
-    if not isinstance(finding.answer, Inspection):
-        raise unmeasured("record_grid", f"{definition.name}: the model cannot be inspected: {finding.answer}")
+    cold = find_executor(definition.device_spec(), LocalTracer())
+    _, cold_start = inspect(definition, cold, limits.probe_timeout)
+    finding, _ = inspect(definition, recorder.executor, limits.probe_timeout)
+    assert isinstance(finding.answer, Inspection)
+    rooms = {place: device.offload_room(Path.cwd(), place) for place in ("host", "disk")}
     return GridHeader.model_validate(
         {
             "name": definition.name, "model": model, "facts": finding.answer.facts, "goal": goal,
             "space": definition.space().model_dump(mode="json"), "site": site, "minimum": device.minimum(),
-            "baseline": finding.baseline or 0, "inspection_seconds": finding.seconds, "rooms": rooms,
+            "baseline": finding.baseline or 0, "speed": finding.answer.speed, "inspection_seconds": finding.seconds,
+            "cold_start_seconds": cold_start, "rooms": rooms,
             "variables": device.environment(Candidate()), "limits": limits, "conditions": conditions,
         }
     )  # fmt: skip
@@ -166,36 +194,36 @@ def candidates(header: GridHeader, executor: Executor) -> list[Candidate]:
     return Random(header.name).sample(found, len(found))
 
 
-def trace(header: GridHeader, rungs: list[Candidate], cache: Path) -> Iterator[GridTrace]:
-    """Trace rungs in one worker, and those whose trace holds for one micro-batch alone at every one that is of use."""
-    tracer, context = LocalTracer(TraceCache(cache)), search_context(header)
+def trace(header: GridHeader, rungs: list[Candidate], cache: Path, launcher: Launcher) -> Iterator[GridTrace]:
+    """Trace rungs together, and those whose trace holds for one micro-batch alone at every one that is of use.
+
+    The wall time of a call, beyond the start of its first worker, is shared by all that it traced.
+    """
+    tracer, context = LocalTracer(TraceCache(cache), launcher), search_context(header)
     waiting = rungs
     while waiting:
         asked = request(header, waiting[0], "trace").model_copy(update={"also": tuple(waiting[1:])})
-        traces = tracer.trace(asked, cache / "worker", timeout=1800)
-        total = sum(one.seconds for one in traces.values())
-        own = max(0.0, total - header.inspection_seconds) / len(traces)
+        began, first = time.monotonic(), _First()
+        traces = tracer.trace(asked, cache / "worker", timeout=1800, on_progress=first)
+        start = (first.heard or began) - began
+        own = (time.monotonic() - began - start) / len(traces)
         waiting = []
         for one, made in traces.items():
             timeline = "" if made.timeline is None else packed(made.timeline)
-            yield GridTrace(candidate=one, seconds=own, reason=made.reason, timeline=timeline)
+            yield GridTrace(
+                candidate=one, seconds=own, start_seconds=start, reason=made.reason, timeline=timeline
+            )
             if made.timeline is not None and made.timeline.exact is not None and one == one.rung():
                 waiting += [one.at(size) for size in context.batches(one).useful() if size != one.micro_batch]
 
 
-def expected(
-    header: GridHeader, traces: dict[Candidate, GridTrace], trials: list[Candidate]
-) -> dict[Candidate, int]:
-    """Return the peaks (bytes) that the memory model expects, of trials that it can price."""
-    context = search_context(header)
-    ground = DeviceOverhead.measured(header.site.device.kind, header.baseline)
-    predictor = Predictor(
-        {}, ground, lambda one: context.batches(one).accumulation(one.micro_batch).steps > 1
-    )
-    for one, line in traces.items():
-        if line.timeline:
-            predictor = predictor.with_timeline(one, unpacked(line.timeline, header.name))
-    return {one: round(bounds.mean) for one in trials if (bounds := predictor.bounds(one)) is not None}
+class _First:
+    """When something was heard first."""
+
+    heard: float | None = None
+
+    def __call__(self, _: Progress) -> None:
+        self.heard = self.heard or time.monotonic()
 
 
 def open_grid(definition: Definition, recorder: Recorder, limits: Limits) -> RecordedGrid:
@@ -217,18 +245,32 @@ def open_grid(definition: Definition, recorder: Recorder, limits: Limits) -> Rec
 
 def record_one(
     definition: Definition, folder: Path, most: int | None, rounds: int, limits: Limits, console: Console
-) -> RecordedGrid:
-    """Go on with a grid until it is whole, or `most` trials further."""
-    recorder = Recorder(
-        folder / f"{definition.name}.jsonl", find_executor(definition.device_spec(), LocalTracer()), commit()
-    )
+) -> tuple[RecordedGrid, int]:
+    """Go on with a grid until it is whole, or `most` trials further; return it, and how many trials it has then."""
+    with WarmLauncher() as launcher:
+        recorder = Recorder.of(definition, folder / f"{definition.name}.jsonl", launcher)
+        whole = _recorded(definition, recorder, most, rounds, limits, console)
+    return read_grid(recorder.path), whole
+
+
+def _recorded(
+    definition: Definition,
+    recorder: Recorder,
+    most: int | None,
+    rounds: int,
+    limits: Limits,
+    console: Console,
+) -> int:
+    begun = recorder.path.exists()
     grid = open_grid(definition, recorder, limits)
     header = grid.header
+    if begun:  # the inspection of a grid that begins starts the server, which is no trial's to wait for
+        inspect(definition, recorder.executor, limits.probe_timeout)
     trials = candidates(header, recorder.executor)
     rungs = list(dict.fromkeys(one.rung() for one in trials))
     if missing := [rung for rung in rungs if rung not in grid.traces]:
         with tempfile.TemporaryDirectory(dir=Path.cwd()) as cache:
-            for line in trace(header, missing, Path(cache)):
+            for line in trace(header, missing, Path(cache), recorder.launcher):
                 append_line(recorder.path, line)
     left = [one for one in trials if one not in grid.points]
     for number, one in enumerate(left[:most], start=1):
@@ -238,7 +280,7 @@ def record_one(
         )
     if most is None or len(left) <= most:
         repeat(recorder, rounds, console)
-    return read_grid(recorder.path)
+    return len(trials)
 
 
 def repeat(recorder: Recorder, rounds: int, console: Console) -> None:
@@ -274,28 +316,23 @@ def row_of(grid: RecordedGrid, whole: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def plan(definitions: list[Definition], console: Console) -> None:
-    """Print what the memory model expects of each definition: only traces are made."""
-    table = Table("grid", "budget", "rungs", "trials", "OOM", "plain fits at", "smallest peak", "largest")
+def plan(definitions: list[Definition], rounds: int, console: Console) -> None:
+    """Print what the models of memory and speed expect of each definition: only traces are made."""
+    table = Table(
+        "grid", "budget", "rungs", "trials", "OOM", "plain fits at", "fastest", "plain wins", "about", "smallest",
+        "largest",
+    )  # fmt: skip
     for definition in definitions:
-        recorder = Recorder(Path(os.devnull), find_executor(definition.device_spec(), LocalTracer()), "")
-        header = begin(definition, recorder, LIMITS)
-        trials = candidates(header, recorder.executor)
-        rungs = list(dict.fromkeys(one.rung() for one in trials))
-        with tempfile.TemporaryDirectory(dir=Path.cwd()) as cache:
-            traces = {line.candidate: line for line in trace(header, rungs, Path(cache))}
-        peaks = expected(header, traces, trials)
-        context = search_context(header)
-        plain = [one.micro_batch for one in peaks if one.rung() == rungs[0].model_copy(update={
-            axis: values[0] for axis, values in context.space.axes.items()})
-            and peaks[one] <= context.usable]  # fmt: skip
-        over = sum(peak > header.site.device.budget for peak in peaks.values())
-        table.add_row(
-            definition.name, definition.device, str(len(rungs)), str(len(trials)),
-            f"{over / max(1, len(peaks)):.0%} of {len(peaks)}", ", ".join(map(str, sorted(plain))) or "none",
-            f"{min(peaks.values()) >> 20} MiB", f"{max(peaks.values()) >> 20} MiB",
-        )  # fmt: skip
-        console.print(f"{definition.name}: {sorted(peak >> 20 for peak in peaks.values())}")
+        with WarmLauncher() as launcher:
+            recorder = Recorder.of(definition, Path(os.devnull), launcher)
+            header = begin(definition, recorder, LIMITS)
+            trials = candidates(header, recorder.executor)
+            rungs = list(dict.fromkeys(one.rung() for one in trials))
+            with tempfile.TemporaryDirectory(dir=Path.cwd()) as cache:
+                traces = {line.candidate: line for line in trace(header, rungs, Path(cache), launcher)}
+        row = planned(header, traces, trials, rounds * BEST)
+        console.print(f"{definition.name}: {row.pop('peaks')}")
+        table.add_row(definition.name, definition.device, str(len(rungs)), str(len(trials)), *row.values())
     console.print(table)
 
 
@@ -337,7 +374,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="grids by name; all without one")
     parser.add_argument("--plan", action="store_true", help="only predict what each grid would cover")
     parser.add_argument("--most", type=int, help="trials of each grid in this start, at most")
-    parser.add_argument("--rounds", type=int, default=4, help="in which the ten fastest are measured again")
+    parser.add_argument("--rounds", type=int, default=3, help="in which the ten fastest are measured again")
     parser.add_argument("--grids", type=Path, default=GRIDS, help="folder of the grids")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record")
     parser.add_argument("--smallest", action="store_true", help=SMALLEST)
@@ -351,12 +388,11 @@ def main() -> int:
         definitions, rounds, folder = [SMALLEST_GRID], 1, options.out
         limits = replace_limits(limits)
     if options.plan:
-        plan(definitions, console)
+        plan(definitions, rounds, console)
         return verdict([])
     rows = []
     for definition in definitions:
-        grid = record_one(definition, folder, options.most, rounds, limits, console)
-        whole = len(candidates(grid.header, find_executor(definition.device_spec(), LocalTracer())))
+        grid, whole = record_one(definition, folder, options.most, rounds, limits, console)
         rows.append(row_of(grid, whole))
     table = Table(
         "grid", "trials", "OOM", "fastest", "plain bf16 wins", "not told from it", "seconds", "load"

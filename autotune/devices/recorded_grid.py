@@ -20,7 +20,7 @@ from autotune.errors import InputError
 from autotune.options import Limits
 from autotune.outcome import Ok, Outcome
 from autotune.site import Site
-from autotune.specs import Goal, ModelFacts, ModelSpec
+from autotune.specs import DeviceSpeed, Goal, ModelFacts, ModelSpec
 from autotune.units import MIB
 from autotune.user_files import read_bytes
 from autotune.validation import Frozen
@@ -66,8 +66,12 @@ class GridHeader(Frozen):
     """Bytes that the framework takes of that device before any model."""
     baseline: int
     """Bytes that the inspection found taken before the model was built."""
+    speed: DeviceSpeed | None = None
+    """What the inspection timed of the device."""
     inspection_seconds: Duration
-    """Wall time of the worker that inspected the model: mostly its start and imports."""
+    """Wall time of the inspection: mostly the start, with imports, of the server that warm probes are forked from."""
+    cold_start_seconds: Duration
+    """From the launch of a worker that imports everything itself until it began to build the model."""
     rooms: dict[Literal["host", "disk"], int]
     """Bytes that offloading could use."""
     variables: dict[str, str] = Field(default_factory=dict)
@@ -105,7 +109,9 @@ class GridTrace(Frozen):
     type: Literal["trace"] = "trace"
     candidate: Candidate
     seconds: Duration
-    """Wall time of the trace, beyond start and imports of the worker that makes any number of them."""
+    """Wall time of the trace, beyond the start of the worker that makes any number of them."""
+    start_seconds: Duration
+    """Wall time of that start."""
     reason: str = ""
     """Why there is none; empty where there is one."""
     timeline: str = ""

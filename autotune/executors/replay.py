@@ -60,7 +60,7 @@ class ReplayExecutor:
             raise NotRecorded(problems)
         if request.kind == "inspect":
             return ProbeResult(
-                answer=Inspection(facts=header.facts),
+                answer=Inspection(facts=header.facts, speed=header.speed if request.time_device else None),
                 baseline=header.baseline,
                 seconds=header.inspection_seconds,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from autotune.options import Limits
 from autotune.search.context import SearchContext
 from autotune.search.space import Space
 from autotune.site import MachineFacts, Site
-from autotune.specs import DeviceFacts, Goal, ModelFacts, ModelSpec
+from autotune.specs import DeviceFacts, DeviceSpeed, Goal, ModelFacts, ModelSpec
 from autotune.testing.arithmetic import Arithmetic, timeline
+from autotune.timeline.op_counts import KINDS, MATH_TYPES, OpCounts, Operators
 from autotune.tracing.replay import packed
 
 NAME = "arithmetic"
@@ -26,6 +28,16 @@ FACTS = ModelFacts(
 )  # fmt: skip
 START = 3.0
 """Seconds that a worker takes to start, in each probe and each trace."""
+COLD = 5.0
+"""Seconds that one takes that imports everything itself."""
+SPEED = DeviceSpeed(
+    matrix_flops={"fp32": 1e9},
+    attention_flops={"fp32": 1e9},
+    elementwise_flops=1e9,
+    memory=1e9,
+    operator=1e-9,
+)
+"""Of which only the memory matters: what a step takes are bytes that it moves."""
 TRACE = 0.5
 """Seconds of each trace beyond that."""
 
@@ -52,7 +64,8 @@ def arithmetic_lines(
     plain: dict[str, Any] = space.model_dump(mode="json")
     yield GridHeader(
         name=NAME, model=model, facts=FACTS, goal=goal, space=plain, site=site, minimum=1, baseline=0,
-        inspection_seconds=START, rooms={"host": 1 << 50, "disk": 1 << 50}, limits=Limits(), conditions=CONDITIONS,
+        speed=SPEED, cold_start_seconds=COLD, inspection_seconds=START,
+        rooms={"host": 1 << 50, "disk": 1 << 50}, limits=Limits(), conditions=CONDITIONS,
     )  # fmt: skip
     context = SearchContext(
         space=space, base=Candidate(), goal=goal, tokens_per_sample=FACTS.tokens_per_sample, budget=device.budget,
@@ -61,7 +74,8 @@ def arithmetic_lines(
     rungs = list(context.rungs())
     if traced:
         for rung in rungs:
-            yield GridTrace(candidate=rung, seconds=TRACE, timeline=packed(timeline(device, rung)))
+            made = replace(timeline(device, rung), work=_work(device, rung))
+            yield GridTrace(candidate=rung, seconds=TRACE, start_seconds=START, timeline=packed(made))
     batches = context.batches(Candidate())
     for rung, size in product(rungs, micro_batches or range(1, batches.limit + 1)):
         if micro_batches is None and rung != Candidate() and not batches.is_useful(size):
@@ -72,6 +86,18 @@ def arithmetic_lines(
             seconds=START + (1.0 if outcome.kind == "ok" else 0.0), start_seconds=START, build_seconds=0.0,
             conditions=CONDITIONS,
         )  # fmt: skip
+
+
+def _work(device: Arithmetic, rung: Candidate) -> OpCounts:
+    """Return work that the roofline prices as a probe measures it."""
+    (one, step), (two, _) = device.times(rung.at(1)), device.times(rung.at(2))
+    bytes_of = [round(seconds * SPEED.memory) for seconds in (2 * one - two, two - one, step)]
+    host, none = KINDS.index("host"), MATH_TYPES.index("none")
+    operators = Operators(
+        name=["step", "update"], kind=[host] * 2, math=[none] * 2, ranks=[1] * 2, stride=[1] * 2, flops=[0] * 2,
+        flops_slope=[0] * 2, bytes=[bytes_of[0], bytes_of[2]], bytes_slope=[bytes_of[1], 0],
+    )  # fmt: skip
+    return OpCounts(operators, micro={"forward": [(0, 1)]}, single=None, update={"optimizer": [(1, 1)]})
 
 
 def write_grid(path: Path, lines: Iterable[GridLine]) -> Path:

@@ -47,12 +47,15 @@ class ReplayTracer:
             made = self._tracer.trace(asked, folder, timeout=timeout, on_progress=on_progress)
         if not held:
             return made
-        start = self._grid.header.inspection_seconds
-        share = (start + sum(trace.seconds for trace in held.values())) / len(held)
-        return made | {one: dataclasses.replace(trace, seconds=share) for one, trace in held.items()}
+        start = max(start for _, start in held.values())
+        share = (start + sum(trace.seconds for trace, _ in held.values())) / len(held)
+        return made | {one: dataclasses.replace(trace, seconds=share) for one, (trace, _) in held.items()}
 
-    def _recorded(self, candidate: Candidate) -> Trace | None:
-        """Return the recorded trace with its own seconds; None where there is none, or only one that is made anew."""
+    def _recorded(self, candidate: Candidate) -> tuple[Trace, float] | None:
+        """Return the recorded trace with its own seconds, and those of its worker's start.
+
+        None where there is none, or only one that is made anew.
+        """
         traces, plain = self._grid.traces, candidate.traced()
         for one in (candidate, plain, plain.rung()):
             if (line := traces.get(one)) is None:
@@ -64,7 +67,7 @@ class ReplayTracer:
                     raise
                 return None  # of another version's format
             if timeline is None or timeline.covers(candidate.micro_batch):
-                return Trace(timeline, line.reason, line.seconds)
+                return Trace(timeline, line.reason, line.seconds), line.start_seconds
         return None
 
 

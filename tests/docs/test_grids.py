@@ -64,8 +64,11 @@ def test_what_slows_down_in_the_same_rounds_is_told_apart_all_the_same():
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda one: one.name)
 def test_each_definition_has_trials_enough(definition, grid):
     header = grid.header.model_copy(
-        update={"goal": definition.goal(), "space": definition.space().model_dump(mode="json")}
-    )
+        update={
+            "goal": definition.goal(), "space": definition.space().model_dump(mode="json"),
+            "facts": grid.header.facts.model_copy(update={"blocks": 12}),
+        }
+    )  # fmt: skip
     context = search_context(header)
     rungs = list(context.rungs())
     useful = len(list(context.batches(Candidate()).useful()))

@@ -1,13 +1,16 @@
 """The bench of peers on a grid of arithmetic: what searches deliver and are charged, and which targets are missed."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from autotune.candidate import Candidate
 from autotune.devices.recorded_grid import RecordedGrid, read_grid
 from autotune.outcome import Ok
-from autotune.testing.grids import START, TRACE
+from autotune.testing.grids import COLD, START, TRACE
 from benchmarks.grid_oracle import Oracle
-from benchmarks.peer_searches import PEERS, Tried
+from benchmarks.peer_searches import PEERS, Peer, Tried
 from benchmarks.peers import (
     OURS,
     ReplaySession,
@@ -18,6 +21,7 @@ from benchmarks.peers import (
     row_of,
     run_of,
     searched,
+    table_of,
 )
 from benchmarks.peers_live import LiveSession, rows_of, unsafe
 
@@ -35,9 +39,12 @@ def test_the_exhaustive_search_delivers_the_fastest(oracle):
     assert result.delivered == oracle.best
     assert oracle.share(result.delivered) == 1.0
     ended = [
-        point.seconds
-        for one, point in oracle.grid.points.items()
-        if one in {t.candidate for t in result.tried}
+        COLD,
+        *(
+            point.seconds
+            for one, point in oracle.grid.points.items()
+            if one in {t.candidate for t in result.tried}
+        ),
     ]
     assert result.seconds == pytest.approx(sum(ended))
 
@@ -64,19 +71,27 @@ def test_searches_of_the_micro_batch_go_their_own_ways(oracle):
     )
 
 
+def made(**changes):
+    return Peer("made", lambda _: None, "", keeps_batch=True, **changes)
+
+
 def test_trials_of_one_process_start_once_and_pay_for_their_steps(oracle):
     plain, refused = Candidate(micro_batch=4), Candidate(micro_batch=8)
-    cold = ReplaySession(oracle, in_process=False, keeps_model=False)
+    cold = ReplaySession(oracle, made(in_process=False))
     cold.probe(plain)
     cold.probe(plain)
-    assert cold.elapsed == 2 * (START + 1.0)
-    shared = ReplaySession(oracle, in_process=True, keeps_model=True)
+    assert cold.elapsed == 2 * (COLD + 1.0)
+    forked = ReplaySession(oracle, made(in_process=False, warm=True))
+    forked.probe(plain)
+    forked.probe(plain)
+    assert forked.elapsed == COLD + 2 * (START + 1.0)
+    shared = ReplaySession(oracle, made(in_process=True, keeps_model=True))
     shared.probe(refused, steps=3)
-    assert shared.elapsed == START
+    assert shared.elapsed == COLD
     outcome = shared.probe(plain, steps=3)
     timing = outcome.timing
     steps = 3 * (timing.last_micro_step.mean + timing.optimizer_step.mean)
-    assert shared.elapsed == pytest.approx(START + steps)
+    assert shared.elapsed == pytest.approx(COLD + steps)
 
 
 def test_a_run_of_ours_is_charged_its_inspection_traces_and_probes(oracle, tmp_path):
@@ -91,7 +106,14 @@ def test_a_run_of_ours_is_charged_its_inspection_traces_and_probes(oracle, tmp_p
 
 
 def row(peer=OURS, grid="a", share=1.0, probes=3, oom=0, known=5.0, seconds=10.0):
-    told = {"grid": grid, "peer": peer, "share": share, "probes": probes, "oom": oom}
+    told = {
+        "grid": grid,
+        "peer": peer,
+        "how": "ours" if peer == OURS else "algorithm",
+        "share": share,
+        "probes": probes,
+        "oom": oom,
+    }
     return told | {"known_after": known, "seconds": seconds}
 
 
@@ -112,6 +134,27 @@ def test_a_missed_target_is_told(rows, missed):
     assert len(missed_by(rows)) == missed
 
 
+def test_the_table_says_which_targets_are_missed_and_what_survives():
+    def shown(rows, missed):
+        console = Console(width=220, record=True, file=io.StringIO())
+        console.print(table_of(rows, missed))
+        return console.export_text()
+
+    rows = [row(share=0.5) | {"keeps_global_batch": True}]
+    text = shown(rows, missed_by(rows))
+    assert "targets that are missed" in text
+    assert f"{OURS} on a: at least 97% of the fastest: 50.0%" in text
+    assert "survives" in text
+    live = shown([{**rows[0], "survives": False}], [])
+    assert "0 of 1" in live
+    assert "no target is missed" in live
+
+
+def test_only_peers_bound_when_ours_has_to_know():
+    late = row("graph", known=None) | {"how": "ours"}
+    assert missed_by([row(), late]) == []
+
+
 def test_a_peer_that_delivers_nothing_is_known_from_the_start(oracle):
     ours = Result("a", OURS, "ours", oracle.best, 5.0, (), True)
     assert row_of(Result("a", "other", "", None, 1.0, (), False), ours, oracle)["known_after"] == 0.0
@@ -126,10 +169,7 @@ def test_live_probes_are_measured_once_for_all_searches(oracle):
             return oracle.grid.points[candidate]
 
     empty = Oracle(RecordedGrid.of([oracle.grid.header], "live"))
-    results = [
-        result_of(peer, LiveSession(empty, peer.in_process, peer.keeps_model, recorder=Recorder()))
-        for peer in WITHOUT_TORCH
-    ]
+    results = [result_of(LiveSession(empty, peer, recorder=Recorder())) for peer in WITHOUT_TORCH]
     assert len(set(measured)) == len(measured)
     assert [(one.delivered, one.seconds) for one in results] == [
         (one.delivered, one.seconds) for one in (searched(peer, oracle) for peer in WITHOUT_TORCH)

@@ -21,7 +21,7 @@ from autotune.run.spec import to_spec
 from autotune.search.shipped import load_space
 from autotune.specs import DeviceSpec
 from autotune.testing.arithmetic import Arithmetic
-from autotune.testing.grids import START, TRACE, arithmetic_lines, write_grid
+from autotune.testing.grids import SPEED, START, TRACE, arithmetic_lines, write_grid
 from autotune.tracing.replay import ReplayTracer
 from autotune.units import MIB
 from tests.contracts.test_executors import make_request
@@ -81,6 +81,18 @@ def test_predictions_come_from_the_record_and_cost_what_they_cost(file, tmp_path
     assert len(record.history) < len(without.history)
 
 
+def test_a_strategy_that_prices_is_told_the_speed_that_was_recorded(file, tmp_path):
+    _, record, _ = run(file, tmp_path, strategy="guided")
+    assert record.inspection.speed == SPEED
+    for trial in record.history:
+        if isinstance(trial.outcome, Ok):
+            assert trial.prediction.roofline.micro_step.mean == pytest.approx(
+                trial.outcome.timing.micro_step.mean
+            )
+    _, walked, _ = run(file, tmp_path / "graph", strategy="graph")
+    assert walked.inspection.speed is None
+
+
 def test_a_replay_cut_short_goes_on_to_the_same_end(file, tmp_path):
     best, whole, _ = run(file, tmp_path / "whole", predict=False)
     spec = to_spec(options(file, predict=False), check_device, tmp_path)
@@ -136,7 +148,8 @@ def test_a_run_of_something_else_is_refused_with_every_difference(file, tmp_path
 def test_a_trace_of_another_format_is_made_anew_where_something_can(file, tmp_path):
     grid = read_grid(file)
     odd = dataclasses.replace(
-        grid, traces={Candidate(): GridTrace(candidate=Candidate(), seconds=1, timeline="AAAA")}
+        grid,
+        traces={Candidate(): GridTrace(candidate=Candidate(), seconds=1, start_seconds=1, timeline="AAAA")},
     )
     request = make_request("trace")
     with pytest.raises(InputError):

@@ -1,0 +1,76 @@
+"""What the models of memory and speed expect of a grid before it is recorded. Pure."""
+
+from __future__ import annotations
+
+import statistics
+
+from autotune.candidate import Candidate
+from autotune.devices.recorded_grid import GridHeader, GridTrace
+from autotune.memory.predictor import DeviceOverhead, Predictor
+from autotune.outcome import StepTiming
+from autotune.timing.roofline import Machine
+from autotune.timing.step_predictor import StepPredictor
+from autotune.tracing.replay import unpacked
+from benchmarks.grid_oracle import search_context, told
+
+BESIDE = 0.6
+"""Seconds of a warm trial beside its steps, about: fork, build and end."""
+
+
+def expected(
+    header: GridHeader, traces: dict[Candidate, GridTrace], trials: list[Candidate]
+) -> tuple[dict[Candidate, int], dict[Candidate, StepTiming]]:
+    """Return the peaks (bytes) and step times that the models expect, of trials that they can price."""
+    context = search_context(header)
+    ground = DeviceOverhead.measured(header.site.device.kind, header.baseline)
+
+    def accumulates(one: Candidate) -> bool:
+        return context.batches(one).accumulation(one.micro_batch).steps > 1
+
+    predictor = Predictor({}, ground, accumulates)
+    for one, line in traces.items():
+        if line.timeline:
+            predictor = predictor.with_timeline(one, unpacked(line.timeline, header.name))
+    peaks = {one: round(bounds.mean) for one in trials if (bounds := predictor.bounds(one)) is not None}
+    if header.speed is None:
+        return peaks, {}
+    speed = StepPredictor(predictor, Machine.measured(header.speed), accumulates)
+    return peaks, {one: timing for one in peaks if (timing := speed.timing(one)) is not None}
+
+
+def planned(
+    header: GridHeader, traces: dict[Candidate, GridTrace], trials: list[Candidate], again: int
+) -> dict[str, str]:
+    """Return what the models expect of a grid, as a table shows it; `again` is how many more trials the best ones get.
+
+    Seconds are those of a machine as quiet as when its speed was timed, and no more than an estimate.
+    """
+    peaks, timings = expected(header, traces, trials)
+    context, budget = search_context(header), header.site.device.budget
+    plain = Candidate(**{axis: values[0] for axis, values in context.space.axes.items()})
+
+    def seconds(one: Candidate) -> float:
+        return timings[one].global_step(context.batches(one).accumulation(one.micro_batch).steps)
+
+    def cost(one: Candidate) -> float:
+        if peaks[one] > budget or one not in timings:
+            return BESIDE
+        steps, timing = context.batches(one).accumulation(one.micro_batch).steps, timings[one]
+        step = (min(steps, 2) - 1) * timing.micro_step.mean + timing.last_micro_step.mean
+        step += timing.optimizer_step.mean
+        return BESIDE + step + max(3 * step, min(header.limits.sample_time, 10 * step))
+
+    fitting = sorted((one for one in timings if peaks[one] <= context.usable), key=seconds)
+    over = sum(peak > budget for peak in peaks.values())
+    whole = sum(line.seconds for line in traces.values()) + header.inspection_seconds
+    whole += sum(map(cost, peaks)) + (again * statistics.fmean(map(cost, fitting[:10])) if fitting else 0.0)
+    plainly = [one.micro_batch for one in peaks if one.rung() == plain and peaks[one] <= context.usable]
+    return {
+        "OOM": f"{over / max(1, len(peaks)):.0%} of {len(peaks)}",
+        "plain fits at": ", ".join(map(str, sorted(plainly))) or "none",
+        "fastest": told(fitting[0]) if fitting else "none",
+        "plain wins": str(bool(fitting) and fitting[0].rung() == plain),
+        "about": f"{whole:.0f} s",
+        "smallest": f"{min(peaks.values()) >> 20} MiB", "largest": f"{max(peaks.values()) >> 20} MiB",
+        "peaks": " ".join(str(peak >> 20) for peak in sorted(peaks.values())),
+    }  # fmt: skip
