@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TESTS = (
     "tests/contracts/test_launch.py", "tests/contracts/test_supervision.py", "tests/contracts/test_ranks.py",
-    "tests/executors/test_group.py", "tests/probe/test_ranks_joined.py",
+    "tests/contracts/test_cold_ranks.py", "tests/executors/test_group.py", "tests/probe/test_ranks_joined.py",
 )  # fmt: skip
 
 

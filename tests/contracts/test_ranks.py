@@ -1,5 +1,7 @@
-"""Probes of two real ranks, started cold and forked: they train together, and when one fails all end, with its verdict
-and nothing left."""
+"""Probes of two real ranks: they train together, and when one fails all end, with its verdict and nothing left.
+
+Here they are forked; `test_cold_ranks.py` starts the same ones cold, and proves, which is always cold.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from autotune.candidate import Candidate
 from autotune.devices.cpu import CpuDevice
 from autotune.executors.ranks import RanksExecutor
 from autotune.outcome import Crash, Lost, Ok, Oom, Timeout
-from autotune.probe.launch import MARK, Launcher, launch
+from autotune.probe.launch import MARK, Launcher
 from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.probe.warm import WarmLauncher
 from autotune.specs import ModelSpec
@@ -45,20 +47,17 @@ def environment() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=["cold", "warm"])
-def launcher(request: pytest.FixtureRequest, environment: None) -> Iterator[Launcher]:
+@pytest.fixture(scope="module")
+def launcher(environment: None) -> Iterator[Launcher]:
     """What launches each rank."""
-    if request.param == "cold":
-        yield launch
-    else:
-        with WarmLauncher() as warm:
+    with WarmLauncher() as warm:
 
-            def launch_warm(asked, *where, **options):
-                report = warm(asked, *where, **options)
-                assert (report.launcher == "cold") == (asked.kind == "prove"), report.cold_because
-                return report
+        def launch_warm(asked, *where, **options):
+            report = warm(asked, *where, **options)
+            assert report.launcher == "warm", report.cold_because
+            return report
 
-            yield launch_warm
+        yield launch_warm
 
 
 def run(
@@ -101,14 +100,18 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("sharding", "kind", "devices", "nodes"), [("ddp", "train", 2, 1), ("hsdp", "prove", 4, 2)]
+    ("sharding", "kind", "devices", "nodes"), [("ddp", "train", 2, 1), ("hsdp", "train", 4, 2)]
 )
 def test_ranks_train_together_and_give_one_verdict(launcher, tmp_path, sharding, kind, devices, nodes):
+    check_verdict_of_all(launcher, tmp_path, sharding, kind, devices, nodes)
+
+
+def check_verdict_of_all(launcher, tmp_path, sharding, kind, devices, nodes):
     finding = run(launcher, tmp_path, "fine", kind=kind, sharding=sharding, devices=devices, nodes=nodes)
     assert isinstance(finding.answer, Ok), finding.answer
     assert len(finding.answer.losses) >= 4
     assert 0 < finding.answer.memory.peak() <= GIB
-    if kind == "train":  # two micro-steps, of which DDP reduces in the last
+    if sharding == "ddp":  # two micro-steps, of which DDP reduces in the last
         heard, timing = finding.answer.communication, finding.answer.timing
         assert heard.micro_step == heard.optimizer_step == 0
         assert 0 < heard.last_micro_step < 10 * timing.last_micro_step.mean
