@@ -73,6 +73,10 @@ def cpu(size: int) -> str:
     return f"cpu:{size // MIB}MiB"
 
 
+ROOMY = cpu(budget(640 * MIB))
+"""A budget in which every rung of a tiny model fits."""
+
+
 def wide(folder: Path) -> str:
     """Write a configuration whose logits take most of the memory (16 MiB a sample of 256 tokens); return its name."""
     preset = catalog.find("tiny-gpt2")
