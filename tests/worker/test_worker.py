@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from autotune.racing import Incumbent
 from autotune.specs import ModelSpec
 from autotune.units import GIB, MIB
 from autotune.worker.measuring.prove import LOSSES_KEPT
+from tests.worker import forked
 
 MODELS = Path(__file__).parents[1] / "data"
 CONFIG = {
@@ -28,6 +30,7 @@ CONFIG = {
 PARAMETERS = 4000 * 512 + 128 * 512 + 4 * (12 * 512**2 + 13 * 512) + 2 * 512
 """Of CONFIG: embeddings (shared with the head), positions, four blocks of 12 h^2 + 13 h, the final norm."""
 LIMIT = 4 * GIB
+ENVIRONMENT = {**CpuDevice(LIMIT).environment(Candidate()), "OMP_NUM_THREADS": "1"}
 
 
 @dataclass
@@ -47,8 +50,32 @@ class Run:
         return [message for message in self.messages if isinstance(message, Progress)]
 
 
-def start(folder, kind="train", model=None, limit=LIMIT, file_limit=None, **changes):
-    """Start a worker; return the process and the reading end of its pipe."""
+@dataclass
+class Worker:
+    """One that runs, and the reading ends of its pipes."""
+
+    process: Any
+    messages: int
+    stderr: int
+
+    def ended(self, folder=Path()):
+        """Return what it said until it ended."""
+        with os.fdopen(self.messages, "rb") as pipe:
+            lines = pipe.read().splitlines()
+        return Run([MESSAGE.validate_json(line) for line in lines], *self.left(), folder)
+
+    def left(self):
+        """Return its exit code and its errors, when it has ended."""
+        with os.fdopen(self.stderr) as pipe:
+            stderr = pipe.read()
+        if isinstance(self.process, subprocess.Popen):
+            return self.process.wait(), stderr
+        self.process.join()
+        return self.process.exitcode, stderr
+
+
+def start(folder, kind="train", model=None, limit=LIMIT, file_limit=None, cold=False, **changes):
+    """Start a worker, forked from one that has imported unless it is to start cold."""
     candidate = Candidate(**{name: changes.pop(name) for name in set(changes) & set(Candidate.model_fields)})
     values = {
         "seq_len": 16, "accumulation_steps": 4, "device": "cpu", "budget": limit, "seed": 0,
@@ -61,37 +88,33 @@ def start(folder, kind="train", model=None, limit=LIMIT, file_limit=None, **chan
     )  # fmt: skip
     path = folder / "request.json"
     path.write_text(request.model_dump_json())
-    return spawn(path, limit, file_limit)
+    limits = {resource.RLIMIT_DATA: limit}
+    if file_limit is not None:
+        limits[resource.RLIMIT_FSIZE] = file_limit
+    return spawn(path, limits) if cold else Worker(*forked.start(path, ENVIRONMENT, limits))
 
 
-def spawn(path, limit=LIMIT, file_limit=None):
+def spawn(path, limits):
     def restrict():
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        if file_limit is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
+        for limit, size in limits.items():
+            resource.setrlimit(limit, (size, size))
 
     read, write = os.pipe()
+    said, says = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-m", "autotune.worker", str(path), str(write)], pass_fds=(write,),
-        env={**os.environ, **CpuDevice(LIMIT).environment(Candidate()), "OMP_NUM_THREADS": "1"}, preexec_fn=restrict,
-        stderr=subprocess.PIPE, text=True,
+        env={**os.environ, **ENVIRONMENT}, preexec_fn=restrict, stderr=says,
     )  # fmt: skip
     os.close(write)
-    return process, read
-
-
-def finish(process, read, folder):
-    with os.fdopen(read, "rb") as pipe:
-        lines = pipe.read().splitlines()
-    _, stderr = process.communicate()
-    return Run([MESSAGE.validate_json(line) for line in lines], process.returncode, stderr, folder)
+    os.close(says)
+    return Worker(process, read, said)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     def run(**changes):
         folder = tmp_path_factory.mktemp("probe")
-        return finish(*start(folder, **changes), folder)
+        return start(folder, **changes).ended(folder)
 
     return run
 
@@ -103,7 +126,8 @@ def trained(run):
 
 @pytest.fixture(scope="module")
 def proven(run):
-    return run(kind="prove", accumulation_steps=3, precision="bf16", sample_seconds=4)
+    """A proof, cold as all of them are."""
+    return run(kind="prove", accumulation_steps=3, precision="bf16", sample_seconds=4, cold=True)
 
 
 def test_a_probe_ends_with_one_verdict_and_nothing_left_behind(trained):
@@ -259,7 +283,7 @@ def test_memory_that_runs_out_is_told_with_its_phase(run, trained, phase, beyond
 
 @pytest.mark.parametrize("mebibytes", [64, 230])
 def test_a_budget_below_what_the_libraries_need_is_a_refusal_at_the_start(run, mebibytes):
-    outcome = run(limit=mebibytes * MIB).outcome
+    outcome = run(limit=mebibytes * MIB, cold=True).outcome
     assert isinstance(outcome, Oom)
     assert outcome.phase == "start"
 
@@ -316,25 +340,24 @@ def test_a_refusal_that_a_library_wraps_is_still_a_refusal(run):
 def test_a_request_of_another_protocol_is_refused(tmp_path):
     path = tmp_path / "request.json"
     path.write_text('{"protocol": 2, "kind": "train"}')
-    outcome = finish(*spawn(path), tmp_path).outcome
+    outcome = spawn(path, {}).ended().outcome
     assert (outcome.kind, outcome.reason, outcome.phase) == ("crash", "protocol", "start")
 
 
 def test_a_worker_that_nobody_listens_to_ends_quietly(tmp_path):
-    process, read = start(tmp_path)
-    os.close(read)
-    _, stderr = process.communicate()
-    assert process.returncode == 0
+    worker = start(tmp_path)
+    os.close(worker.messages)
+    code, stderr = worker.left()
+    assert code == 0
     assert "Traceback" not in stderr
 
 
 def test_loader_workers_are_the_host_s_and_not_the_budget_s(tmp_path):
     """Each of two takes 400 MiB, and the probe may take little more than its libraries."""
     limit = 900 * MIB
-    process, read = start(
+    run = start(
         tmp_path, model="loading", limit=limit, precision="fp32", num_workers=2, accumulation_steps=1
-    )
-    run = finish(process, read, tmp_path)
+    ).ended()
     assert isinstance(run.outcome, Ok), run.outcome
     assert run.outcome.memory.peak() < limit
     assert run.outcome.loader_bytes > 0
