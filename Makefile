@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 APART := $(abspath $(VENV))/apart
 LOWEST := $(abspath $(VENV))/lowest
 VERSIONED := tests/estimation tests/exports tests/memory tests/models tests/numerics tests/tracing tests/worker
-SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4
+SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: run test test-long check-record test-versions coverage test-fast test-stability test-gpu fuzz lint format clean
@@ -21,7 +21,7 @@ test: lint $(VENV)/ready  ## what needs no GPU, in ten minutes; what compares sp
 test-long: $(APART)/ready  ## the rest that needs no GPU (minutes a file, DeepSpeed, torchao), with a record of it
 	$(BIN)/python -m tests.long_record begin build/long
 	$(SIDE_BY_SIDE) -m "long and not gpu and not alone" --junit-xml=build/long/long.xml
-	PYTHONPATH=$(APART) DS_ACCELERATOR=cpu $(SIDE_BY_SIDE) --dist=loadfile -m "not gpu" -k "float8 or deepspeed" \
+	PYTHONPATH=$(APART) DS_ACCELERATOR=cpu $(SIDE_BY_SIDE) --dist=loadfile --no-loadscope-reorder -m "not gpu" -k "float8 or deepspeed" \
 		--junit-xml=build/long/apart.xml tests/numerics tests/memory
 	$(BIN)/python -m pytest -m "alone and long" --junit-xml=build/long/alone.xml tests/e2e
 	$(BIN)/python -m tests.long_record end build/long
