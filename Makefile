@@ -6,6 +6,8 @@ APART := $(abspath $(VENV))/apart
 LOWEST := $(abspath $(VENV))/lowest
 VERSIONED := tests/estimation tests/exports tests/memory tests/models tests/numerics tests/tracing tests/worker
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=worksteal
+# Tests of deadlines and of processes that end wait more than they compute.
+ONE_MORE := --numprocesses=$(shell echo $$(($$(nproc) + 1)))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: run test test-long check-record test-versions coverage test-fast test-stability test-gpu fuzz lint format clean
@@ -15,7 +17,7 @@ run: $(VENV)/ready  ## the main job on this machine's CPU, with a real model
 		--sample-time 3s --proof-time 15s --max-probes 5
 
 test: lint $(VENV)/ready  ## what needs no GPU, in ten minutes; what compares speeds comes last and one by one
-	$(SIDE_BY_SIDE) -m "not gpu and not alone and not long"
+	$(SIDE_BY_SIDE) $(ONE_MORE) -m "not gpu and not alone and not long"
 	$(BIN)/python -m pytest -m "alone and not long" tests/e2e
 
 test-long: $(APART)/ready  ## the rest that needs no GPU (minutes a file, DeepSpeed, torchao), with a record of it
