@@ -77,14 +77,26 @@ class RunEdited(InputError):
 
 
 class _NoWinner(AutotuneError):
-    """A search ended without anything to prove. `headline` says why, `causes` how each rung ended, one line a rung."""
+    """A search ended without anything to prove.
+
+    `headline` says why, `causes` how each rung ended, one line a rung, and `hints` what would fit by consent;
+    `would_fit` are the names of that, as `--allow` takes them, the smallest change first.
+    """
 
     exit_code = ExitCode.NOTHING_PROVEN
 
-    def __init__(self, headline: str, causes: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        headline: str,
+        causes: Sequence[str] = (),
+        hints: Sequence[str] = (),
+        would_fit: Sequence[str] = (),
+    ) -> None:
         self.headline = headline
         self.causes = tuple(causes)
-        super().__init__("\n".join((headline, *_first(self.causes, CAUSES_SHOWN))))
+        self.hints = tuple(hints)
+        self.would_fit = tuple(would_fit)
+        super().__init__("\n".join((headline, *_first(self.causes, CAUSES_SHOWN), *self.hints)))
 
 
 class NothingFits(_NoWinner):

@@ -26,6 +26,7 @@ from autotune.reporting.winner import winner_panel
 from autotune.run.best import Best
 from autotune.run.folder import load_spec
 from autotune.run.journal import holder, read_record
+from autotune.run.offers import offer_lines
 from autotune.run.paths import RunPaths
 from autotune.run.record import Record
 from autotune.run.under_way import under_way
@@ -114,7 +115,7 @@ def print_result(paths: RunPaths, best: Best | None, console: Console) -> None:
 def _print_result(run: Reported, console: Console, tradeoffs: Tradeoffs | None = None) -> None:
     spec, record, context, best, winner = run.spec, run.record, run.context, run.best, run.winner
     if context is None or best is None or winner is None:
-        _print_without_winner(run.paths, record, console)
+        _print_without_winner(run, console)
         return
     console.print(_search(spec, record, context.space))
     console.print(section("Winner", [winner_panel(best)]))
@@ -138,7 +139,7 @@ def _print_result(run: Reported, console: Console, tradeoffs: Tradeoffs | None =
 def _search(spec: RunSpec, record: Record, space: Space) -> RenderableType:
     """Return how the candidates were come to: the path through the graph, or what another strategy did."""
     if spec.strategy == "graph":
-        return section("Path through the graph", path_lines(record.path, space, record.history))
+        return section("Path through the graph", path_lines(record.path, space, record.history, spec.allow))
     rungs = len({trial.candidate.rung() for trial in record.history})
     counts = f"{format_counted(len(record.history), 'probe')} of {format_counted(rungs, 'rung')}"
     over = f": {record.searched.why}" if record.searched else ""
@@ -192,7 +193,8 @@ def _trial(trial: Trial, context: SearchContext, drift: Drift) -> dict[str, Any]
     return entry
 
 
-def _print_without_winner(paths: RunPaths, record: Record, console: Console) -> None:
+def _print_without_winner(run: Reported, console: Console) -> None:
+    paths, record = run.paths, run.record
     if record.decided is not None and (causes := record.decided.causes):
         lines = [
             f"{title_of(cause.candidate)}, micro-batch {cause.candidate.micro_batch}: {cause.why}"
@@ -203,6 +205,8 @@ def _print_without_winner(paths: RunPaths, record: Record, console: Console) -> 
         console.print(section("What was refused", [Text(line) for line in said]))
     if record.decided is not None:
         console.print(section("No winner", [Text(record.decided.why)]))
+        if run.context is not None and (offers := offer_lines(record.decided.offers, run.context)):
+            console.print(section("By consent alone", [Text(line) for line in offers]))
     elif (process := holder(paths.lock)) is not None:
         lines = [f"process {process} works on this run: {under_way(record)}"]
         _print_next(

@@ -108,7 +108,7 @@ def _search(run: Reported) -> list[str]:
         return []
     parts = []
     if run.record.path:
-        lines = path_lines(run.record.path, run.context.space, run.record.history)
+        lines = path_lines(run.record.path, run.context.space, run.record.history, run.spec.allow)
         parts += [_heading("Path through the graph"), _list(lines)]
     elif run.record.history:
         parts += [

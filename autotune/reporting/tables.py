@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from rich.console import Group, RenderableType
@@ -17,6 +17,7 @@ from autotune.search.selection import score
 from autotune.search.space import Space
 from autotune.search.wording import detail, rejected, verdict
 from autotune.specs import DeviceSpec
+from autotune.techniques.consent import changing
 from autotune.techniques.families import title as title_of
 from autotune.trial import History, Trial
 from autotune.units import format_bytes, format_count, format_duration
@@ -118,8 +119,13 @@ def communication_cell(trial: Trial, context: SearchContext) -> str:
     return f"{outcome.communication.global_step(steps) / outcome.timing.global_step(steps):.0%}"
 
 
-def path_lines(path: Iterable[Step], space: Space, history: History = ()) -> list[str]:
-    """Return the path through the graph, one node a line; `history` tells what stands behind an edge."""
+def path_lines(
+    path: Iterable[Step], space: Space, history: History = (), allowed: Collection[str] = ()
+) -> list[str]:
+    """Return the path through the graph, one node a line; `history` tells what stands behind an edge.
+
+    A node is told with what of the `allowed` it was walked with.
+    """
     lines = []
     trials = {trial.candidate: trial for trial in history}
     for step in path:
@@ -127,7 +133,8 @@ def path_lines(path: Iterable[Step], space: Space, history: History = ()) -> lis
         target = node.target(step.edge)
         after = space.graph.nodes[target].title if target in space.graph.nodes else "choose"
         grown = "up to " if node.grow is not None else ""
-        at = f"{grown}micro-batch {step.candidate.micro_batch}"
+        by_consent = [one.name for one in changing(step.candidate) if one.name in allowed]
+        at = ", ".join([*by_consent, f"{grown}micro-batch {step.candidate.micro_batch}"])
         how = _way(step, trials.get(step.candidate)) if node.grow is None else _grown(step, history)
         lines.append(f"{node.title} ({at}): {how} -> {after}")
     return lines

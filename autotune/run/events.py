@@ -183,6 +183,19 @@ class LastVerdict(Frozen):
     """The same for people, with what stands behind it."""
 
 
+class Offer(Frozen):
+    """A value that changes what is learned and so was not tried, where nothing that was tried fits."""
+
+    name: str
+    """What `--allow` calls it."""
+    candidate: Candidate
+    """It on the leanest rung of the search that it goes with, at the smallest micro-batch."""
+    prediction: Prediction | None = None
+    """What that would take; None where it was not priced."""
+    reason: str = ""
+    """Why not; empty where the run predicts nothing."""
+
+
 class Decided(Frozen):
     """The end of the run: the number of the proven winner, or None with the reason."""
 
@@ -191,6 +204,8 @@ class Decided(Frozen):
     why: str
     causes: tuple[LastVerdict, ...] = ()
     """How each rung ended, where nothing could be proven."""
+    offers: tuple[Offer, ...] = ()
+    """What may be allowed, where nothing fits."""
     time: str
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from autotune.errors import AutotuneError, InputError, ModelError, NothingFits, NothingTrained, ProbeError
 from autotune.outcome import Crash, Lost, Ok, Oom, Outcome, Timeout, Unsupported
-from autotune.run.events import LastVerdict
+from autotune.run.events import LastVerdict, Offer
+from autotune.run.offers import fits, offer_lines
 from autotune.run.record import Unknown
 from autotune.search.context import SearchContext
 from autotune.search.selection import missing
@@ -135,12 +136,17 @@ def _trained_below(trial: Trial, history: History) -> int | None:
 
 
 def no_winner(
-    history: History, context: SearchContext, done: Done, unknown: Sequence[Unknown] = ()
+    history: History,
+    context: SearchContext,
+    done: Done,
+    unknown: Sequence[Unknown] = (),
+    offers: Sequence[Offer] = (),
 ) -> tuple[NothingFits | NothingTrained, tuple[LastVerdict, ...]]:
     """Return the error for a search that found nothing to prove, and how each rung ended.
 
     Nothing fits where only memory was lacking: then it says what came nearest, and how much is missing. Where a rung
-    ended in anything else (a loss that is not finite, a deadline), more memory may not help. What is `unknown` is told.
+    ended in anything else (a loss that is not finite, a deadline), more memory may not help. What is `unknown` is told,
+    and what would fit by consent alone: the `offers`.
     """
     causes = last_verdicts(history, context, done)
     lines = tuple(
@@ -148,20 +154,23 @@ def no_winner(
         for cause in causes
     )
     hole = f". But {holes(unknown)}" if unknown else ""
+    hints = offer_lines(offers, context)
+    fitting = [offer.name for offer in offers if fits(offer, context)]
     nearest = missing(history, context)
     if nearest is None or any(cause.verdict in _NOT_MEMORY for cause in causes):
-        return NothingTrained(f"no configuration trained: {_over(done)}{hole}", lines), causes
+        why = f"no configuration trained: {_over(done)}{hole}"
+        return NothingTrained(why, lines, hints, fitting), causes
     trial, lacking = nearest
     amount = f"at least {format_bytes(lacking)} more" if lacking else "more memory"
     spared = f", with {context.goal.headroom:.0%} kept free as headroom" if context.goal.headroom else ""
     why = (
         f"nothing fits {format_bytes(context.budget)}{spared}. The nearest was {title_of(trial.candidate)} at "
         f"micro-batch {trial.candidate.micro_batch}, which needs {amount}. Give the device more memory, "
-        "or choose a smaller model, a shorter --seq-len or --optimizer sgd"
+        "or choose a smaller model or a shorter --seq-len"
     )
     if done.reason in _LIMITS:
         why += f". The search was {done.why}: allow more probes to try the rungs below"
-    return NothingFits(why + hole, lines), causes
+    return NothingFits(why + hole, lines, hints, fitting), causes
 
 
 def last_verdicts(history: History, context: SearchContext, done: Done) -> tuple[LastVerdict, ...]:

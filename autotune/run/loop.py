@@ -22,6 +22,7 @@ from autotune.run.callbacks import RunCallbacks
 from autotune.run.events import (  # fmt: skip
     Asked,
     Inspected,
+    Offer,
     Opened,
     Retried,
     Searched,
@@ -31,6 +32,7 @@ from autotune.run.events import (  # fmt: skip
 from autotune.run.failure import inspection_failed, stop_at_crash
 from autotune.run.folder import require_same_code, require_unedited
 from autotune.run.journal import Journal, now
+from autotune.run.offers import Offering
 from autotune.run.paths import RunPaths
 from autotune.run.predictions import Predictions
 from autotune.run.preflight import Preflight
@@ -130,7 +132,7 @@ class _Run:
         self.callbacks.searched(done)
         proving = Proving(
             self.spec, self.paths, self.executor, self.site, self.callbacks, self.journal, self.finalist,
-            self.survey,
+            self.survey, self.offers,
         )  # fmt: skip
         return proving.prove(context, done)
 
@@ -323,6 +325,18 @@ class _Run:
             measured=not self.site.device.simulated,
         )  # fmt: skip
         self.journal.append(Surveyed(winner=winner.trial.number, priced=found, time=now()))
+
+    def offers(self, done: Done) -> tuple[Offer, ...]:
+        """Return what would fit by consent alone, priced where the run predicts."""
+        record, predictions = self.journal.record, self.predictions
+        if predictions is None and self.tracer is not None and record.inspection is not None:
+            predictions = Predictions(
+                self.tracer, self.site.device, record.inspection, self.context, self.paths.tracing
+            )
+        known = predictions if self.spec.predict else None
+        with self.journal.doing("trace"):
+            offering = Offering(self.context, self.preflight, known, self.request, self.callbacks.tracing)
+            return offering.offers(done, record.history)
 
     def predict_evaluation(self, candidate: Candidate, inspected: Inspected) -> int | None:
         """Return the largest micro-batch of an evaluation that should fit; None in a replay or without a model."""

@@ -13,7 +13,7 @@ from autotune.probe.protocol import Inspection
 from autotune.run.best import Best
 from autotune.run.callbacks import RunCallbacks
 from autotune.run.disk_use import written_bytes
-from autotune.run.events import Decided, ProofStarted
+from autotune.run.events import Decided, Offer, ProofStarted
 from autotune.run.failure import holes, lost_with_tuner, no_winner, proofs_crashed
 from autotune.run.journal import Journal, now
 from autotune.run.paths import RunPaths
@@ -42,6 +42,7 @@ class Proving:
         journal: Journal,
         finalist: Callable[[Score, Drift], Best],
         survey: Callable[[Score], None],
+        offers: Callable[[Done], tuple[Offer, ...]],
     ) -> None:
         self.spec = spec
         self.paths = paths
@@ -53,13 +54,18 @@ class Proving:
         """Returns what `best.yaml` says of a trial, before its proof."""
         self.survey = survey
         """Journals what is predicted around the winner, before the decision is."""
+        self.offers = offers
+        """Returns what would fit by consent alone."""
 
     def prove(self, context: SearchContext, done: Done) -> Best:
         """Relaunch the best from its emitted file; where that does not hold, what is then the best."""
         if not rank(self.journal.record.history, context):
             record = self.journal.record
-            error, causes = no_winner(record.history, context, done, record.unknown)
-            self.journal.append(Decided(winner=None, why=error.headline, causes=causes, time=now()))
+            offers = self.offers(done)
+            error, causes = no_winner(record.history, context, done, record.unknown, offers)
+            self.journal.append(
+                Decided(winner=None, why=error.headline, causes=causes, offers=offers, time=now())
+            )
             raise error
         if self.site.device.evidence != "measured":
             return self.emit_unproven(context)
