@@ -34,6 +34,7 @@ from autotune.search.ladder import FALLBACKS
 from autotune.search.selection import missing
 from autotune.search.strategy import Decision, Done, Learn, Skip, Try
 from autotune.search.tpe import Parameter, Places, Seen, draws
+from autotune.techniques.consent import leaves_alone
 from autotune.trial import History, Trial
 from autotune.units import format_bytes, format_duration
 
@@ -115,9 +116,7 @@ class _Search:
         random = Random(seed)
         for values in self._draws(seed):
             share = values.pop(SIZE)
-            drawn = {
-                axis: self._values[axis][int(values.get(axis, 0))] for axis in self._values
-            } | self._fallbacks
+            drawn = {axis: self._values[axis][int(values.get(axis, 0))] for axis in self._values}
             rung = legal_rung(
                 {axis: drawn[axis] for axis in random.sample(list(drawn), len(drawn))}, self._context
             )
@@ -162,6 +161,20 @@ class _Search:
 
     @cached_property
     def _values(self) -> dict[str, tuple[Any, ...]]:
+        """Return the values of each axis of the space that are searched: of fallbacks the one whose turn it is.
+
+        What was allowed though it changes what is learned is no fallback, and is searched beside that.
+        """
+        return self._listed | {
+            axis: (
+                taken,
+                *(value for value in self._listed[axis] if not leaves_alone(axis, value) and value != taken),
+            )
+            for axis, taken in self._fallbacks.items()
+        }
+
+    @cached_property
+    def _listed(self) -> dict[str, tuple[Any, ...]]:
         """Return the values of each axis of the space; of one that takes numbers these first, in order."""
         values = {axis: self._context.values(axis) for axis in self._context.space.axes}
         return {
@@ -174,10 +187,12 @@ class _Search:
     @cached_property
     def _fallbacks(self) -> dict[str, Any]:
         """Return the values of the axes that change only where the device refuses what comes before."""
-        axes = [axis for axis in FALLBACKS if axis in self._values]
-        every = [
-            dict(zip(axes, values, strict=True)) for values in product(*(self._values[axis] for axis in axes))
+        axes = [axis for axis in FALLBACKS if axis in self._listed]
+        usual = [
+            tuple(value for value in self._listed[axis] if leaves_alone(axis, value)) or self._listed[axis]
+            for axis in axes
         ]
+        every = [dict(zip(axes, values, strict=True)) for values in product(*usual)]
         for values in every:
             outcomes = [
                 trial.outcome
@@ -198,12 +213,12 @@ class _Search:
         """Return the base as far as the space has its values, and its first ones."""
         base = self._context.base.rung()
         others = {
-            axis: values[0] for axis, values in self._values.items() if getattr(base, axis) not in values
+            axis: values[0] for axis, values in self._listed.items() if getattr(base, axis) not in values
         }
         return base.model_copy(update=others | fallbacks)
 
     def _is_in_turn(self, rung: Candidate) -> bool:
-        return all(getattr(rung, axis) == value for axis, value in self._fallbacks.items())
+        return all(getattr(rung, axis) in self._values[axis] for axis in self._fallbacks)
 
     def _is_within(self, candidate: Candidate) -> bool:
         """Tell whether every value is one of the space's: where rules leave no other, the base's may not be."""
@@ -215,7 +230,7 @@ class _Search:
             plain.model_copy(update={axis: value})
             for axis, values in self._values.items()
             for value in values
-            if axis not in FALLBACKS and not (axis in OPEN and type(value) is int)
+            if not (axis in OPEN and type(value) is int)
         ]
         return [rung for rung in dict.fromkeys([plain, *changed]) if self._context.is_open(rung)]
 
@@ -334,7 +349,7 @@ class _Search:
         """Yield where in its values each axis is, and the micro-batch, as TPE draws them from the history."""
         parameters = {SIZE: Parameter("share")}
         for axis, values in self._values.items():
-            if len(values) > 1 and axis not in FALLBACKS:
+            if len(values) > 1:
                 parameters[axis] = Parameter("ordered" if axis in OPEN else "unordered", len(values))
         seen = [
             Seen(self._places(trial.candidate), self._seconds(trial), self._excess(trial))

@@ -142,6 +142,12 @@ def test_other_strategies_search_what_is_allowed_too(context, name):
     assert {trial.candidate.optimizer for trial in history} == {"adamw", "sgd"}
 
 
+def test_optuna_draws_a_precision_that_was_allowed_and_no_fallback(context):
+    wide = context(space=load_space("basic")).allowing(["bf16-pure"])
+    history, _ = search(Arithmetic(budget=1000), wide, STRATEGIES["optuna"])
+    assert {trial.candidate.precision for trial in history} == {"bf16", "bf16-pure"}
+
+
 def test_guided_search_has_what_is_allowed_among_its_rungs(context):
     wide = context(space=load_space("minimal")).allowing(["bf16-pure", "lora"])
     assert {(rung.precision, rung.adapters) for rung in wide.ladder.rungs} == {
