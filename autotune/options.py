@@ -36,6 +36,8 @@ SIMULATED_GPU = "h100-sxm-80gb"
 
 StrategyName = Literal["guided", "graph", "optuna", "grid", "random"]
 """What decides which candidate is tried next; `search/strategies.py` holds what each is."""
+DEFAULT_STRATEGY: StrategyName = "guided"
+"""Needs predictions, and walks the space's graph where there are none."""
 LauncherName = Literal["warm", "cold"]
 """How a worker's processes come to be: `warm` forks a server that has imported the libraries, `cold` starts anew."""
 File = Annotated[str, Written("FILE")]
@@ -135,9 +137,9 @@ class SearchOptions(Options):
     allow: Annotated[tuple[str, ...], Written("NAME,...")] = ()
     """What may be tried though it changes what is learned, beside what the space lists; `graph` comes to it where
     nothing else fits."""
-    strategy: StrategyName = "graph"
-    """How a space is searched: along its decision `graph`; by predicted speed through all of it (`guided`); by Optuna's
-    TPE (`optuna`); by probing all of it (`grid`); or at `random` by the seed."""
+    strategy: StrategyName = DEFAULT_STRATEGY
+    """How a space is searched: by predicted speed through all of it (`guided`); along its decision `graph` alone; by
+    Optuna's TPE (`optuna`); by probing all of it (`grid`); or at `random` by the seed."""
     optimizer: Optimizer = "adamw"
     """The optimizer that all candidates train with."""
     predict: bool = True

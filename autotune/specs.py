@@ -11,7 +11,7 @@ from autotune.bounds import BatchAmount, Headroom, RankCount, Seed, SeqLen
 from autotune.candidate import DeviceKind, Optimizer
 from autotune.lengths import Lengths
 from autotune.objective import Objective
-from autotune.options import HEADROOM, LauncherName, Limits, StrategyName
+from autotune.options import DEFAULT_STRATEGY, HEADROOM, LauncherName, Limits, StrategyName
 from autotune.outcome import EnergyCounter
 from autotune.printable import quoted
 from autotune.units import format_count, format_size, parse_bytes, parse_count
@@ -258,8 +258,8 @@ class RunSpec(Frozen):
     space_name: str = "default"
     allow: tuple[str, ...] = ()
     """What may be tried beside the space's values though what is learned differs with it, by the names of `consent`."""
-    strategy: StrategyName = "graph"
-    """How the space is searched: along its decision graph, through all of it, or at random (by the seed)."""
+    strategy: StrategyName = DEFAULT_STRATEGY
+    """How the space is searched."""
     seed: Seed = 0
     predict: bool = True
     """Let the memory model spare probes: pass over what is predicted not to fit, grow to what should."""

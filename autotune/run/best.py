@@ -23,7 +23,7 @@ from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.lengths import Lengths
 from autotune.objective import Objective
-from autotune.options import StrategyName
+from autotune.options import DEFAULT_STRATEGY, StrategyName
 from autotune.outcome import (
     AttentionKernel,
     Bytes,
@@ -185,8 +185,8 @@ class Best(Frozen):
     """Seconds of each part in which ranks communicated; null on one rank, and where the backend does not tell."""
     proof: Proof | None = None
     """What the cold relaunch of this configuration showed; null before it."""
-    strategy: StrategyName = "graph"
-    """How the space was searched: along its decision graph, through all of it (grid), or at random."""
+    strategy: StrategyName = DEFAULT_STRATEGY
+    """How the space was searched."""
     allowed: tuple[str, ...] = ()
     """What the run was allowed to try beside its space though it changes what is learned (--allow), by name."""
     unknown: tuple[Unknown, ...] = ()

@@ -192,7 +192,7 @@ def test_a_strategy_is_named_in_the_spec_and_a_name_that_is_none_gets_the_neares
     assert spec().strategy == "grid"
     assert spec(strategy="random").strategy == "random"
     file.write_text("seed: 1\n")
-    assert spec().strategy == "graph"
+    assert spec().strategy == "guided"
     with pytest.raises(InputError) as caught:
         spec(strategy="grdi")
     assert caught.value.about == ("strategy",)

@@ -74,7 +74,18 @@ def test_interruptions_in_the_same_place_change_nothing_and_say_how_to_resume(tm
 def test_a_full_disk_loses_nothing_and_says_how_to_go_on(tmp_path):
     # A limit on the size of files refuses writes to the journal as a full disk does. It is set while the tuner runs, to
     # the size that the journal has when a probe is finished.
-    arguments = ["run", "--model", "tiny-gpt2", "--target-global-batch", "1K", "--device", ROOMY, *QUICK]
+    arguments = [
+        "run",
+        "--model",
+        "tiny-gpt2",
+        "--target-global-batch",
+        "1K",
+        "--space",
+        "basic",
+        "--device",
+        ROOMY,
+        *QUICK,
+    ]
     running = subprocess.Popen(
         [*AUTOTUNE, *arguments], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

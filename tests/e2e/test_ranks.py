@@ -19,7 +19,7 @@ def test_two_ranks_are_tuned_to_a_proven_winner_that_trains_as_it_was_exported(t
     each = budget(128 * MIB)
     done = autotune(
         "run", "--model", "tiny-gpt2", "--target-global-batch", "256", "--gpus", "2", "--device", cpu(each),
-        "--max-probes", "2", *QUICK, "--proof-time", "1s", "--json", cwd=tmp_path,
+        "--max-probes", "2", "--strategy", "graph", *QUICK, "--proof-time", "1s", "--json", cwd=tmp_path,
     )  # fmt: skip
     assert done.code == 0, done.stderr
     assert probes_alive(tmp_path) == []

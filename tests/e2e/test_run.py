@@ -125,7 +125,10 @@ def test_a_finished_run_resumes_to_the_same_winner_at_once(winner):
 def start(folder: Path) -> subprocess.Popen[str]:
     """Start a run and wait until its second probe is under way."""
     process = subprocess.Popen(
-        [*AUTOTUNE, "run", "--model", "tiny-gpt2", "--target-global-batch", "1K", "--device", ROOMY, *SHORT],
+        [
+            *AUTOTUNE, "run", "--model", "tiny-gpt2", "--target-global-batch", "1K", "--device", ROOMY, *SHORT,
+            "--strategy", "graph",
+        ],
         cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     while not list(folder.glob("runs/*/probes/0002/request.json")):

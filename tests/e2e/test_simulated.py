@@ -11,7 +11,18 @@ from tests.e2e.conftest import autotune
 def predicted(tmp_path_factory):
     """Return the folder and the output of a run on a simulated GPU."""
     folder = tmp_path_factory.mktemp("predicted")
-    run = ("run", "--model", "tiny-gpt2", "--seq-len", "64", "--target-global-batch", "4K", "--json")
+    run = (
+        "run",
+        "--model",
+        "tiny-gpt2",
+        "--seq-len",
+        "64",
+        "--target-global-batch",
+        "4K",
+        "--space",
+        "basic",
+        "--json",
+    )
     ended = autotune(*run, "--device", "sim:t4", cwd=folder)
     assert ended.code == 0, ended.stderr
     return folder, ended

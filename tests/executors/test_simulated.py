@@ -180,6 +180,7 @@ def decided(tmp_path):
         model=ModelSpec(name="made", source="config", config={}),
         device=DeviceSpec(kind="sim", hardware="a100-sxm-80gb"),
         goal=Goal(target="3200", seq_len=100), space=load_space("basic").model_dump(mode="json"),
+        strategy="graph",
     )  # fmt: skip
     paths = create_run(spec, tmp_path)
     tracer = Traces(timeline())
