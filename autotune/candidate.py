@@ -231,21 +231,23 @@ class Candidate(Frozen):
     def with_plainest_optimizer(self) -> Candidate:
         """Return the candidate whose forward and backward passes are these, with the optimizer that asks for least.
 
+        Where gradients leave the device it is one where they stay (`timeline.leaving_gradients`).
         Itself where its optimizer takes part in them, or is wrapped by what does (fp16's loss scale).
         """
         if (
-            self.offload not in {"none", "optimizer"}
-            or self.optimizer_in_backward
+            self.optimizer_in_backward
             or self.precision == "fp16"
             or self.engine != "torch"
         ):
             return self
         sharding = "ddp" if self.sharding == "zero1" else self.sharding
         plainest: dict[str, object] = {
-            "optimizer": "adamw", "optimizer_kernel": "fused", "offload": "none", "sharding": sharding,
+            "optimizer": "adamw", "optimizer_kernel": "fused", "sharding": sharding,
         }  # fmt: skip
-        if not (self.activation_offload or self.checkpointing == "offloaded"):
-            plainest["offload_to"] = "auto"
+        if self.offload != "full":  # which has shards, and gathers them
+            plainest["offload"] = "none"
+            if not (self.activation_offload or self.checkpointing == "offloaded"):
+                plainest["offload_to"] = "auto"
         return self.model_copy(update=plainest)
 
 

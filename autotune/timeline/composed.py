@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autotune.candidate import Candidate
+from autotune.timeline.leaving_gradients import leaving_gradients
 from autotune.timeline.op_counts import OpCounts, Operators
 from autotune.timeline.step_events import Slots, StepEvents, renamed, survivors
 from autotune.timeline.timeline import Timeline
@@ -20,10 +21,15 @@ def with_optimizer(
     """Return the timeline of a candidate that has the passes of `passes` and the optimizer of `donor`.
 
     `plain` is `donor` with the optimizer of `passes`. None where the three do not fit together: passes that leave
-    other gradients, a build that the optimizer changes though it is another, or a trace for one micro-batch alone.
+    other gradients, gradients that leave the device in another way than they arrive, a build that the optimizer changes though it is another, or a trace for one micro-batch alone.
     """
     if not all(_composable(timeline) for timeline in (passes, plain, donor)):
         return None
+    if candidate.offload == "gradients":
+        leaving = leaving_gradients(passes, plain, donor)
+        if leaving is None:
+            return None
+        passes, plain = leaving
     begin = len(plain.build.events)
     if donor.build.events[:begin] != plain.build.events or not _leave_the_same(donor.micro, passes.micro):
         return None

@@ -15,6 +15,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -140,8 +141,7 @@ class Probe:
 
     def _trace(self) -> TraceAnswer:
         """Trace before anything is computed or a device touched: that needs a fresh process."""
-        from autotune.worker.errors import CannotRun
-        from autotune.worker.tracing.trace import CannotTrace, trace, trace_alike
+        from autotune.worker.tracing.fakes.compiler import kept_programs
 
         rungs: list[TracedRung] = []
 
@@ -154,21 +154,30 @@ class Probe:
                 rungs.append(TracedRung(candidate=candidate, file=file.name))
             self._channel.send(Progress(phase="start", traced=rungs[-1]))
 
-        for first, *others in alike((self._request.candidate, *self._request.also)):
-            alone = self._request.model_copy(update={"candidate": first, "also": ()})
-            found: dict[Candidate, Timeline | str] = {}
-            for candidate in (first, *others):
-                request = alone.model_copy(update={"candidate": candidate})
-                try:
-                    if candidate == first:
-                        found |= trace_alike(request, others)
-                    elif candidate not in found:
-                        found[candidate] = trace(request)
-                except (CannotTrace, CannotRun) as error:
-                    found[candidate] = str(error)
-            for candidate, timeline in found.items():
-                tell(candidate, timeline)
+        with kept_programs():
+            for group in alike((self._request.candidate, *self._request.also)):
+                for candidate, timeline in self._traced(group).items():
+                    tell(candidate, timeline)
         return TraceAnswer(rungs=tuple(rungs))
+
+    def _traced(self, group: Sequence[Candidate]) -> dict[Candidate, Timeline | str]:
+        """Return the timelines of candidates that are alike, or why there is none."""
+        from autotune.worker.errors import CannotRun
+        from autotune.worker.tracing.trace import CannotTrace, trace, trace_alike
+
+        alone = self._request.model_copy(update={"also": ()})
+        found: dict[Candidate, Timeline | str] = {}
+        first, *others = group
+        for candidate in group:
+            request = alone.model_copy(update={"candidate": candidate})
+            try:
+                if candidate == first:
+                    found |= trace_alike(request, others)
+                elif candidate not in found:
+                    found[candidate] = trace(request)
+            except (CannotTrace, CannotRun) as error:
+                found[candidate] = str(error)
+        return found
 
     def _start(self) -> None:
         """Import the libraries and start the device, and take the baseline behind all of that."""

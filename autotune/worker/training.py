@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from autotune.worker.data.loading import Loader
+    from autotune.worker.techniques.gradient_offload import HostGradients
 
 Batch = Mapping[str, Tensor]
 """Keyword arguments of the model's forward, on the training device; always holds what the loss needs."""
@@ -101,6 +102,8 @@ class Training:
     the ranks by the end of the last one of a global step."""
     gradients: Callable[[], Iterable[Tensor]] | None = None
     """All gradients between backward and the optimizer step, where they are not the parameters' own."""
+    host_gradients: HostGradients | None = None
+    """What takes each gradient off the device as soon as it is there; None where none is taken."""
     shards: Callable[[], Iterable[Tensor]] | None = None
     """What this rank keeps of the parameters, where that is not the parameters' own memory."""
     scaling: Scaling | None = None

@@ -35,10 +35,18 @@ def said(timeline):
     return [(peak.bytes, peak.phase, peak.step, peak.breakdown) for peak in peaks], work, places
 
 
-@pytest.mark.parametrize(("ranks", "sharding", "others"), [(1, "none", OPTIMIZERS), (2, "ddp", SHARDED)])
-def test_an_optimizer_traced_over_other_passes_is_the_same(ranks, sharding, others):
-    (plain, *donors), _ = traced(ranks, others, sharding=sharding)
-    (passes, *whole), members = traced(ranks, others, sharding=sharding, checkpointing="full")
+@pytest.mark.parametrize(
+    ("ranks", "others", "fields"),
+    [
+        (1, OPTIMIZERS, {}),
+        (2, SHARDED, {"sharding": "ddp"}),
+        (1, OPTIMIZERS[:1], {"offload": "full", "activation_offload": True}),
+        (2, OPTIMIZERS[:1], {"offload": "full", "activation_offload": True, "sharding": "fsdp2"}),
+    ],
+)
+def test_an_optimizer_traced_over_other_passes_is_the_same(ranks, others, fields):
+    (plain, *donors), _ = traced(ranks, others, **fields)
+    (passes, *whole), members = traced(ranks, others, **fields, checkpointing="full")
     for candidate, donor, expected in zip(members, donors, whole, strict=True):
         composed = with_optimizer(candidate, passes, plain, donor)
         assert said(composed) == said(expected)

@@ -260,6 +260,18 @@ def test_an_optimizer_is_traced_over_the_passes_of_one_candidate(tmp_path):
     assert not composable(LADDER[3:5] + LADDER[7:8]), "nothing has its passes with the plainest optimizer"
 
 
+def test_gradients_that_leave_are_composed_of_those_that_stay_and_kernels_under_full_offload():
+    leaving = [one.model_copy(update={"offload": "gradients"}) for one in PASSES]
+    on_host = [Candidate(checkpointing="full", offload="full", loss=loss) for loss in ("full", "chunked")]
+    kernels = [one.model_copy(update={"optimizer_kernel": "foreach"}) for one in on_host]
+    plan = composable([*PASSES, *leaving, *on_host, *kernels])
+    assert plan == {
+        leaving[1]: Pieces(PASSES[1], PASSES[0], leaving[0]),
+        leaving[2]: Pieces(PASSES[2], PASSES[0], leaving[0]),
+        kernels[1]: Pieces(on_host[1], on_host[0], kernels[0]),
+    }
+
+
 def test_what_is_composed_is_neither_traced_nor_composed_again(tmp_path):
     worker = Worker()
     tracer = LocalTracer(TraceCache(tmp_path / "cache"), worker, workers=1)

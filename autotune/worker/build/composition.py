@@ -91,6 +91,7 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
         ranks=ranks,
         reduction=draft.reduction,
         gradients=gradients,
+        host_gradients=draft.gradients,
         loader=loader,
         shorter=shorter if callable(shorter) else None,
         of_one_length=shorter if isinstance(shorter, str) else "",

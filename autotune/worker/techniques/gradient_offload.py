@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,17 @@ class HostGradients:
         """Return every gradient where it is kept, after waiting for copies under way."""
         self._store.settle()
         return iter(self._waiting.values())
+
+    def stand_in(self, parameter: Tensor, other: Tensor, room_like: Callable[[Tensor], Tensor]) -> None:
+        """Hold for a parameter what is held for another one like it, in room of its own: for passes that left it out.
+
+        `room_like` makes that, of the other's, where there is none yet.
+        """
+        if other not in self._waiting:
+            return
+        if parameter not in self._rooms:
+            self._rooms[parameter] = room_like(self._rooms[other])
+        self._waiting[parameter] = self._rooms[parameter]
 
     def clear(self) -> None:
         """Forget the gradients, and keep their memory for the next."""

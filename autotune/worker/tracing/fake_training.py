@@ -125,7 +125,9 @@ def _compiling(request: ProbeRequest, recorder: StorageRecorder) -> AbstractCont
         return nullcontext()
     from autotune.worker.tracing.fakes.compiler import fake_compiler  # late: it imports the compiler
 
-    return fake_compiler(recorder, on_gpu=request.device.startswith("cuda"))
+    candidate = request.candidate
+    setting = (request.model.model_dump_json(), candidate.precision, candidate.tf32, candidate.activation_memory_budget)
+    return fake_compiler(recorder, request.device.startswith("cuda"), setting)
 
 
 def _in_files(recorder: StorageRecorder) -> AbstractContextManager[None]:

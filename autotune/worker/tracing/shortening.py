@@ -21,6 +21,7 @@ from autotune.worker.blocks import find_blocks
 from autotune.worker.measuring.memory_breakdown import local
 from autotune.worker.tracing.block_borders import BlockPasses, Borders
 from autotune.worker.tracing.storage_recorder import StorageRecorder
+from autotune.worker.training import Training
 
 LONGEST_PERIOD = 8
 """Blocks after which a model's may repeat: three or five with a sliding window and one without, say."""
@@ -30,13 +31,15 @@ _PLACE = ("layer_idx", "layer_id", "layer_number", "block_idx", "index")
 """What modules call their own number in the model, which changes no shape."""
 
 
-def why_whole(candidate: Candidate) -> str:
-    """Return what of a candidate asks for a trace of all blocks, because it looks at all of them; empty for nothing."""
+def why_whole(candidate: Candidate, on_cuda: bool) -> str:
+    """Return what of a candidate asks for a trace of all blocks, because it looks at all of them; empty for nothing.
+
+    `on_cuda` says whether it is meant for a GPU, where gradients are not kept in files that are used in place.
+    """
     looks_at_all = {
         "a whole model on each rank": candidate.sharding in {"ddp", "zero1"},
         "an engine of its own": candidate.engine != "torch",
-        "compiled blocks": candidate.compile != "none",
-        "offload of gradients": candidate.offload not in {"none", "optimizer"},
+        "files in the place of gradients": candidate.offload in {"gradients", "full"} and not on_cuda,
         "an optimizer in backward": candidate.optimizer_in_backward,
     }
     return ", ".join(name for name, holds in looks_at_all.items() if holds)
@@ -45,11 +48,15 @@ def why_whole(candidate: Candidate) -> str:
 class Shortening:
     """A model whose micro-steps are traced over the first and last of its blocks."""
 
-    def __init__(self, model: nn.Module, parent: nn.Module, shortened: Shortened, longer: Shortened) -> None:
+    def __init__(
+        self, training: Training, parent: nn.Module, shortened: Shortened, longer: Shortened
+    ) -> None:
         """Take the list that holds the blocks, and two choices of those that run.
 
         Steps of both must come to the same: then nothing beside the blocks depends on how many there are.
         """
+        model = training.model
+        self._host_gradients = training.host_gradients
         self._shortened = shortened
         self._longer = longer
         self._parent = parent
@@ -57,8 +64,9 @@ class Shortening:
         self._parameters = list(model.parameters())
 
     @classmethod
-    def of(cls, model: nn.Module, block_class: str | None) -> Shortening | None:
-        """Return how a model's micro-steps can be traced in short; None where that would save nothing."""
+    def of(cls, training: Training, block_class: str | None) -> Shortening | None:
+        """Return how a training's micro-steps can be traced in short; None where that would save nothing."""
+        model = training.model
         blocks = find_blocks(model, block_class)
         if blocks is None:
             return None
@@ -81,7 +89,7 @@ class Shortening:
         short = _shortened(signatures, parameters, leading)
         if not short.cuts or len(set(owned)) < len(owned):  # blocks that share parameters are not apart
             return None
-        return cls(model, parent, short, _shortened(signatures, parameters, leading + 1))
+        return cls(training, parent, short, _shortened(signatures, parameters, leading + 1))
 
     def described(self) -> str:
         """Return how many blocks the passes run through, and how many there are."""
@@ -143,15 +151,22 @@ class Shortening:
         """Give the parameters of a block that was left out gradients like those of the one that stands for it."""
         storages: dict[int, Tensor] = {}  # by slot: gradients of one block may be views of one storage
         of = shortened.parameters
-        for order, template in enumerate(of[shortened.kept[position]]):
-            gradient = self._parameters[template].grad
-            if gradient is None:
-                continue
+
+        def like(gradient: Tensor) -> Tensor:
             ours = recorder.slot_of(local(gradient))
             slot = None if ours is None else found.counterpart(ours, position, number)
             if slot is None:
                 raise NotAlike("gradients of a block were made outside of blocks")
-            self._parameters[of[number][order]].grad = recorder.stand_in(gradient, slot, storages)
+            return recorder.stand_in(gradient, slot, storages)
+
+        for order, template in enumerate(of[shortened.kept[position]]):
+            if self._host_gradients is not None:
+                own, other = self._parameters[of[number][order]], self._parameters[template]
+                self._host_gradients.stand_in(own, other, like)
+            gradient = self._parameters[template].grad
+            if gradient is None:
+                continue
+            self._parameters[of[number][order]].grad = like(gradient)
 
 
 def _shortened(

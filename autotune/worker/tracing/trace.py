@@ -40,7 +40,7 @@ from autotune.worker.experts import parameter_count
 from autotune.worker.measuring.attention_kernel import AttentionKernels
 from autotune.worker.measuring.unfused import unfused_modules
 from autotune.worker.techniques.optimizer import optimizer_maker
-from autotune.worker.tracing.block_borders import followed_blocks, traced_blocks
+from autotune.worker.tracing.block_borders import BlockPasses, followed_blocks, traced_blocks
 from autotune.worker.tracing.fake_training import recording
 from autotune.worker.tracing.fakes.compiler import GraphBreak
 from autotune.worker.tracing.op_counter import Calls
@@ -73,7 +73,8 @@ def trace_alike(
 ) -> dict[Candidate, Timeline]:
     """Trace the request's candidate, and with it others that are `alike`: only their optimizers run for themselves.
 
-    Others that turn out to differ in more than that are left out; trace them by themselves. Raises as `trace`.
+    Others that turn out to differ in more than that are left out, and those whose gradients leave the device; trace
+    them by themselves. Raises as `trace`.
     """
     if request.candidate.engine == "deepspeed":
         composition.check_engine(request.candidate)
@@ -83,11 +84,11 @@ def trace_alike(
             "flex_attention is compiled by itself where it is first called; only a probe shows what it takes"
         )
     began = time.perf_counter()
-    others = [candidate for candidate in others if _imported(candidate)]
+    others = [one for one in others if one.offload != "gradients" and _imported(one)]
     try:
         if request.candidate.engine == "deepspeed":
             return {request.candidate: _of_engine(request, began)}
-        whole = why_whole(request.candidate) if short else "asked for"
+        whole = why_whole(request.candidate, request.device.startswith("cuda")) if short else "asked for"
         if not whole:
             try:
                 return _attempted(request, others, began, "")
@@ -114,7 +115,7 @@ def _attempted(
     request: ProbeRequest, others: Sequence[Candidate], began: float, whole: str
 ) -> dict[Candidate, Timeline]:
     """Trace in the first way that gives one: affine sizes, the same of a settled training, else one micro-batch."""
-    for settled in _attempts(request.candidate):
+    for settled in _attempts(request.candidate, request.device.startswith("cuda")):
         try:
             return _affine(request, others, began, settled, whole=whole)
         except _Unlike:
@@ -122,13 +123,16 @@ def _attempted(
     return {request.candidate: _exact(request, began, whole=whole)}
 
 
-def _attempts(candidate: Candidate) -> tuple[bool, ...]:
+def _attempts(candidate: Candidate, on_cuda: bool) -> tuple[bool, ...]:
     """Return for which sorts of training two micro-batches are compared: as it is, and settled by a first pass.
 
     Compiling a third size would cost more than it may give. A memory budget is kept by a choice for each size.
+    Gradients that leave a GPU get their room on the host in the first pass.
     """
     if candidate.activation_memory_budget != "none":
         return ()
+    if candidate.offload == "gradients" and on_cuda:
+        return (True,)
     return (False, True) if candidate.compile == "none" else (False,)
 
 
@@ -164,7 +168,7 @@ def _affine(
 ) -> dict[Candidate, Timeline]:
     pair = PLAIN if request.candidate.compile == "none" else COMPILED
     with recording(request, micro_steps) as (recorder, training, building):
-        shortening = None if whole else Shortening.of(training.model, request.model.block_class)
+        shortening = None if whole else Shortening.of(training, request.model.block_class)
         blocks = followed_blocks(request, training.model)
         tracer = StepTracer(recorder, training, micro_steps, pair, shortening, [block for _, block in blocks])
         if request.candidate.optimizer_in_backward:
@@ -187,9 +191,12 @@ def _affine(
         sizes, category = recorder.sizes, recorder.category
         same = _matched(small, large)
         slope = [0] * len(sizes)
+        # Of blocks another number of them makes as much; compiled ones reduce in parts whose number is not affine.
+        beside = set(same) - _made_in(small, small_blocks)
         for ours, theirs in same.items():
             slope[ours] = _slope(pair, sizes[ours], sizes[theirs])
-            if shortening is not None and sizes[ours] < pair.least * slope[ours]:
+            # Less one: a size may be rounded down.
+            if shortening is not None and ours in beside and sizes[ours] < pair.least * (slope[ours] - 1):
                 raise NotAlike("what is made beside blocks grows with their number")
             category[ours] = min(category[ours], category[theirs])
         if evaluated is not None:
@@ -248,7 +255,7 @@ def _slope(pair: TracedSizes, small: int, large: int) -> int:
 def _exact(request: ProbeRequest, began: float, micro_steps: int = 1, whole: str = "") -> Timeline:
     micro_batch = request.candidate.micro_batch
     with recording(request, micro_steps) as (recorder, training, building):
-        shortening = None if whole else Shortening.of(training.model, request.model.block_class)
+        shortening = None if whole else Shortening.of(training, request.model.block_class)
         tracer = StepTracer(recorder, training, micro_steps, short=shortening)
         if request.candidate.optimizer_in_backward:
             tracer.make_state(building)
@@ -289,6 +296,12 @@ def _matched(ours: StepEvents, theirs: StepEvents) -> dict[int, int]:
         elif our >= 0 or their >= 0 or same.get(~our) != ~their:
             raise _Unlike(f"event {position} of {len(ours.events)} differs")
     return same
+
+
+def _made_in(segment: StepEvents, blocks: BlockPasses | None) -> set[int]:
+    """Return the slots of a micro-step that blocks make."""
+    spans = [] if blocks is None else [*blocks.spans.forward, *blocks.spans.backward]
+    return {event for start, end in spans for event in segment.events[start:end] if event >= 0}
 
 
 def _renamed(segment: StepEvents, names: dict[int, int]) -> StepEvents:

@@ -11,8 +11,9 @@ host.
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -23,35 +24,84 @@ from torch import Tensor
 from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
+from autotune.timeline.depth import NotAlike
 from autotune.worker.replacing import replaced
 from autotune.worker.techniques import compilation
 from autotune.worker.tracing.storage_recorder import StorageRecorder
 
 SIZES = 4
 """Micro-batches that one trace runs at most, each of which is compiled for itself, as it is in a probe."""
+WAYS = 16
+"""Ways in which blocks of one class run in the traces of a process: with gradients or without, by attention, sharded."""
 
 
 class GraphBreak(Exception):
     """The compiler does not take a block, or not as one graph; says why, in torch's words."""
 
 
-class Kernel:
-    """What stands for a fused kernel: it moves the bytes of its arguments, and nothing else is known of it."""
+class Recording:
+    """The recorder that programs run for. They outlive a trace where the next one compiles the same."""
 
-    def __init__(self, recorder: StorageRecorder) -> None:
+    def __init__(self) -> None:
+        self._recorder: StorageRecorder | None = None
+        self.kept = False
+        """Whether what is compiled serves later traces too."""
+        self.setting: Hashable = None
+        """What was compiled by last."""
+
+    @property
+    def recorder(self) -> StorageRecorder:
+        """The recorder of the trace under way."""
+        assert self._recorder is not None, "programs run within a trace"
+        return self._recorder
+
+    @contextmanager
+    def of(self, recorder: StorageRecorder) -> Iterator[None]:
+        """Let programs run for a recorder while open."""
         self._recorder = recorder
+        try:
+            yield
+        finally:
+            self._recorder = None
 
-    def __call__(self, *args: Any) -> None:
-        """Record the bytes of the arguments as moved by one fused kernel."""
-        self._recorder.log.fused([value for value in args if isinstance(value, Tensor)])
+
+_RECORDING = Recording()
 
 
 @contextmanager
-def fake_compiler(recorder: StorageRecorder, on_gpu: bool = False) -> Iterator[None]:
+def kept_programs() -> Iterator[None]:
+    """Let traces within share what they compile: a block that is compiled like another is compiled once.
+
+    torch itself tells, by its guards, whether what was compiled before is the same; of settings that these do not look
+    at, `fake_compiler` is told.
+    """
+    _RECORDING.kept = True
+    try:
+        yield
+    finally:
+        _RECORDING.kept = False
+        if "torch._dynamo" in sys.modules:
+            torch._dynamo.reset()
+
+
+class Kernel:
+    """What stands for a fused kernel: it moves the bytes of its arguments, and nothing else is known of it."""
+
+    def __call__(self, *args: Any) -> None:
+        """Record the bytes of the arguments as moved by one fused kernel."""
+        _RECORDING.recorder.log.fused([value for value in args if isinstance(value, Tensor)])
+
+
+@contextmanager
+def fake_compiler(
+    recorder: StorageRecorder, on_gpu: bool = False, setting: Hashable = None
+) -> Iterator[None]:
     """Let blocks that are compiled within be compiled for the recorder. Enter it before the recorder.
 
-    Every shape is compiled for itself, as in a probe, which sees one. Nothing is kept: what is compiled here would be
-    found by a real training in the same process. A buffer is released where it was used last instead of serving again,
+    Programs are shared only with traces of an equal `setting`.
+
+    Every shape is compiled for itself, as in a probe, which sees one. Nothing is kept beyond `kept_programs`: what is
+    compiled here would be found by a real training in the same process. A buffer is released where it was used last instead of serving again,
     which depends on sizes that happen to agree; inductor lets none serve again that would make the peak higher. Raises
     GraphBreak at the end if a block was divided, or was not compiled, with torch's own reason.
     """
@@ -67,21 +117,25 @@ def fake_compiler(recorder: StorageRecorder, on_gpu: bool = False) -> Iterator[N
         key: str, path: str, linemap: Any = None, attrs: dict[str, Any] | None = None, **_: Any
     ) -> ModuleType:  # as torch calls it
         del linemap
-        return _program(recorder, key, path, attrs or {})
+        return _program(key, path, attrs or {})
 
     def kernel(*_: Any, **__: Any) -> Kernel:
-        return Kernel(recorder)
+        return Kernel()
 
     if on_gpu:
         from autotune.worker.tracing.fakes.gpu_codegen import gpu_codegen
 
-        target: AbstractContextManager[None] = gpu_codegen(recorder)
+        target: AbstractContextManager[None] = gpu_codegen(lambda: _RECORDING.recorder)
     else:
         target = nullcontext()
-    torch._dynamo.reset()
+    if not _RECORDING.kept or setting != _RECORDING.setting:
+        torch._dynamo.reset()
+    _RECORDING.setting = setting
     counters.clear()
+    divided = True
     try:
         with (
+            _RECORDING.of(recorder),
             target,
             replaced(
                 [
@@ -93,17 +147,27 @@ def fake_compiler(recorder: StorageRecorder, on_gpu: bool = False) -> Iterator[N
                     (inductor.cpp, "vec_isa_ok", True),  # else it builds a program to find out
                     (functorch, "enable_autograd_cache", False),
                     (dynamo, "automatic_dynamic_shapes", False),
-                    (dynamo, "recompile_limit", SIZES * dynamo.recompile_limit),
+                    (dynamo, "recompile_limit", SIZES * WAYS * dynamo.recompile_limit),
+                    (
+                        dynamo,
+                        "accumulated_recompile_limit",
+                        SIZES * WAYS * dynamo.accumulated_recompile_limit,
+                    ),
                 ]
             ),
         ):
             yield
         if breaks := list(counters["graph_break"]):
             raise GraphBreak(breaks[0].partition("\n")[0])
+        divided = False
     except TorchDynamoException as error:
         raise GraphBreak(_reason(error)) from error
+    except NotAlike:  # says nothing of what was compiled
+        divided = bool(counters["graph_break"])
+        raise
     finally:
-        torch._dynamo.reset()
+        if divided or not _RECORDING.kept:  # a block that was divided is not told of again
+            torch._dynamo.reset()
 
 
 def _reason(error: Exception) -> str:
@@ -127,7 +191,7 @@ def _outside_modes(forward: Callable[..., Any]) -> Callable[..., Any]:
     return outside
 
 
-def _program(recorder: StorageRecorder, key: str, path: str, attrs: dict[str, Any]) -> ModuleType:
+def _program(key: str, path: str, attrs: dict[str, Any]) -> ModuleType:
     """Load a generated program, and let its buffers be the recorder's."""
     module = ModuleType(f"autotune_traced_{key}")
     module.__file__ = path
@@ -135,7 +199,7 @@ def _program(recorder: StorageRecorder, key: str, path: str, attrs: dict[str, An
     call = module.call
 
     def recorded(args: Any) -> Any:
-        with recorder:
+        with _RECORDING.recorder:
             return call(args)
 
     for name, value in {

@@ -89,17 +89,20 @@ class _NoStreams(CpuDeviceOpOverrides):  # type: ignore[misc]  # mypy does not f
 class _Launched:
     """What stands for a kernel of Triton: it notes what it would move."""
 
-    def __init__(self, recorder: StorageRecorder, name: str, moved: int) -> None:
+    def __init__(self, recorder: Callable[[], StorageRecorder], name: str, moved: int) -> None:
         self._recorder, self._name, self._moved = recorder, name, moved
 
     def run(self, *_args: Any, **_options: Any) -> None:
         """Note one launch."""
-        self._recorder.log.launched(self._name, 0, self._moved)
+        self._recorder().log.launched(self._name, 0, self._moved)
 
 
 @contextmanager
-def gpu_codegen(recorder: StorageRecorder) -> Iterator[None]:
-    """Let inductor compile for the stand-in while open, within `fake_cuda`, and note the kernels it calls."""
+def gpu_codegen(recorder: Callable[[], StorageRecorder]) -> Iterator[None]:
+    """Let inductor compile for the stand-in while open, within `fake_cuda`.
+
+    The kernels that programs call are noted by what `recorder` returns when they do.
+    """
     _register()
     constants = torch.library.Library("aten", "IMPL")
     # The compiler folds constants of one element by computing them, on the graph's device; here the host does.

@@ -1,0 +1,53 @@
+"""Gradients that leave a GPU, traced through few blocks and composed; `test_offloaded_gradients.py` runs them alone."""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.timeline.composed import with_optimizer
+from autotune.worker.tracing.trace import trace
+from tests.data.requests import family, request
+from tests.memory.test_short_traces import compare, ran
+from tests.timeline.test_composed import said
+
+BLOCKS = 7
+DEPTH = {"gpt2": "n_layer", "llama": "num_hidden_layers"}
+OFFLOADED = [
+    {"offload": "gradients", "optimizer_kernel": "foreach"}, {"offload": "gradients", "offload_to": "disk"},
+    {"offload": "full", "checkpointing": "full"}, {"offload": "full", "activation_offload": True},
+]  # fmt: skip
+
+
+def model(name):
+    return family(name, **{DEPTH[name]: BLOCKS})
+
+
+def of(name, **fields):
+    return trace(request(model(name), Path(), device="cuda:0", **fields))
+
+
+@pytest.mark.parametrize("fields", OFFLOADED, ids=lambda fields: "-".join(map(str, fields.values())))
+def test_offloaded_gradients_are_the_same_of_few_blocks(fields):
+    _, short = compare(model("llama"), device="cuda:0", **fields)
+    assert ran(short) == f"{5 if fields['offload'] == 'full' else 4} of {BLOCKS}"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize(
+    "passes", [{"checkpointing": "full", "loss": "chunked"}, {"attention": "eager", "activation_offload": True}]
+)
+def test_passes_whose_gradients_leave_are_composed_of_those_whose_gradients_stay(name, passes):
+    leaving = {"offload": "gradients", "optimizer_kernel": "foreach"}
+    expected = of(name, **passes, **leaving)
+    candidate = request(model(name), Path(), **passes, **leaving).candidate
+    composed = with_optimizer(candidate, of(name, **passes), of(name), of(name, **leaving))
+    assert said(composed) == said(expected)
+    assert composed.facts["optimizer_of"]
+
+
+def test_gradients_that_do_not_leave_as_they_arrive_are_not_composed():
+    leaving = {"offload": "gradients"}
+    candidate = request(model("gpt2"), Path(), **leaving).candidate
+    plain, donor = of("gpt2"), of("gpt2", **leaving)
+    assert with_optimizer(candidate, plain, plain, donor) is not None
+    assert with_optimizer(candidate, plain, plain, of("gpt2", **leaving, loss="chunked")) is None

@@ -1,0 +1,57 @@
+"""Traces that share what they compile, through few blocks; `test_shared_programs.py` runs them alone."""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.worker.tracing.fakes import compiler
+from autotune.worker.tracing.trace import trace
+from tests.data.requests import family, request
+
+BLOCKS = 7
+SHARING = [
+    {"checkpointing": "full", "loss": "chunked"},
+    {"activation_offload": True, "optimizer_kernel": "foreach"},
+]
+
+
+def of(short=True, **fields):
+    spec = family("gpt2", n_layer=BLOCKS)
+    return trace(request(spec, Path(), device="cuda:0", seq_len=64, compile="regional", **fields), short=short)
+
+
+def taken(timeline):
+    """Return what is allocated and computed at some micro-batches."""
+    work = timeline.work
+    return [
+        (timeline.peak(size).breakdown, timeline.allocated(size, accumulating), sorted(work.of(phase, size)))
+        for size in (1, 2, 40)
+        for accumulating in (False, True)
+        for phase in ("forward", "backward", "optimizer")
+    ]
+
+
+def test_one_program_serves_other_losses_checkpoints_and_offload_to_the_byte(monkeypatch):
+    alone = [of(short=False, **fields) for fields in SHARING]
+    made, load = [], compiler._program
+    monkeypatch.setattr(compiler, "_program", lambda *args: made.append(args) or load(*args))
+    with compiler.kept_programs():
+        of()
+        assert len(made) == 3 * 2  # micro-batches, forward and backward
+        shared = [of(**fields) for fields in SHARING]
+        assert len(made) == 3 * 2
+    for own, ours in zip(alone, shared, strict=True):
+        assert own.facts["blocks"] == "all: asked for"
+        assert ours.facts["blocks"] == f"4 of {BLOCKS}"
+        assert taken(ours) == taken(own)
+
+
+@pytest.mark.parametrize("setting", ["fp32", "bf16"])
+def test_a_program_of_another_setting_is_not_shared(monkeypatch, setting):
+    resets = []
+    monkeypatch.setattr(compiler.torch._dynamo, "reset", lambda: resets.append(setting))
+    with compiler.kept_programs():
+        for one in ("bf16", "bf16", setting):
+            with compiler.fake_compiler(None, setting=one):
+                pass
+        assert len(resets) == (2 if setting == "fp32" else 1)
