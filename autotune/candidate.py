@@ -228,17 +228,22 @@ class Candidate(Frozen):
         """Return the same rung with another micro-batch (samples)."""
         return self.model_copy(update={"micro_batch": micro_batch})
 
+    @property
+    def has_separate_optimizer(self) -> bool:
+        """Whether the optimizer takes no part in the passes, and is not wrapped by what does (fp16's loss scale)."""
+        return not self.optimizer_in_backward and self.precision != "fp16" and self.engine == "torch"
+
+    def with_plainest_passes(self) -> Candidate:
+        """Return the candidate with the same parameters, gradients and optimizer, and the plainest way to these."""
+        return self.model_copy(update={name: Candidate.model_fields[name].default for name in PASSES})
+
     def with_plainest_optimizer(self) -> Candidate:
         """Return the candidate whose forward and backward passes are these, with the optimizer that asks for least.
 
         Where gradients leave the device it is one where they stay (`timeline.leaving_gradients`).
         Itself where its optimizer takes part in them, or is wrapped by what does (fp16's loss scale).
         """
-        if (
-            self.optimizer_in_backward
-            or self.precision == "fp16"
-            or self.engine != "torch"
-        ):
+        if not self.has_separate_optimizer:
             return self
         sharding = "ddp" if self.sharding == "zero1" else self.sharding
         plainest: dict[str, object] = {
@@ -280,6 +285,13 @@ def listed_values(field: str) -> str:
 
 AXES: tuple[str, ...] = tuple(name for name in Candidate.model_fields if name != "micro_batch")
 """The fields that make up a rung, in the order in which keys and tables show them."""
+
+
+PASSES: tuple[str, ...] = (
+    "attention", "checkpointing", "checkpointed_blocks", "loss", "compile", "activation_memory_budget", "kernels",
+    "activation_offload",
+)  # fmt: skip
+"""The fields that change forward and backward, and leave parameters and gradients as they are."""
 
 
 ALLOCATOR: tuple[str, ...] = ("expandable_segments", "max_split_size", "garbage_collection_threshold")

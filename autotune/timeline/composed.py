@@ -21,7 +21,8 @@ def with_optimizer(
     """Return the timeline of a candidate that has the passes of `passes` and the optimizer of `donor`.
 
     `plain` is `donor` with the optimizer of `passes`. None where the three do not fit together: passes that leave
-    other gradients, gradients that leave the device in another way than they arrive, a build that the optimizer changes though it is another, or a trace for one micro-batch alone.
+    other gradients, gradients that do not leave the device as they arrive, a build that the optimizer changes though it
+    is another, or a trace for one micro-batch alone.
     """
     if not all(_composable(timeline) for timeline in (passes, plain, donor)):
         return None

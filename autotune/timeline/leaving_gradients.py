@@ -32,7 +32,9 @@ def leaving_gradients(passes: Timeline, plain: Timeline, donor: Timeline) -> Lea
     `donor` is the trace of what `plain` is, with gradients that leave. The optimizer steps stay as they are.
     """
     shown = _leaving(plain)
-    if not (_same(shown, shown.micro, donor, donor.micro) and _same(shown, shown.single, donor, donor.single)):
+    if not (
+        _same(shown, shown.micro, donor, donor.micro) and _same(shown, shown.single, donor, donor.single)
+    ):
         return None
     if passes.work is None or plain.work is None or donor.work is None:
         return None
@@ -48,7 +50,8 @@ def _leaving(timeline: Timeline) -> Timeline:
         if segment is None:
             continue
         backward = next((position for position, phase in segment.marks if phase == "backward"), 0)
-        ready = set(segment.events[:backward])  # a loss may make gradients in forward, for backward to hand on
+        # A loss may make gradients in forward, for backward to hand on.
+        ready = set(segment.events[:backward])
         for entry in segment.accumulated:
             category[entry.slot] = CATEGORIES.index("activation" if entry.slot in ready else "temporary")
     blocks = timeline.blocks
@@ -61,7 +64,8 @@ def _leaving(timeline: Timeline) -> Timeline:
 
 def _moved(segment: StepEvents) -> tuple[StepEvents, list[int]]:
     """Return a micro-step that releases each gradient where it arrives, and where each of its events stands now."""
-    arrives = {entry.slot: entry.position for entry in segment.accumulated}  # of views of one storage the last
+    # Of views of one storage the last.
+    arrives = {entry.slot: entry.position for entry in segment.accumulated}
     leaving: dict[int, list[int]] = defaultdict(list)
     for slot, position in arrives.items():
         leaving[position].append(slot)

@@ -7,13 +7,12 @@ from typing import NamedTuple
 
 from autotune.candidate import Candidate, alike
 
-PASSES: tuple[str, ...] = (
-    "attention", "checkpointing", "checkpointed_blocks", "loss", "compile", "activation_memory_budget", "kernels",
-    "activation_offload",
-)  # fmt: skip
-"""The axes that change forward and backward, and leave parameters and gradients as they are."""
 UPDATE_SHARE = 0.3
 """What tracing another optimizer over the same passes takes of what these take."""
+
+
+COMPILING = 8.0
+"""What compiling a block takes of what a trace of passes does; others that compile it alike find it."""
 
 
 class Pieces(NamedTuple):
@@ -32,7 +31,7 @@ def composable(candidates: Iterable[Candidate]) -> dict[Candidate, Pieces]:
     found: dict[Candidate, Pieces] = {}
     donors: dict[tuple[Candidate, tuple[object, ...]], tuple[Candidate, Candidate]] = {}
     for plainest, *others in alike(candidates):
-        parameters = _without_passes(plainest)
+        parameters = plainest.with_plainest_passes()
         for candidate in others:
             optimizer = tuple((name, value) for name, value in candidate if value != getattr(plainest, name))
             known = donors.setdefault((parameters, optimizer), (plainest, candidate))
@@ -42,16 +41,35 @@ def composable(candidates: Iterable[Candidate]) -> dict[Candidate, Pieces]:
 
 
 def shares(candidates: Sequence[Candidate], workers: int) -> list[list[Candidate]]:
-    """Divide candidates among at most so many workers, as evenly as may be; what is alike is traced together."""
+    """Divide candidates among at most so many workers, as evenly as may be.
+
+    What is alike is traced together, and what compiles the same block.
+    """
     divided: list[list[Candidate]] = [[] for _ in range(max(1, workers))]
     loads = [0.0] * len(divided)
+    clusters: dict[Candidate, list[Candidate]] = {}
     for group in sorted(alike(candidates), key=len, reverse=True):
+        clusters.setdefault(_compiled(group[0]), []).extend(group)
+
+    def load(first: Candidate, cluster: Sequence[Candidate]) -> float:
+        passes = len({one.with_plainest_optimizer() for one in cluster})
+        compiling = COMPILING if first.compile != "none" else 0.0
+        return compiling + passes + UPDATE_SHARE * (len(cluster) - passes)
+
+    by_load = sorted(((load(*item), item[1]) for item in clusters.items()), key=lambda one: -one[0])
+    for cost, cluster in by_load:
         least = loads.index(min(loads))
-        divided[least].extend(group)
-        loads[least] += 1 + UPDATE_SHARE * (len(group) - 1)
+        divided[least].extend(cluster)
+        loads[least] += cost
     return [share for share in divided if share]
 
 
-def _without_passes(candidate: Candidate) -> Candidate:
-    defaults = {name: Candidate.model_fields[name].default for name in PASSES}
-    return candidate.model_copy(update=defaults)
+def _compiled(candidate: Candidate) -> Candidate:
+    """Return what candidates share whose blocks are compiled alike; of others, those with the same passes."""
+    plainest = candidate.with_plainest_optimizer()
+    if candidate.compile == "none":
+        return plainest
+    passes = {
+        name: Candidate.model_fields[name].default for name in ("checkpointing", "loss", "activation_offload")
+    }
+    return plainest.model_copy(update={**passes, "checkpointed_blocks": "all"})

@@ -154,25 +154,34 @@ class Probe:
                 rungs.append(TracedRung(candidate=candidate, file=file.name))
             self._channel.send(Progress(phase="start", traced=rungs[-1]))
 
+        donors: dict[Candidate, Timeline] = {}
         with kept_programs():
             for group in alike((self._request.candidate, *self._request.also)):
-                for candidate, timeline in self._traced(group).items():
+                for candidate, timeline in self._traced(group, donors).items():
                     tell(candidate, timeline)
         return TraceAnswer(rungs=tuple(rungs))
 
-    def _traced(self, group: Sequence[Candidate]) -> dict[Candidate, Timeline | str]:
-        """Return the timelines of candidates that are alike, or why there is none."""
+    def _traced(
+        self, group: Sequence[Candidate], donors: dict[Candidate, Timeline]
+    ) -> dict[Candidate, Timeline | str]:
+        """Return the timelines of candidates that are alike, or why there is none.
+
+        `donors` has timelines of earlier ones whose optimizers serve others, by the candidate with the plainest passes.
+        """
         from autotune.worker.errors import CannotRun
         from autotune.worker.tracing.trace import CannotTrace, trace, trace_alike
 
         alone = self._request.model_copy(update={"also": ()})
         found: dict[Candidate, Timeline | str] = {}
         first, *others = group
+        parameters = first.with_plainest_passes()
         for candidate in group:
             request = alone.model_copy(update={"candidate": candidate})
             try:
                 if candidate == first:
-                    found |= trace_alike(request, others)
+                    traced = trace_alike(request, others, donor=donors.get(parameters))
+                    donors.setdefault(parameters, traced[first])
+                    found |= traced
                 elif candidate not in found:
                     found[candidate] = trace(request)
             except (CannotTrace, CannotRun) as error:

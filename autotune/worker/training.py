@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from autotune.worker.data.loading import Loader
-    from autotune.worker.techniques.gradient_offload import HostGradients
 
 Batch = Mapping[str, Tensor]
 """Keyword arguments of the model's forward, on the training device; always holds what the loss needs."""
@@ -75,6 +74,14 @@ class Ranks:
         return value
 
 
+class TakenGradients(Protocol):
+    """What takes each gradient off the device as soon as it is there."""
+
+    def stand_in(self, parameter: Tensor, other: Tensor, room_like: Callable[[Tensor], Tensor]) -> None:
+        """Hold for a parameter what is held for another one like it, in room that `room_like` makes of that one's."""
+        ...
+
+
 def no_reduction(last: bool) -> AbstractContextManager[object]:  # noqa: ARG001 - the field's signature
     """Return a micro-step's context where there is nothing to choose: one rank, or gradients reduced every time."""
     return nullcontext()
@@ -102,7 +109,7 @@ class Training:
     the ranks by the end of the last one of a global step."""
     gradients: Callable[[], Iterable[Tensor]] | None = None
     """All gradients between backward and the optimizer step, where they are not the parameters' own."""
-    host_gradients: HostGradients | None = None
+    host_gradients: TakenGradients | None = None
     """What takes each gradient off the device as soon as it is there; None where none is taken."""
     shards: Callable[[], Iterable[Tensor]] | None = None
     """What this rank keeps of the parameters, where that is not the parameters' own memory."""

@@ -34,7 +34,8 @@ def test_offloaded_gradients_are_the_same_of_few_blocks(fields):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 @pytest.mark.parametrize(
-    "passes", [{"checkpointing": "full", "loss": "chunked"}, {"attention": "eager", "activation_offload": True}]
+    "passes",
+    [{"checkpointing": "full", "loss": "chunked"}, {"attention": "eager", "activation_offload": True}],
 )
 def test_passes_whose_gradients_leave_are_composed_of_those_whose_gradients_stay(name, passes):
     leaving = {"offload": "gradients", "optimizer_kernel": "foreach"}

@@ -17,7 +17,9 @@ SHARING = [
 
 def of(short=True, **fields):
     spec = family("gpt2", n_layer=BLOCKS)
-    return trace(request(spec, Path(), device="cuda:0", seq_len=64, compile="regional", **fields), short=short)
+    return trace(
+        request(spec, Path(), device="cuda:0", seq_len=64, compile="regional", **fields), short=short
+    )
 
 
 def taken(timeline):

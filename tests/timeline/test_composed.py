@@ -7,7 +7,8 @@ import pytest
 
 from autotune.candidate import Candidate, alike
 from autotune.timeline.composed import with_optimizer
-from autotune.worker.tracing.trace import trace_alike
+from autotune.worker.tracing.step_tracer import StepTracer
+from autotune.worker.tracing.trace import trace, trace_alike
 from tests.data.requests import family, request
 
 OPTIMIZERS = ({"optimizer_kernel": "foreach"}, {"offload": "optimizer"})
@@ -53,6 +54,23 @@ def test_an_optimizer_traced_over_other_passes_is_the_same(ranks, others, fields
         assert composed.facts["rung"] == expected.facts["rung"]
         assert composed.facts["optimizer_of"] == donor.facts["rung"]
         assert composed.sizes(5) != passes.sizes(5)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fields"), [(1, {}), (2, {"sharding": "ddp"}), (2, {"sharding": "fsdp2", "offload": "full"})]
+)
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_passes_traced_alone_take_the_optimizer_of_others(name, ranks, fields, monkeypatch):
+    passes = {"checkpointing": "full", "loss": "chunked", **fields}
+    donor, asked = (
+        request(family(name), Path(), precision="bf16", **own).model_copy(update={"world_size": ranks})
+        for own in ({"checkpointing": "selective", **fields}, passes)
+    )
+    given, whole = trace(donor), trace(asked)
+    monkeypatch.setattr(StepTracer, "_updated", None)  # no optimizer steps
+    composed = trace_alike(asked, (), donor=given)[asked.candidate]
+    assert said(composed) == said(whole)
+    assert composed.facts["rung"] == whole.facts["rung"]
 
 
 def test_what_does_not_fit_is_not_composed():

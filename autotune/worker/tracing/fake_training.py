@@ -126,7 +126,12 @@ def _compiling(request: ProbeRequest, recorder: StorageRecorder) -> AbstractCont
     from autotune.worker.tracing.fakes.compiler import fake_compiler  # late: it imports the compiler
 
     candidate = request.candidate
-    setting = (request.model.model_dump_json(), candidate.precision, candidate.tf32, candidate.activation_memory_budget)
+    setting = (
+        request.model.model_dump_json(),
+        candidate.precision,
+        candidate.tf32,
+        candidate.activation_memory_budget,
+    )
     return fake_compiler(recorder, request.device.startswith("cuda"), setting)
 
 

@@ -115,11 +115,17 @@ class Shortening:
         return self._longer if longer else self._shortened
 
     def whole(
-        self, segment: StepEvents, borders: Borders, recorder: StorageRecorder, longer: bool
+        self,
+        segment: StepEvents,
+        borders: Borders,
+        recorder: StorageRecorder,
+        longer: bool,
+        stand_in: bool = True,
     ) -> tuple[StepEvents, BlockPasses]:
         """Return the micro-step of the whole model, and give the parameters of all blocks their gradients.
 
-        With it comes where all blocks lie. Raises NotAlike.
+        Not so with `stand_in` false, where no optimizer follows that would need them. With the micro-step comes where
+        all blocks lie. Raises NotAlike.
         """
         shortened = self._choice(longer)
         modules = [[recorder.module_number(module) for module in block.modules()] for block in self._blocks]
@@ -140,7 +146,7 @@ class Shortening:
         calls: dict[Phase, list[Span]] = {}
         for phase, spans in borders.calls().items():
             recorder.log.calls[phase], calls[phase] = repeat(recorder.log.calls[phase], spans, shortened)
-        for cut in shortened.cuts:
+        for cut in shortened.cuts if stand_in else ():
             for number in shortened.gap(cut):
                 self._stand_in(recorder, shortened, number, shortened.stands_for(cut, number), found)
         return found.micro, BlockPasses(found.spans, calls)

@@ -60,13 +60,15 @@ class StepTracer:
         pair: TracedSizes = PLAIN,
         short: Shortening | None = None,
         blocks: Sequence[nn.Module] = (),
+        passes_alone: bool = False,
     ) -> None:
         """Take a training, and how many micro-steps are recorded as one: all that an optimizer step has.
 
         With `short` the passes of micro-steps and evaluations run through few blocks, and are recorded as those of all;
         what takes one then raises NotAlike where blocks turn out to differ. Without it, it is noted where the passes of
-        `blocks` lie.
+        `blocks` lie. With `passes_alone` no optimizer steps: `update` drops the gradients unrecorded.
         """
+        self._passes_alone = passes_alone
         self._short = short
         self._blocks = blocks
         self.passes: list[BlockPasses | None] = []
@@ -103,7 +105,7 @@ class StepTracer:
             gc.collect(0)
         recorder.call((parameter.grad for parameter in training.model.parameters()), "gradient")
         if self._short is not None and borders is not None:
-            segment, passes = self._short.whole(segment, borders, recorder, longer)
+            segment, passes = self._short.whole(segment, borders, recorder, longer, not self._passes_alone)
             self.passes.append(passes)
         else:
             self.passes.append(None if borders is None else borders.passes())
@@ -136,6 +138,14 @@ class StepTracer:
 
     def update(self) -> StepEvents:
         """Record the optimizer step and the clearing of the gradients."""
+        if not self._passes_alone:
+            return self._updated()
+        with self._recorder.segment():
+            self.drop()
+        self.calls.append({})
+        return StepEvents()
+
+    def _updated(self) -> StepEvents:
         recorder, training = self._recorder, self._training
         with recorder.segment() as segment:
             recorder.mark("optimizer")

@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import (
 
 from autotune.candidate import Candidate
 from autotune.probe.protocol import ProbeRequest
+from autotune.timeline.composed import with_optimizer
 from autotune.timeline.depth import NotAlike
 from autotune.timeline.op_counts import OpCounts
 from autotune.timeline.step_events import Slots, StepEvents, renamed
@@ -69,12 +70,14 @@ def trace(request: ProbeRequest, short: bool = True) -> Timeline:
 
 
 def trace_alike(
-    request: ProbeRequest, others: Sequence[Candidate], short: bool = True
+    request: ProbeRequest, others: Sequence[Candidate], short: bool = True, donor: Timeline | None = None
 ) -> dict[Candidate, Timeline]:
     """Trace the request's candidate, and with it others that are `alike`: only their optimizers run for themselves.
 
     Others that turn out to differ in more than that are left out, and those whose gradients leave the device; trace
-    them by themselves. Raises as `trace`.
+    them by themselves. With a `donor`, the timeline of a candidate whose parameters, gradients and optimizer are these
+    but whose passes are others, the optimizer is taken from it and not traced, unless it does not fit. Raises as
+    `trace`.
     """
     if request.candidate.engine == "deepspeed":
         composition.check_engine(request.candidate)
@@ -88,17 +91,25 @@ def trace_alike(
     try:
         if request.candidate.engine == "deepspeed":
             return {request.candidate: _of_engine(request, began)}
+        candidate = request.candidate
+        if (
+            others
+            or request.evaluation
+            or candidate.offload == "gradients"
+            or not candidate.has_separate_optimizer
+        ):
+            donor = None
         whole = why_whole(request.candidate, request.device.startswith("cuda")) if short else "asked for"
         if not whole:
             try:
-                return _attempted(request, others, began, "")
+                return _attempted(request, others, began, "", donor)
             except (CannotRun, CannotTrace, GraphBreak, *_NEEDS_VALUES):
                 raise
             except NotAlike as error:
                 whole = str(error)
             except Exception as error:  # noqa: BLE001 - code that counts on all blocks fails in its own way
                 whole = f"through few blocks it fails: {type(error).__name__}: {error}"
-        return _attempted(request, others, began, whole)
+        return _attempted(request, others, began, whole, donor)
     except GraphBreak as error:
         raise CannotTrace(
             f"torch's compiler does not take a block as one graph, and no trace follows what is between ({error}): "
@@ -112,14 +123,17 @@ def trace_alike(
 
 
 def _attempted(
-    request: ProbeRequest, others: Sequence[Candidate], began: float, whole: str
+    request: ProbeRequest, others: Sequence[Candidate], began: float, whole: str, donor: Timeline | None
 ) -> dict[Candidate, Timeline]:
     """Trace in the first way that gives one: affine sizes, the same of a settled training, else one micro-batch."""
     for settled in _attempts(request.candidate, request.device.startswith("cuda")):
         try:
-            return _affine(request, others, began, settled, whole=whole)
+            found = _affine(request, others, began, settled, whole=whole, donor=donor)
         except _Unlike:
             continue
+        if found:
+            return found
+        return _affine(request, others, began, settled, whole=whole)
     return {request.candidate: _exact(request, began, whole=whole)}
 
 
@@ -165,12 +179,20 @@ def _affine(
     settled: bool,
     micro_steps: int = 1,
     whole: str = "",
+    donor: Timeline | None = None,
 ) -> dict[Candidate, Timeline]:
+    """Trace a micro-step at two micro-batches, and what belongs to it; return nothing where `donor` does not fit.
+
+    Raises _Unlike where the two differ in more than sizes that grow evenly.
+    """
     pair = PLAIN if request.candidate.compile == "none" else COMPILED
     with recording(request, micro_steps) as (recorder, training, building):
         shortening = None if whole else Shortening.of(training, request.model.block_class)
         blocks = followed_blocks(request, training.model)
-        tracer = StepTracer(recorder, training, micro_steps, pair, shortening, [block for _, block in blocks])
+        modules = [block for _, block in blocks]
+        tracer = StepTracer(
+            recorder, training, micro_steps, pair, shortening, modules, passes_alone=donor is not None
+        )
         if request.candidate.optimizer_in_backward:
             tracer.make_state(building)
         if settled:
@@ -225,6 +247,14 @@ def _affine(
         back = {theirs: ours for ours, theirs in same.items()}
         later = _renamed(update, back)
         found = {request.candidate: timeline(request, began, building, first, later, of_update)}
+        if donor is not None:
+            tracer.drop()
+            passes = found[request.candidate]
+            composed = with_optimizer(request.candidate, passes, donor, donor)
+            facts = {"seconds": passes.facts["seconds"]}
+            return (
+                {request.candidate: replace(composed, facts={**composed.facts, **facts})} if composed else {}
+            )
         if request.evaluation:  # for the sake of one candidate
             return found
         for number, candidate in enumerate(others):

@@ -32,7 +32,7 @@ from autotune.worker.tracing.storage_recorder import StorageRecorder
 SIZES = 4
 """Micro-batches that one trace runs at most, each of which is compiled for itself, as it is in a probe."""
 WAYS = 16
-"""Ways in which blocks of one class run in the traces of a process: with gradients or without, by attention, sharded."""
+"""Ways in which blocks of one class run in the traces of a process: by attention, sharded, adapted."""
 
 
 class GraphBreak(Exception):
@@ -101,9 +101,10 @@ def fake_compiler(
     Programs are shared only with traces of an equal `setting`.
 
     Every shape is compiled for itself, as in a probe, which sees one. Nothing is kept beyond `kept_programs`: what is
-    compiled here would be found by a real training in the same process. A buffer is released where it was used last instead of serving again,
-    which depends on sizes that happen to agree; inductor lets none serve again that would make the peak higher. Raises
-    GraphBreak at the end if a block was divided, or was not compiled, with torch's own reason.
+    compiled here would be found by a real training in the same process. A buffer is released where it was used last
+    instead of serving again, which depends on sizes that happen to agree; inductor lets none serve again that would
+    make the peak higher. Raises GraphBreak at the end if a block was divided, or was not compiled, with torch's own
+    reason.
     """
     import torch._inductor.compile_fx  # here: a first import must not happen on fake tensors
     from torch._dynamo import config as dynamo
