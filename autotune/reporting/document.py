@@ -95,8 +95,12 @@ def print_report(paths: RunPaths, console: Console) -> None:
     """Print a run from its folder: table of trials, then what `print_result` prints."""
     run = Reported.read(paths)
     spec, record, context = run.spec, run.record, run.context
+    consent = f" (--allow {','.join(spec.allow)})" if spec.allow else ""
     console.print(
-        Text(f"{paths.root}: {spec.model.name} on {spec.device}, {spec.goal.target} a step\n", style="bold")
+        Text(
+            f"{paths.root}: {spec.model.name} on {spec.device}, {spec.goal.target} a step{consent}\n",
+            style="bold",
+        )
     )
     if spec.device.kind in ABSENT:
         console.print(not_measured(spec.device))

@@ -15,7 +15,7 @@ from autotune.search.graph_walk import edge_of
 from autotune.search.strategy import Done
 from autotune.search.wording import expected
 from autotune.techniques.check import Refusal
-from autotune.techniques.consent import BY_CONSENT, ByConsent, allowed, leaves_alone
+from autotune.techniques.consent import BY_CONSENT, ByConsent, leaves_alone
 from autotune.techniques.families import title as title_of
 from autotune.trial import History
 from autotune.units import format_bytes
@@ -162,8 +162,7 @@ def offer_lines(offers: Sequence[Offer], context: SearchContext) -> tuple[str, .
 
 
 def _how(offer: Offer) -> str:
-    (one,) = allowed([offer.name])
-    return one.change.how
+    return next((one.change.how for one in BY_CONSENT if one.name == offer.name), "")
 
 
 def _short(text: str) -> str:

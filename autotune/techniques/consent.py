@@ -9,10 +9,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from autotune.candidate import Candidate
-from autotune.errors import InputError, nearest
+from autotune.errors import SHOWN, InputError, nearest
 from autotune.printable import quoted
 from autotune.techniques.axis import CHANGES, Change
 from autotune.techniques.families import DECLARED
@@ -63,16 +64,18 @@ def allowed(names: Iterable[str]) -> tuple[ByConsent, ...]:
 
     Raises InputError with every name that needs no consent or is none, and the nearest that do.
     """
-    found, problems = set(), []
-    for name in names:
+    found, unknown = set(), []
+    for name in dict.fromkeys(names):
         if (known := _SPELLED.get(_spelled(name))) is not None:
             found.add(known.name)
         else:
-            problems.append(
-                f"--allow: {quoted(name)} is nothing that needs consent; {nearest(name.strip().lower(), NAMES)}"
-            )
-    if problems:
-        raise InputError(problems, about="allow")
+            unknown.append(name)
+    if unknown:
+        said = [f"--allow: {quoted(name)} is nothing that needs consent" for name in unknown]
+        hints = [nearest(name.strip().lower(), NAMES) for name in unknown[:SHOWN]]  # of no more than are told
+        raise InputError(
+            [f"{line}; {hint}" for line, hint in zip_longest(said, hints, fillvalue="")], about="allow"
+        )
     return tuple(one for one in BY_CONSENT if one.name in found)
 
 

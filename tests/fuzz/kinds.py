@@ -80,7 +80,7 @@ def documents() -> dict[str, Any]:
             "max_probes": 2, "time_budget": "30m", "probe_timeout": 60, "sample_time": "1s", "proof_time": 2.5,
             "memory_tolerance": 0.1, "speed_tolerance": 0.5, "space": "default", "seed": 1, "predict": False,
             "block_class": "GPT2Block", "train": ["lm_head"], "gpus": 1, "nodes": 1, "exact": False,
-            "trust_remote_code": False, "optimizer": "sgd", "lengths": "lengths.csv",
+            "allow": ["lora", "sgd"], "trust_remote_code": False, "optimizer": "sgd", "lengths": "lengths.csv",
         },
         "space": load_space("basic").model_dump(mode="json", exclude_defaults=True),
         "best": yaml.safe_load(make_best(variables={"OMP_WAIT_POLICY": "passive"}).to_yaml()),

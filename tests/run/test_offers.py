@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from autotune.candidate import Candidate
-from autotune.errors import NothingFits, ProbeError
+from autotune.errors import NothingFits, NothingTrained, ProbeError
+from autotune.outcome import NonFinite
 from autotune.reporting.document import document, print_report
 from autotune.run.folder import create_run
 from autotune.run.journal import read_record
@@ -29,9 +30,11 @@ PACKAGES = {"peft": "1", "bitsandbytes": "1"}
 class Tracing:
     """Traces a heavy device; with what is `light` a light one."""
 
-    def __init__(self, *light: str, unasked: bool = False) -> None:
+    def __init__(self, *light: str, unasked: bool = False, blind: bool = False) -> None:
         self.light = set(light)
         self.unasked = unasked
+        self.blind = blind
+        """Traces nothing that needs no consent."""
         self.offered: list[tuple[list[Candidate], float]] = []
 
     def trace(self, request, folder, *, timeout, on_progress=None):
@@ -40,6 +43,8 @@ class Tracing:
             self.offered.append((list(wanted), timeout))
             if self.unasked:
                 raise ProbeError("no worker can be launched")
+        if self.blind and not any(changing(one) for one in wanted):
+            return {one: Trace(None, "operator x needs values") for one in wanted}
         return {
             one: Trace(
                 timeline(LIGHT if self.light & {name.name for name in changing(one)} else HEAVY, one),
@@ -49,12 +54,13 @@ class Tracing:
         }
 
 
-def end(tmp_path, tracer, packages=PACKAGES, limits=None, **spec):
+def end(tmp_path, tracer, packages=PACKAGES, limits=None, answer=HEAVY.outcome, **spec):
     executor = ArithmeticExecutor(HEAVY)
+    executor.answer = answer
     executor.site = executor.site.model_copy(update={"machine": MachineFacts(packages=packages)})
     made = make_spec(**(limits or {})).model_copy(update=spec)
     paths = create_run(made, tmp_path)
-    with pytest.raises(NothingFits) as caught:
+    with pytest.raises((NothingFits, NothingTrained)) as caught:
         tune(made, paths, executor, tracer=tracer)
     return caught.value, {offer.name: offer for offer in read_record(paths.journal).decided.offers}, paths
 
@@ -111,6 +117,26 @@ def test_nothing_is_traced_without_predictions(tmp_path):
     assert {offer.prediction for offer in offers.values()} == {None}
     (line,) = error.hints
     assert all(name in line for name in ("adamw-8bit", "lora"))
+
+
+def test_where_some_did_not_train_what_would_fit_is_told_too(tmp_path):
+    def answer(candidate):
+        if candidate.offload == "full":
+            return NonFinite(phase="forward", step=1, what="loss")
+        return HEAVY.outcome(candidate)
+
+    error, offers, _ = end(tmp_path, Tracing("lora", blind=True), answer=answer)
+    assert type(error) is NothingTrained
+    assert error.would_fit == ("lora",)
+    assert offers["lora"].candidate.offload == "none", (
+        "the only one that lacked memory: it was not even built"
+    )
+
+    def broken(candidate):
+        return NonFinite(phase="forward", step=1, what="loss")
+
+    error, offers, _ = end(tmp_path / "broken", Tracing("lora", blind=True), answer=broken)
+    assert (offers, error.hints) == ({}, ()), "memory is not what is lacking"
 
 
 def test_what_was_allowed_is_not_offered_again(tmp_path):
