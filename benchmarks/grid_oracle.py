@@ -12,7 +12,6 @@ from autotune.confidence import t_quantile
 from autotune.devices.recorded_grid import GridEquals, GridHeader, GridPoint, RecordedGrid
 from autotune.outcome import Ok, Oom
 from autotune.search.context import SearchContext
-from autotune.search.selection import throughput
 from autotune.search.space import Space
 
 
@@ -104,8 +103,13 @@ class Oracle:
 
 def _tokens_per_second(point: GridPoint, context: SearchContext) -> float:
     assert isinstance(point.outcome, Ok)
-    batches = context.batches(point.candidate)
-    return throughput(point.outcome.timing, batches.accumulation(point.candidate.micro_batch))[1]
+    return target_speed(point.candidate, point.outcome, context)
+
+
+def target_speed(candidate: Candidate, outcome: Ok, context: SearchContext) -> float:
+    """Return tokens per second at the global batch; those beyond it, which accumulation adds, were not asked for."""
+    accumulation = context.batches(candidate).accumulation(candidate.micro_batch)
+    return accumulation.target / outcome.timing.global_step(accumulation.steps)
 
 
 def rounds_of(grid: RecordedGrid, candidates: Iterable[Candidate]) -> dict[Candidate, tuple[float, ...]]:

@@ -42,13 +42,12 @@ from autotune.run.folder import create_run
 from autotune.run.journal import read_record
 from autotune.run.loop import tune
 from autotune.search.context import SearchContext
-from autotune.search.selection import throughput
 from autotune.specs import RunSpec
 from autotune.tracing.cache import VARIABLE
 from autotune.tracing.client import LocalTracer
 from benchmarks.grid_definitions import LIVE, Definition
 from benchmarks.grid_definitions import SMALLEST as SMALLEST_GRID
-from benchmarks.grid_oracle import Oracle, search_context, told
+from benchmarks.grid_oracle import Oracle, search_context, target_speed, told
 from benchmarks.long_training import LONG_WORKER, TIMEOUT
 from benchmarks.peer_searches import PEERS
 from benchmarks.peers import OURS, ReplaySession, Result, account, missed_by, result_of, table_of
@@ -80,9 +79,7 @@ class LiveSession(ReplaySession):
 
 def speed_of(candidate: Candidate, outcome: Outcome, context: SearchContext) -> float:
     """Return tokens per second at the global batch; 0 for what did not train."""
-    if not isinstance(outcome, Ok):
-        return 0.0
-    return throughput(outcome.timing, context.batches(candidate).accumulation(candidate.micro_batch))[1]
+    return target_speed(candidate, outcome, context) if isinstance(outcome, Ok) else 0.0
 
 
 def ours(definition: Definition, header: GridHeader, folder: Path) -> Result:

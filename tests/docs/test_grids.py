@@ -12,7 +12,7 @@ from autotune.testing.arithmetic import Arithmetic, ok
 from autotune.testing.grids import CONDITIONS, arithmetic_lines
 from autotune.units import MIB
 from benchmarks.grid_definitions import DEFINITIONS
-from benchmarks.grid_oracle import Oracle, compare, rounds_of, search_context
+from benchmarks.grid_oracle import Oracle, compare, rounds_of, search_context, target_speed
 
 DEVICE = Arithmetic(budget=600).in_units(MIB)
 
@@ -40,6 +40,13 @@ def test_the_fastest_of_a_grid_leaves_the_headroom_free(grid):
     tighter = dataclasses.replace(grid, header=grid.header.model_copy(update={
         "goal": grid.header.goal.model_copy(update={"headroom": 0.5})}))  # fmt: skip
     assert set(Oracle(tighter).speeds) < set(oracle.speeds)
+
+
+def test_tokens_beyond_the_global_batch_are_no_speed(grid):
+    context = search_context(grid.header)  # of 8 samples
+    once, three = (Candidate(micro_batch=size) for size in (8, 3))
+    same = ok(5 * MIB, 1.0, step=0.0)
+    assert target_speed(three, same, context) == pytest.approx(target_speed(once, same, context) / 3)
 
 
 def test_rounds_replace_a_first_measurement_that_was_lucky(grid):

@@ -8,7 +8,10 @@ from rich.console import Console
 from autotune.candidate import Candidate
 from autotune.devices.recorded_grid import RecordedGrid, read_grid
 from autotune.outcome import Ok
-from autotune.testing.grids import COLD, START, TRACE
+from autotune.testing.grids import COLD, START, TRACE, arithmetic_lines, write_grid
+from autotune.units import MIB
+from benchmarks import grid_definitions
+from benchmarks.grid_definitions import Definition
 from benchmarks.grid_oracle import Oracle
 from benchmarks.peer_searches import PEERS, Peer, Tried
 from benchmarks.peers import (
@@ -24,6 +27,7 @@ from benchmarks.peers import (
     table_of,
 )
 from benchmarks.peers_live import LiveSession, rows_of, unsafe
+from tests.search.test_guided import Techniques
 
 WITHOUT_TORCH = [peer for peer in PEERS if not peer.packages]
 
@@ -103,6 +107,21 @@ def test_a_run_of_ours_is_charged_its_inspection_traces_and_probes(oracle, tmp_p
     assert result.delivered == oracle.best
     assert result.known_after(1.0, oracle) <= result.seconds
     assert result.known_after(2.0, oracle) is None
+
+
+LADDER = Definition("made", "made", "gpt2", {}, 64, "cpu:1GiB", "8 samples", axes=grid_definitions.LADDER)
+
+
+@pytest.mark.parametrize("budget", [306, 492, 645])
+def test_ours_finds_the_fastest_of_a_whole_ladder_in_few_probes(budget, tmp_path):
+    device = Techniques(budget=budget).in_units(16 * MIB)
+    path = write_grid(tmp_path / "grid.jsonl", arithmetic_lines(device, LADDER.space(), target="8 samples"))
+    whole = Oracle(read_grid(path))
+    assert whole.oom_share() > 0.05
+    own = run_of(whole, OURS, tmp_path / "run")
+    rows = [row_of(own, own, whole)]
+    assert missed_by(rows) == []
+    assert rows[0]["share"] == 1.0
 
 
 def row(peer=OURS, grid="a", share=1.0, probes=3, oom=0, known=5.0, seconds=10.0):
