@@ -109,7 +109,7 @@ def ours(definition: Definition, header: GridHeader, folder: Path) -> Result:
 def survive(header: GridHeader, candidate: Candidate, executor: Executor) -> Outcome:
     """Train 50 steps of the longest sequences in a fresh process, and return what came of it."""
     steps = search_context(header).batches(candidate).accumulation(candidate.micro_batch).steps
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".recording-") as folder:
         finding = executor.run(
             request(header, candidate, "prove", steps), Path(folder) / "long", timeout=TIMEOUT
         )
@@ -201,7 +201,7 @@ def main() -> int:
         raise unmeasured("peers_live", f"no case is called {', '.join(options.names)}")
     console, rows = Console(width=180), []
     for definition in cases:
-        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".recording-") as folder:
             rows += live(definition, Path(folder), options.smallest, console)
     missed = [*missed_by(rows), *unsafe(rows)]
     console.print(table_of(rows, missed))

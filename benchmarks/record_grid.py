@@ -109,7 +109,7 @@ class Recorder:
         def note(progress: Progress) -> None:
             seen.setdefault(progress.phase, time.monotonic() - began)
 
-        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".recording-") as folder:
             finding = self.executor.run(
                 request(header, candidate, "train", steps), Path(folder) / "probe",
                 timeout=header.limits.probe_timeout, on_progress=note,
@@ -152,7 +152,7 @@ def inspect(definition: Definition, executor: Executor, timeout: float) -> tuple
     def note(progress: Progress) -> None:
         seen.setdefault(progress.phase, time.monotonic() - began)
 
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".recording-") as folder:
         finding = executor.run(asked, Path(folder) / "inspection", timeout=timeout, on_progress=note)
     if not isinstance(finding.answer, Inspection):
         raise unmeasured("record_grid", f"{definition.name}: the model cannot be inspected: {finding.answer}")
@@ -269,7 +269,7 @@ def _recorded(
     trials = candidates(header, recorder.executor)
     rungs = list(dict.fromkeys(one.rung() for one in trials))
     if missing := [rung for rung in rungs if rung not in grid.traces]:
-        with tempfile.TemporaryDirectory(dir=Path.cwd()) as cache:
+        with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".recording-") as cache:
             for line in trace(header, missing, Path(cache), recorder.launcher):
                 append_line(recorder.path, line)
     left = [one for one in trials if one not in grid.points]
@@ -328,7 +328,7 @@ def plan(definitions: list[Definition], rounds: int, console: Console) -> None:
             header = begin(definition, recorder, LIMITS)
             trials = candidates(header, recorder.executor)
             rungs = list(dict.fromkeys(one.rung() for one in trials))
-            with tempfile.TemporaryDirectory(dir=Path.cwd()) as cache:
+            with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".recording-") as cache:
                 traces = {line.candidate: line for line in trace(header, rungs, Path(cache), launcher)}
         row = planned(header, traces, trials, rounds * BEST)
         console.print(f"{definition.name}: {row.pop('peaks')}")
