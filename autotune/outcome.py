@@ -95,7 +95,7 @@ class Drift(Frozen):
     halves: Annotated[int, Field(ge=0)]
     """Measurements whose first half was compared with their second."""
     repeats: Annotated[int, Field(ge=0)]
-    """Proofs that were compared with the probe that they repeat."""
+    """Rematches and proofs that were compared with the probe that they repeat."""
 
 
 class Communication(Frozen):

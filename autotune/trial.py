@@ -1,4 +1,4 @@
-"""A trial: one probe that was asked for, with what it came to; and what its proof showed. A history is their tuple."""
+"""A trial: a probe with what it came to; what rematches and its proof showed. A history is a tuple of trials."""
 
 from __future__ import annotations
 
@@ -54,6 +54,22 @@ class ProofFinished(Frozen):
     """One sentence: what held, or which check failed."""
     failed: tuple[str, ...] = ()
     """Names of the checks that failed; empty where the relaunch did not even train."""
+    seconds: float
+    site: Site | None = None
+    """Where it ran, if elsewhere than its tuner's `opened` says."""
+
+
+class RematchFinished(Frozen):
+    """What a finalist showed when it was measured again."""
+
+    type: Literal["rematch_finished"] = "rematch_finished"
+    number: int
+    """Of its trial."""
+    round: int
+    """From 1: each round measures all of its finalists."""
+    finalists: tuple[int, ...]
+    """The trials of the round, in the order in which they are measured."""
+    outcome: Outcome
     seconds: float
     site: Site | None = None
     """Where it ran, if elsewhere than its tuner's `opened` says."""

@@ -65,6 +65,7 @@ def document(paths: RunPaths) -> dict[str, Any]:
             [step.node, step.edge, evidence if step.evidence == "measured" else step.evidence]
             for step in record.path
         ],
+        "rematches": [entry.model_dump(mode="json", exclude={"type"}) for entry in record.rematches],
         "proofs": [proof.model_dump(mode="json", exclude={"outcome"}) for proof in record.proofs],
         "unknown": [entry.model_dump(mode="json") for entry in record.unknown],
         "tradeoffs": None if tradeoffs is None else as_data(tradeoffs),
@@ -127,7 +128,7 @@ def _print_result(run: Reported, console: Console, tradeoffs: Tradeoffs | None =
         console.print(section("Memory against speed: what nothing beats in both", [front_table(tradeoffs)]))
     if tradeoffs is not None and tradeoffs.changes:
         console.print(section("One step from the winner", [changes_table(tradeoffs)]))
-    if lines := rejected_lines(run.trials, context, winner, best.drift):
+    if lines := rejected_lines(run.trials, context, winner, best.drift, run.pairs):
         console.print(section("Rejected", lines))
     if passed_over := [skipped(entry.candidate, entry.prediction, context) for entry in record.skipped]:
         console.print(section("Passed over by prediction", passed_over))
@@ -174,7 +175,7 @@ def _print_next(lines: list[str], console: Console, title: str = "Next") -> None
 
 def _trials(record: Record, context: SearchContext) -> list[dict[str, Any]]:
     """Return each probe as it measured, its interval with the drift between the run's measurements."""
-    drift = drift_of(record.history, record.proofs, context)
+    drift = drift_of(record.history, (*record.rematches, *record.proofs), context)
     return [_trial(trial, context, drift) for trial in record.history]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -12,18 +11,20 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from autotune.candidate import Candidate
-from autotune.outcome import Lost
+from autotune.outcome import Lost, Ok
 from autotune.probe.protocol import Progress
 from autotune.reporting.tables import not_measured, trial_line, trial_table
 from autotune.run.callbacks import RunCallbacks
 from autotune.run.events import RungTraced
+from autotune.run.record import Counted
 from autotune.search.context import SearchContext
+from autotune.search.finals import Rematch
 from autotune.search.selection import Score
 from autotune.search.strategy import Done, Skip, Try
-from autotune.search.wording import PHASES, skipped
+from autotune.search.wording import PHASES, skipped, verdict
 from autotune.specs import ABSENT, ModelFacts, RunSpec
 from autotune.techniques.families import title as title_of
-from autotune.trial import History, ProofFinished, Trial
+from autotune.trial import History, ProofFinished, RematchFinished, Trial
 from autotune.units import format_bytes, format_count, format_counted, format_duration
 
 
@@ -123,8 +124,8 @@ class Terminal(RunCallbacks):
         self._now = ""
         self._plain(trial)
 
-    def lost(self, work: Literal["probe", "proof"], number: int, outcome: Lost) -> None:
-        """Print that something outside ended a probe or a proof."""
+    def lost(self, work: Counted, number: int, outcome: Lost) -> None:
+        """Print that something outside ended a probe, a rematch or a proof."""
         self._console.print(
             Text(f"{work} {number} was ended from outside: {outcome.message}", style="yellow")
         )
@@ -132,6 +133,23 @@ class Terminal(RunCallbacks):
     def searched(self, done: Done) -> None:
         """Print why the search is over."""
         self._say(f"search over: {done.why}")
+
+    def rematching(self, trial: Trial, rematch: Rematch) -> None:
+        """Print which finalist is measured again."""
+        what = f"{title_of(trial.candidate)}, micro-batch {trial.candidate.micro_batch}"
+        self._say(f"finals, round {rematch.round}: probe {trial.number} again, {what}")
+
+    def rematched(self, rematch: RematchFinished) -> None:
+        """Print where it did not train as it had before."""
+        self._now = ""
+        if not isinstance(rematch.outcome, Ok):
+            assert self._context is not None
+            said = f"probe {rematch.number} again: {verdict(rematch.outcome, self._context)}"
+            self._console.print(Text(said, style="yellow"))
+
+    def settled(self, why: str) -> None:
+        """Print what the finals showed."""
+        self._say(f"finals over: {why}")
 
     def proving(self, score: Score) -> None:
         """Print which configuration is relaunched."""

@@ -127,7 +127,7 @@ def _left(run: Reported) -> list[str]:
     record, context, parts = run.record, run.context, []
     winner, best = run.winner, run.best
     lines = (
-        rejected_lines(run.trials, context, winner, best.drift)
+        rejected_lines(run.trials, context, winner, best.drift, run.pairs)
         if context is not None and winner is not None and best is not None
         else []
     )

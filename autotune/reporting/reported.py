@@ -10,9 +10,11 @@ from autotune.run.best import Best
 from autotune.run.folder import load_spec
 from autotune.run.journal import read_record
 from autotune.run.paths import RunPaths
-from autotune.run.proof import after_proofs
+from autotune.run.proof import in_running
 from autotune.run.record import Record
 from autotune.search.context import SearchContext
+from autotune.search.finals import pairs_of
+from autotune.search.selection import Pairs
 from autotune.specs import RunSpec
 from autotune.trial import History, Trial
 
@@ -43,8 +45,15 @@ class Reported:
 
     @property
     def trials(self) -> History:
-        """The trials that are in the running, as their proofs leave them."""
-        return after_proofs(self.record.history, self.record.proofs)
+        """The trials that are in the running, as finals and proofs leave them."""
+        return in_running(self.record.history, self.record.rematches, self.record.proofs)
+
+    @property
+    def pairs(self) -> Pairs:
+        """How finalists compared in alternation."""
+        if self.context is None:
+            return {}
+        return pairs_of(self.record.history, self.record.rematches, self.context)
 
     @property
     def winner(self) -> Trial | None:

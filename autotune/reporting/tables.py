@@ -13,7 +13,7 @@ from autotune.reporting.columns import Cell, Column, FittingTable
 from autotune.search.context import SearchContext
 from autotune.search.incumbent import bound_of
 from autotune.search.path import Step
-from autotune.search.selection import score
+from autotune.search.selection import Pairs, score
 from autotune.search.space import Space
 from autotune.search.wording import detail, rejected, verdict
 from autotune.specs import DeviceSpec
@@ -180,10 +180,14 @@ def not_measured(device: DeviceSpec) -> RenderableType:
 
 
 def rejected_lines(
-    history: History, context: SearchContext, winner: Trial, drift: Drift | None = None
+    history: History,
+    context: SearchContext,
+    winner: Trial,
+    drift: Drift | None = None,
+    pairs: Pairs | None = None,
 ) -> list[str]:
     """Return what was rejected, and why."""
-    return [f"{rung}: {why}" for rung, why in rejected(history, context, winner, drift)]
+    return [f"{rung}: {why}" for rung, why in rejected(history, context, winner, drift, pairs)]
 
 
 def section(title: str, lines: Iterable[RenderableType]) -> RenderableType:

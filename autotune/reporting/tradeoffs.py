@@ -12,7 +12,7 @@ from autotune.candidate import Candidate
 from autotune.outcome import Drift
 from autotune.reporting.columns import Column, FittingTable
 from autotune.run.best import Best
-from autotune.run.proof import after_proofs
+from autotune.run.proof import in_running
 from autotune.run.record import Record
 from autotune.search.context import SearchContext
 from autotune.search.drift import drift_of
@@ -40,9 +40,11 @@ class Tradeoffs:
 
     @classmethod
     def of(cls, record: Record, context: SearchContext, best: Best | None, evidence: Evidence) -> Tradeoffs:
-        """Return what a record adds up to. A trial that was proven stands as its proof measured it."""
-        drift: Drift = drift_of(record.history, record.proofs, context)
-        proven = {trial.number: trial for trial in after_proofs(record.history, record.proofs)}
+        """Return what a record adds up to. A trial stands as its rematches measured it, or its proof."""
+        drift: Drift = drift_of(record.history, (*record.rematches, *record.proofs), context)
+        proven = {
+            trial.number: trial for trial in in_running(record.history, record.rematches, record.proofs)
+        }
         history = tuple(proven.get(trial.number, trial) for trial in record.history)
         priced = record.surveyed.priced if record.surveyed is not None else ()
         points = [

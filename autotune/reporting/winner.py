@@ -9,7 +9,7 @@ from autotune.run.best import Best
 from autotune.run.failure import holes
 from autotune.search.wording import BEST_IN, COMPARED, REASONS, SHOWN
 from autotune.techniques.families import title as title_of
-from autotune.units import format_bytes, format_count, format_duration
+from autotune.units import format_bytes, format_count, format_counted, format_duration
 
 RANKS_SHOWN = 8
 """Ranks whose peaks are shown one by one."""
@@ -58,6 +58,7 @@ def winner_rows(best: Best) -> list[tuple[str, str]]:
         ),
         *objective_rows(best),
         *([("attention", _attention(best))] if best.attention or best.attention_kernels else []),
+        *([("finals", _finals(best))] if best.finals else []),
         *([("choice", said)] if (said := choice(best)) else []),
         ("evidence", best.evidence),
     ]
@@ -120,6 +121,16 @@ def _attention(best: Best) -> str:
         return best.attention or ""
     kernels += " kernels" if len(best.attention_kernels) > 1 else " kernel"
     return f"{best.attention or 'sdpa'}, torch's {kernels} {'assumed' if best.evidence == 'predicted' else 'ran'}"
+
+
+def _finals(best: Best) -> str:
+    """Return how the winner compared with the other finalists, in alternation."""
+    said = []
+    for other in best.finals:
+        by = f"{abs(other.slower):.1%} ± {other.slower_interval:.1%} {'slower' if other.slower >= 0 else 'faster'}"
+        what = f"{title_of(other.candidate)}, micro-batch {other.candidate.micro_batch}"
+        said.append(f"{what} was {by} in {format_counted(other.rounds, 'round')}")
+    return f"measured again in alternation: {'; '.join(said)}"
 
 
 def _peaks(by_rank: tuple[int, ...]) -> str:

@@ -121,6 +121,19 @@ class Alternative(Frozen):
     """What counted against the budget."""
 
 
+class Compared(Frozen):
+    """A finalist that was measured again in alternation with the winner."""
+
+    candidate: Candidate
+    """The configuration; micro_batch counts sequences (samples) per device."""
+    slower: float
+    """By what share of the winner's time it was slower; below 0 where it was faster."""
+    slower_interval: float
+    """Half-width of its 95% interval."""
+    rounds: int
+    """In which both were measured."""
+
+
 class Best(Frozen):
     """The configuration to train with. Each key of the file has the meaning given here."""
 
@@ -160,6 +173,8 @@ class Best(Frozen):
     alternatives."""
     alternatives: tuple[Alternative, ...] = ()
     """What the objective does not tell from it: not worse by more than the intervals explain."""
+    finals: tuple[Compared, ...] = ()
+    """Finalists that were measured again in alternation with it, because probes did not tell them apart."""
     share_of_best_speed: Figure | None = None
     """Its speed over that of the fastest that fitted, as both were measured; null before it was chosen."""
     cost_per_million_tokens: Figure | None = None

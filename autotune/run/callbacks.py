@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from autotune.candidate import Candidate
 from autotune.outcome import Lost
 from autotune.probe.protocol import Progress
 from autotune.run.events import RungTraced
+from autotune.run.record import Counted
 from autotune.search.context import SearchContext
+from autotune.search.finals import Rematch
 from autotune.search.selection import Score
 from autotune.search.strategy import Done, Skip, Try
 from autotune.specs import ModelFacts
-from autotune.trial import History, ProofFinished, Trial
+from autotune.trial import History, ProofFinished, RematchFinished, Trial
 
 
 class RunCallbacks:
@@ -46,11 +47,20 @@ class RunCallbacks:
     def tried(self, trial: Trial) -> None:
         """Say what a probe came to."""
 
-    def lost(self, work: Literal["probe", "proof"], number: int, outcome: Lost) -> None:
-        """Say that something outside ended a try of a probe or a proof, which says nothing of it."""
+    def lost(self, work: Counted, number: int, outcome: Lost) -> None:
+        """Say that something outside ended a try of a probe, a rematch or a proof, which says nothing of it."""
 
     def searched(self, done: Done) -> None:
         """Say that the search is over."""
+
+    def rematching(self, trial: Trial, rematch: Rematch) -> None:
+        """Say that a finalist is measured again."""
+
+    def rematched(self, rematch: RematchFinished) -> None:
+        """Say what that came to."""
+
+    def settled(self, why: str) -> None:
+        """Say what the finals showed."""
 
     def proving(self, score: Score) -> None:
         """Say that a configuration is relaunched from its file."""

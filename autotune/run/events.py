@@ -14,10 +14,10 @@ from autotune.prediction import Prediction, Priced
 from autotune.search.path import SearchEnd, Step
 from autotune.site import Site
 from autotune.specs import DeviceSpeed, ModelFacts, RunSpec
-from autotune.trial import ProofFinished
+from autotune.trial import ProofFinished, RematchFinished
 from autotune.validation import Frozen
 
-Work = Literal["inspection", "trace", "probe", "proof"]
+Work = Literal["inspection", "trace", "probe", "rematch", "proof"]
 """What a tuner has a worker do."""
 
 
@@ -123,7 +123,7 @@ class Interrupted(Frozen):
     type: Literal["interrupted"] = "interrupted"
     work: Work
     number: int | None = None
-    """Of the probe, or of the trial under proof; None for an inspection and a trace."""
+    """Of the probe, or of the trial under rematch or proof; None for an inspection and a trace."""
     why: str
     """The signal's name (SIGINT, SIGTERM, SIGHUP), or what this machine refused, such as `disk full`."""
     time: str
@@ -160,6 +160,19 @@ class Surveyed(Frozen):
     winner: int
     """Number of the trial that it is about."""
     priced: tuple[Priced, ...]
+    time: str
+
+
+class RematchStarted(Frozen):
+    """A trial that the search could not tell from the best is about to be measured again."""
+
+    type: Literal["rematch_started"] = "rematch_started"
+    number: int
+    """Of the trial."""
+    round: int
+    """From 1."""
+    finalists: tuple[int, ...]
+    """The trials of the round, in the order in which they are measured."""
     time: str
 
 
@@ -221,6 +234,8 @@ Entry = (
     | Retried
     | Searched
     | Surveyed
+    | RematchStarted
+    | RematchFinished
     | ProofStarted
     | ProofFinished
     | Decided

@@ -30,6 +30,7 @@ from autotune.run.events import (  # fmt: skip
     Surveyed,
 )
 from autotune.run.failure import inspection_failed, stop_at_crash
+from autotune.run.finals import Finals
 from autotune.run.folder import require_same_code, require_unedited
 from autotune.run.journal import Journal, now
 from autotune.run.offers import Offering
@@ -130,10 +131,8 @@ class _Run:
         self.callbacks.inspected(inspected.facts, context, self.journal.record.history)
         done = self.search(context)
         self.callbacks.searched(done)
-        proving = Proving(
-            self.spec, self.paths, self.executor, self.site, self.callbacks, self.journal, self.finalist,
-            self.survey, self.offers,
-        )  # fmt: skip
+        shared = self.spec, self.paths, self.executor, self.site, self.callbacks, self.journal
+        proving = Proving(*shared, self.finalist, self.survey, self.offers, Finals(*shared, self.request))
         return proving.prove(context, done)
 
     @cached_property

@@ -12,14 +12,15 @@ from autotune.run.events import (
     Interrupted,
     Opened,
     ProofStarted,
+    RematchStarted,
     Retried,
     Searched,
     Started,
     Surveyed,
 )
-from autotune.run.record import Record, Tally
+from autotune.run.record import Counted, Record, Tally
 from autotune.specs import ABSENT
-from autotune.trial import TRIES, ProofFinished
+from autotune.trial import TRIES, ProofFinished, RematchFinished
 
 
 class Order:
@@ -36,8 +37,10 @@ class Order:
         """Whether a tuner is at work, as far as the lines say."""
         self._searched = False
         """Whether that tuner has ended its search."""
-        self._active: tuple[str, int] | None = None
-        """The probe or proof that it has started."""
+        self._active: tuple[Counted, int] | None = None
+        """The probe, rematch or proof that it has started."""
+        self._rematch: RematchStarted | None = None
+        """The newest."""
 
     def refusal(self, entry: Entry) -> str | None:
         """Return why no tuner writes this line here; else take it in and return None."""
@@ -66,7 +69,7 @@ class Order:
             return "no tuner was at work then"
         if isinstance(entry, Interrupted):
             return self._interrupted(entry)
-        if isinstance(entry, Finished | ProofFinished):
+        if isinstance(entry, Finished | RematchFinished | ProofFinished):
             return self._finished(entry)
         if self._active is not None:
             return f"{self._active[0]} {self._active[1]} was under way then"
@@ -74,11 +77,13 @@ class Order:
             return "the model was inspected before" if self._inspected else None
         if not self._inspected:
             return "the model was not inspected before"
-        if isinstance(entry, ProofStarted | Decided | Surveyed):
+        if isinstance(entry, RematchStarted | ProofStarted | Decided | Surveyed):
             if not self._searched:
                 return "the search was not over then"
             if isinstance(entry, Surveyed):
                 return self._surveyed(entry)
+            if isinstance(entry, RematchStarted):
+                return self._rematch_started(entry)
             return self._proof_started(entry) if isinstance(entry, ProofStarted) else self._decided(entry)
         if self._searched:
             return "the search was over then"
@@ -99,14 +104,20 @@ class Order:
             return f"probe {number} was started {TRIES} times before"
         return None
 
-    def _finished(self, entry: Finished | ProofFinished) -> str | None:
-        work = "probe" if isinstance(entry, Finished) else "proof"
+    def _finished(self, entry: Finished | RematchFinished | ProofFinished) -> str | None:
+        work: Counted = "proof"
+        if isinstance(entry, Finished):
+            work = "probe"
+        elif isinstance(entry, RematchFinished):
+            work, begun = "rematch", self._rematch
+            if begun is None or (begun.round, begun.finalists) != (entry.round, entry.finalists):
+                return "another round of rematches was under way then"
         if isinstance(entry, ProofFinished) and entry.passed and not isinstance(entry.outcome, Ok):
             return f"a proof that passed did not end with {entry.outcome.kind}"
         if self._active == (work, entry.number):
             return None
         given_up = isinstance(entry.outcome, Lost) and entry.outcome.cause == "tuner"
-        tries = self._tally.tried("probe" if work == "probe" else "proof", entry.number).tries
+        tries = self._tally.tried(work, entry.number).tries
         if self._active is None and given_up and tries >= TRIES:
             return None
         return f"{work} {entry.number} was not under way then"
@@ -126,6 +137,25 @@ class Order:
             return f"probe {entry.number} had not trained then"
         if self._tally.tried("proof", entry.number).tries >= TRIES:
             return f"the proof of probe {entry.number} was started {TRIES} times before"
+        return None
+
+    def _rematch_started(self, entry: RematchStarted) -> str | None:
+        number, done = entry.number, self._tally.rematches
+        if not all(self._trained(finalist) for finalist in {number, *entry.finalists}):
+            return "a finalist had not trained then"
+        last = done[-1] if done else None
+        begun = last is not None and last.round == entry.round
+        played = [rematch.number for rematch in done if last and rematch.round == last.round]
+        if not begun and (
+            entry.round != 1 + (last.round if last else 0) or (last and {*last.finalists} - {*played})
+        ):
+            return f"round {entry.round} of rematches was not to come then"
+        if begun and last is not None and last.finalists != entry.finalists:
+            return f"round {entry.round} of rematches was of other finalists"
+        if [one for one in entry.finalists if not (begun and one in played)][:1] != [number]:
+            return f"the rematch of probe {number} was not to come then"
+        if self._tally.tried("rematch", number).tries >= TRIES:
+            return f"the rematch of probe {number} was started {TRIES} times before"
         return None
 
     def _surveyed(self, entry: Surveyed) -> str | None:
@@ -166,7 +196,9 @@ class Order:
                 self._active = "probe", number
             case ProofStarted(number=number):
                 self._active = "proof", number
-            case Finished() | ProofFinished():
+            case RematchStarted(number=number):
+                self._active, self._rematch = ("rematch", number), entry
+            case Finished() | RematchFinished() | ProofFinished():
                 self._active = None
             case Searched():
                 self._searched = True

@@ -66,6 +66,10 @@ class RunPaths:
         """Folder of the worker that traces a rung for the memory model."""
         return self.probes / "trace"
 
+    def rematch(self, number: int, round_: int) -> Path:
+        """Folder of a numbered probe's repetition in a round of the finals: `probes/0007-final1`."""
+        return self.probes / f"{number:04d}-final{round_}"
+
     def proof(self, number: int) -> Path:
         """Folder of the proof of a numbered probe: `probes/0007-proof`."""
         return self.probes / f"{number:04d}-proof"

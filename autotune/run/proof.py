@@ -11,8 +11,9 @@ from autotune.probe.protocol import ProbeRequest
 from autotune.run.best import Best, Check, Proof
 from autotune.search.context import SearchContext
 from autotune.search.drift import drift_of
+from autotune.search.finals import after_finals, pairs_of
 from autotune.search.selection import Score, rank, throughput
-from autotune.trial import History, ProofFinished
+from autotune.trial import History, ProofFinished, RematchFinished
 from autotune.units import MIB, format_bytes, format_count, format_counted, format_duration
 
 SPEED = "tokens per second"
@@ -124,11 +125,22 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
 
 
 def standing(
-    history: History, proofs: Sequence[ProofFinished], context: SearchContext
+    history: History,
+    proofs: Sequence[ProofFinished],
+    context: SearchContext,
+    rematches: Sequence[RematchFinished] = (),
 ) -> tuple[list[Score], Drift]:
     """Return what is still in the running, best first, and the drift between measurements."""
-    drift = drift_of(history, proofs, context)
-    return rank(after_proofs(history, proofs), context, drift), drift
+    drift = drift_of(history, (*rematches, *proofs), context)
+    running = in_running(history, rematches, proofs)
+    return rank(running, context, drift, pairs_of(running, rematches, context)), drift
+
+
+def in_running(
+    history: History, rematches: Sequence[RematchFinished], proofs: Iterable[ProofFinished]
+) -> History:
+    """Return the trials still in the running, as finals and proofs leave them."""
+    return after_proofs(after_finals(history, rematches), proofs)
 
 
 def after_proofs(history: History, proofs: Iterable[ProofFinished]) -> History:

@@ -15,10 +15,11 @@ from autotune.run.callbacks import RunCallbacks
 from autotune.run.disk_use import written_bytes
 from autotune.run.events import Decided, Offer, ProofStarted
 from autotune.run.failure import holes, lost_with_tuner, no_winner, proofs_crashed
+from autotune.run.finals import Finals
 from autotune.run.journal import Journal, now
 from autotune.run.paths import RunPaths
 from autotune.run.proof import judge, proof_request, standing
-from autotune.run.write_best import chosen
+from autotune.run.write_best import chosen, compared
 from autotune.search.context import SearchContext
 from autotune.search.selection import Choice, Score, choose, rank
 from autotune.search.strategy import Done
@@ -43,6 +44,7 @@ class Proving:
         finalist: Callable[[Score, Drift], Best],
         survey: Callable[[Score], None],
         offers: Callable[[Done], tuple[Offer, ...]],
+        finals: Finals,
     ) -> None:
         self.spec = spec
         self.paths = paths
@@ -56,6 +58,8 @@ class Proving:
         """Journals what is predicted around the winner, before the decision is."""
         self.offers = offers
         """Returns what would fit by consent alone."""
+        self.finals = finals
+        """Settle what the search left open; again after a proof that did not show what was recorded."""
 
     def prove(self, context: SearchContext, done: Done) -> Best:
         """Relaunch the best from its emitted file; where that does not hold, what is then the best."""
@@ -69,7 +73,7 @@ class Proving:
             raise error
         if self.site.device.evidence != "measured":
             return self.emit_unproven(context)
-        while (remaining := self.standing(context))[0]:
+        while (remaining := self.settled(context))[0]:
             held = [proof.number for proof in self.journal.record.proofs if proof.passed]
             choice = choose(remaining[0], held, context.goal.objective)
             if choice.by == "proof" or self.held(choice.winner):
@@ -85,13 +89,18 @@ class Proving:
             f"work, repeat on a quiet one or allow more with --speed-tolerance{hole and f'. And {hole}'}"
         )
 
+    def settled(self, context: SearchContext) -> tuple[list[Score], Drift]:
+        """Return the same as `standing`, once the finals are over."""
+        self.finals.play(context)
+        return self.standing(context)
+
     def standing(
         self, context: SearchContext, before: ProofFinished | None = None
     ) -> tuple[list[Score], Drift]:
         """Return what is in the running, best first, and the drift between measurements; as it was `before` a proof."""
         record = self.journal.record
         proofs = record.proofs if before is None else record.proofs[: record.proofs.index(before)]
-        return standing(record.history, proofs, context)
+        return standing(record.history, proofs, context, record.rematches)
 
     def held(self, score: Score) -> bool:
         """Tell whether a trial's proof held."""
@@ -177,6 +186,7 @@ class Proving:
             update={
                 "proof": proof.model_copy(update={"passed": True, "why": proved.why}),
                 "unknown": record.unknown,
+                "finals": compared(choice.winner, self.standing(context)[0]),
             }
         )
         self.write(self.paths.best, best)

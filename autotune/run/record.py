@@ -18,6 +18,7 @@ from autotune.run.events import (
     Interrupted,
     Opened,
     ProofStarted,
+    RematchStarted,
     Retried,
     RungTraced,
     Searched,
@@ -28,8 +29,11 @@ from autotune.run.events import (
 from autotune.search.path import Step
 from autotune.site import Site
 from autotune.techniques.families import title as title_of
-from autotune.trial import TRIES, History, ProofFinished, Trial
+from autotune.trial import TRIES, History, ProofFinished, RematchFinished, Trial
 from autotune.validation import Frozen
+
+Counted = Literal["probe", "rematch", "proof"]
+"""Work that is tried several times where something outside ends it."""
 
 
 class Unknown(Frozen):
@@ -51,7 +55,7 @@ class Unknown(Frozen):
 
 @dataclass
 class _Tried:
-    """What the lines about one probe add up to, or about the proofs of one trial."""
+    """What the lines about one probe add up to, or about the rematches or proofs of one trial."""
 
     tries: int = 0
     """Starts since the last verdict that counts, without those that the tuner saw interrupted."""
@@ -85,6 +89,8 @@ class Tally:
         """Those without a verdict."""
         self.proofs: list[ProofFinished] = []
         """The proofs with a verdict, in order."""
+        self.rematches: list[RematchFinished] = []
+        """The rematches with a verdict, in order."""
         self.decided: Decided | None = None
         """The end of the run, once reached, unless what was lost is tried again since."""
         self._tried: dict[tuple[str, int], _Tried] = {}
@@ -98,7 +104,9 @@ class Tally:
                 self.pending[number] = entry
             case ProofStarted(number=number):
                 self._of("proof", number).start()
-            case Interrupted(work="probe" | "proof", number=int(number)):
+            case RematchStarted(number=number):
+                self._of("rematch", number).start()
+            case Interrupted(work="probe" | "rematch" | "proof", number=int(number)):
                 self._tried[entry.work, number].interrupt()
             case Finished(number=number, outcome=outcome):
                 if self._tried["probe", number].settles(outcome):
@@ -107,6 +115,9 @@ class Tally:
             case ProofFinished(number=number, outcome=outcome):
                 if self._tried["proof", number].settles(outcome):
                     self.proofs.append(entry)
+            case RematchFinished(number=number, outcome=outcome):
+                if self._tried["rematch", number].settles(outcome):
+                    self.rematches.append(entry)
             case Retried(probes=probes, proofs=proofs):
                 self.pending |= {number: self.probes[number][0] for number in probes}
                 self.probes |= {number: (self.probes[number][0], None) for number in probes}
@@ -117,8 +128,8 @@ class Tally:
             case Decided():
                 self.decided = entry
 
-    def tried(self, work: Literal["probe", "proof"], number: int) -> _Tried:
-        """Return how often a probe or a proof without a verdict was tried."""
+    def tried(self, work: Counted, number: int) -> _Tried:
+        """Return how often a probe, a rematch or a proof without a verdict was tried."""
         return self._tried.get((work, number), _Tried())
 
     def in_order(self) -> tuple[Started, ...]:
@@ -164,7 +175,7 @@ class Record:
         return self._tally.probes.get(number, (None, None))[1]
 
     def site(self, number: int) -> Site | None:
-        """Return where a trial was measured: by its proof, whose speed replaces the probe's, else by its probe.
+        """Return where a trial was measured last: by its probe, or a rematch or a proof, whose speed replaces it.
 
         None while it has no verdict.
         """
@@ -175,6 +186,8 @@ class Record:
                 case Opened(site=here):
                     opened = here
                 case Finished(number=of, site=elsewhere) if of == number:
+                    found = elsewhere or opened
+                case RematchFinished(number=of, outcome=Ok(), site=elsewhere) if of == number:
                     found = elsewhere or opened
                 case ProofFinished(number=of, outcome=Ok(), site=elsewhere) if of == number:
                     found = elsewhere or opened
@@ -219,6 +232,11 @@ class Record:
         return tuple(self._tally.proofs)
 
     @property
+    def rematches(self) -> tuple[RematchFinished, ...]:
+        """All rematches of the finals that have their verdict, in order."""
+        return tuple(self._tally.rematches)
+
+    @property
     def unknown(self) -> tuple[Unknown, ...]:
         """The holes in the search, in the order of their numbers."""
         trials = {trial.number: trial for trial in self.history}
@@ -239,12 +257,12 @@ class Record:
         """The end of the run, once reached, unless what was lost is tried again since."""
         return self._tally.decided
 
-    def tries(self, work: Literal["probe", "proof"], number: int) -> int:
-        """Return how often a probe or a proof without a verdict was tried; interruptions do not count."""
+    def tries(self, work: Counted, number: int) -> int:
+        """Return how often a probe, a rematch or a proof without a verdict was tried; interruptions do not count."""
         return self._tally.tried(work, number).tries
 
-    def is_under_way(self, work: Literal["probe", "proof"], number: int) -> bool:
-        """Tell whether a probe or a proof was started, and neither finished nor interrupted."""
+    def is_under_way(self, work: Counted, number: int) -> bool:
+        """Tell whether a probe, a rematch or a proof was started, and neither finished nor interrupted."""
         return self._tally.tried(work, number).under_way
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from autotune.run.events import Asked, Opened, ProofStarted, Started
+from autotune.run.events import Asked, Opened, ProofStarted, RematchStarted, Started
 from autotune.run.record import Record
 from autotune.techniques.families import title as title_of
 from autotune.units import format_duration
@@ -22,6 +22,8 @@ def under_way(record: Record, now: datetime | None = None) -> str:
         case [Started(number=number, candidate=candidate, time=time)]:
             size = candidate.micro_batch
             return f"probe {number}, {title_of(candidate)}, micro-batch {size}, for {since(time)}"
+        case [RematchStarted(number=number, round=round_, time=time)]:
+            return f"measuring probe {number} again, in round {round_} of the finals, for {since(time)}"
         case [ProofStarted(number=number, time=time)]:
             return f"proof of probe {number}, for {since(time)}"
         case [Opened(time=time)] if record.inspection is None:

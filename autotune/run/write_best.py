@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.outcome import Drift, Ok
 from autotune.probe.folder import write_atomically
-from autotune.run.best import Alternative, Best, BestDevice, Figure
+from autotune.run.best import Alternative, Best, BestDevice, Compared, Figure
 from autotune.run.journal import now
 from autotune.search.price import cost_per_million_tokens, joules_per_token
 from autotune.search.selection import Choice, Score, mfu
@@ -104,6 +104,18 @@ def chosen(best: Best, choice: Choice) -> Best:
     return best.model_copy(
         update={"chosen_by": choice.by, "alternatives": alternatives, "share_of_best_speed": share}
     )
+
+
+def compared(winner: Score, scores: Iterable[Score]) -> tuple[Compared, ...]:
+    """Return how a winner compared in the finals with each of these that was in them too."""
+    return tuple(
+        Compared(
+            candidate=score.trial.candidate, slower=paired.share, slower_interval=paired.half_width,
+            rounds=paired.rounds,
+        )
+        for score in scores
+        if (paired := winner.against(score)) is not None
+    )  # fmt: skip
 
 
 def _figure(found: tuple[float, float] | None) -> Figure | None:

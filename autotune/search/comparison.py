@@ -27,6 +27,18 @@ class Joules:
     """Of its 95% interval."""
 
 
+@dataclass(frozen=True)
+class Paired:
+    """How two configurations compared that were measured in alternation."""
+
+    share: float
+    """Logarithm of the other's time over the one's: about the share by which the one is faster."""
+    half_width: float
+    """Of its 95% interval."""
+    rounds: int
+    """In which both were measured."""
+
+
 class Rated(Protocol):
     """What is known of a configuration at the target global batch."""
 
@@ -55,6 +67,10 @@ class Rated(Protocol):
         """Whether a probe said so, and not the models of memory and speed."""
         ...
 
+    def against(self, other: object) -> Paired | None:
+        """Return how it compared with another in alternation; None where they were not measured so."""
+        ...
+
 
 _Rated = TypeVar("_Rated", bound=Rated)
 
@@ -62,14 +78,24 @@ _Rated = TypeVar("_Rated", bound=Rated)
 def apart(one: Rated, other: Rated) -> float:
     """Return the half-width (seconds) of the 95% interval of the difference; 0 unless both were measured.
 
+    What was measured in alternation has the interval of the rounds.
     Predictions come from one formula, so the same candidates always compare alike: what is predicted decides.
     """
+    if (paired := one.against(other)) is not None:
+        return one.seconds * paired.half_width
     return math.hypot(one.half_width, other.half_width) if one.measured and other.measured else 0.0
+
+
+def lead(one: Rated, other: Rated) -> float:
+    """Return the seconds by which the first is faster: by the rounds that both were measured in, if there are any."""
+    if (paired := one.against(other)) is not None:
+        return one.seconds * paired.share
+    return other.seconds - one.seconds
 
 
 def is_faster(one: Rated, other: Rated) -> bool:
     """Tell whether the first is faster by more than both intervals explain."""
-    return other.seconds - one.seconds > apart(one, other)
+    return lead(one, other) > apart(one, other)
 
 
 def is_better(one: Rated, other: Rated, objective: Objective) -> bool:
@@ -119,5 +145,10 @@ def fast_enough(rated: Sequence[_Rated], objective: Objective) -> list[_Rated]:
 
 
 def undominated(rated: Sequence[_Rated], objective: Objective) -> list[_Rated]:
-    """Return those that no other is known to be better than, in their order."""
-    return [entry for entry in rated if not any(is_better(other, entry, objective) for other in rated)]
+    """Return those that no other is known to be better than, in their order.
+
+    Pairs that were measured in alternation need not agree with each other: where each has one that is better, it is the
+    one whose step takes least time.
+    """
+    found = [entry for entry in rated if not any(is_better(other, entry, objective) for other in rated)]
+    return found or ([min(rated, key=lambda entry: entry.seconds)] if rated else [])

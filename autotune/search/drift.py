@@ -2,7 +2,7 @@
 
 The steps of a probe share whatever the machine is like in these seconds (its clock, its neighbours, where its memory
 came to lie), so their interval says nothing about a probe a minute later. What a run recorded tells of that: the first
-half of each measurement against its second, and each proof against the probe that it repeats.
+half of each measurement against its second, and each rematch and proof against the probe that it repeats.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from autotune.confidence import t_quantile
 from autotune.outcome import Drift, Ok
 from autotune.search.context import SearchContext
-from autotune.trial import History, ProofFinished
+from autotune.trial import History, ProofFinished, RematchFinished
 
 FLOOR = 0.02
 """Half-width of the 95% interval of one measurement on a quiet machine, as a share: what is taken before a run has
@@ -25,7 +25,9 @@ PRIOR_WEIGHT = 4
 """Comparisons that FLOOR counts as much as: a run that shows more drift is believed after a few probes."""
 
 
-def drift_of(history: History, proofs: Iterable[ProofFinished], context: SearchContext) -> Drift:
+def drift_of(
+    history: History, again: Iterable[ProofFinished | RematchFinished], context: SearchContext
+) -> Drift:
     """Return the drift between measurements in a run, from all that it measured.
 
     A comparison of two measurements estimates the variance of one: half the square of the logarithm of their ratio.
@@ -34,7 +36,7 @@ def drift_of(history: History, proofs: Iterable[ProofFinished], context: SearchC
     halves = [value for trial in history if (value := _between_halves(trial.outcome)) is not None]
     repeats: list[float] = []
     trials = {trial.number: trial for trial in history}
-    for proof in proofs:
+    for proof in again:
         if (value := _between_halves(proof.outcome)) is not None:
             halves.append(value)
         trial = trials.get(proof.number)
@@ -43,9 +45,9 @@ def drift_of(history: History, proofs: Iterable[ProofFinished], context: SearchC
         if trial.outcome.timing is None or proof.outcome.timing is None:
             continue
         steps = context.batches(trial.candidate).accumulation(trial.candidate.micro_batch).steps
-        first, again = (timing.global_step(steps) for timing in (trial.outcome.timing, proof.outcome.timing))
-        if first > 0 and again > 0:
-            repeats.append(math.log(again / first) ** 2 / 2)
+        first, second = (timing.global_step(steps) for timing in (trial.outcome.timing, proof.outcome.timing))
+        if first > 0 and second > 0:
+            repeats.append(math.log(second / first) ** 2 / 2)
     count = PRIOR_WEIGHT + len(halves) + len(repeats)
     seen = max(0.0, math.fsum(halves)) + math.fsum(repeats)
     deviation = math.sqrt((PRIOR_WEIGHT * (FLOOR / t_quantile(PRIOR_WEIGHT)) ** 2 + seen) / count)

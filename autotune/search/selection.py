@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from autotune.accumulation import Accumulation
 from autotune.objective import Objective
 from autotune.outcome import ChosenBy, Drift, Ok, Oom, StepTiming
 from autotune.search.comparison import (
     Joules,
+    Paired,
     apart,
     fast_enough,
     is_faster,
@@ -23,6 +24,8 @@ from autotune.specs import ModelFacts
 from autotune.timing.calibration import SpeedCalibration, SpeedSample
 from autotune.trial import History, Trial
 
+Pairs = Mapping[int, Mapping[int, Paired]]
+"""How trials compared in alternation, by the numbers of the one and the other."""
 SPEED = Objective()
 """Tokens per second, which decides unless a run asks for something else."""
 
@@ -46,6 +49,8 @@ class Score:
 
     joules: Joules | None = None
     """Of a whole global step, on all devices; None where they were not measured."""
+    pairs: Mapping[int, Paired] = field(default_factory=dict)
+    """How it compared with other trials in alternation, by their numbers."""
 
     @property
     def peak(self) -> int:
@@ -59,6 +64,10 @@ class Score:
         assert isinstance(self.trial.outcome, Ok)
         assert self.trial.outcome.timing is not None
         return self.trial.outcome.timing.last_micro_step.count > 0
+
+    def against(self, other: object) -> Paired | None:
+        """Return how it compared with another trial in alternation."""
+        return self.pairs.get(other.trial.number) if isinstance(other, Score) else None
 
     def apart(self, other: Score) -> float:
         """Return the half-width (seconds) of the 95% interval of the difference; 0 between predictions."""
@@ -112,14 +121,16 @@ def throughput(
     return seconds, speed, speed * math.hypot(share, drift.share if drift and measured else 0.0)
 
 
-def rank(history: History, context: SearchContext, drift: Drift | None = None) -> list[Score]:
+def rank(
+    history: History, context: SearchContext, drift: Drift | None = None, pairs: Pairs | None = None
+) -> list[Score]:
     """Return every trial that leaves the headroom free and whose speed was measured, best by the objective first.
 
     The fastest is the one whose global step takes least time, not the one with most tokens a second: tokens
     beyond the target were not asked for. First come those that no other is known to be better than, beyond what their
     intervals explain, then those that only these are better than, and so on. Among those that cannot be told apart the
     order is that of `chosen_by`. What is too slow for the objective comes last, the fastest first. `drift` is the
-    run's; where it is not given, it is told from the history.
+    run's; where it is not given, it is told from the history. `pairs` are what finals showed.
     """
     objective = context.goal.objective
     fitting = [
@@ -132,7 +143,15 @@ def rank(history: History, context: SearchContext, drift: Drift | None = None) -
     ]
     drift = drift or drift_of(history, (), context)
     expected = _expected(history, context)
-    scores = [replace(score(trial, context, drift), expected=expected.get(trial.number)) for trial in fitting]
+    known = pairs or {}
+    scores = [
+        replace(
+            score(trial, context, drift),
+            expected=expected.get(trial.number),
+            pairs=known.get(trial.number, {}),
+        )
+        for trial in fitting
+    ]
     enough = fast_enough(scores, objective)
     chosen_among = {id(entry) for entry in enough}
     too_slow = [entry for entry in scores if id(entry) not in chosen_among]

@@ -6,10 +6,10 @@ from autotune.candidate import Candidate
 from autotune.objective import Objective, ObjectiveName
 from autotune.outcome import Crash, Drift, Lost, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
 from autotune.prediction import Prediction
-from autotune.search.comparison import fast_enough, is_better
+from autotune.search.comparison import fast_enough, is_better, lead
 from autotune.search.context import SearchContext
 from autotune.search.incumbent import Bound, bound_of
-from autotune.search.selection import Score, rank
+from autotune.search.selection import Pairs, Score, rank
 from autotune.techniques.families import title as title_of
 from autotune.trial import History, Trial
 from autotune.units import format_bytes, format_duration, format_slowdown
@@ -69,13 +69,17 @@ def detail(outcome: Outcome) -> str:
 
 
 def rejected(
-    history: History, context: SearchContext, winner: Trial, drift: Drift | None = None
+    history: History,
+    context: SearchContext,
+    winner: Trial,
+    drift: Drift | None = None,
+    pairs: Pairs | None = None,
 ) -> list[tuple[str, str]]:
     """Return each rung other than the winner's, and each larger micro-batch of its own, with why it lost.
 
     What the objective does not tell from the winner is called so: it lost nothing.
     """
-    scores, objective = rank(history, context, drift), context.goal.objective
+    scores, objective = rank(history, context, drift, pairs), context.goal.objective
     enough = {id(entry) for entry in fast_enough(scores, objective)}
     best = next((s for s in scores if s.trial == winner), None)
     reasons: list[tuple[str, str]] = []
@@ -151,7 +155,7 @@ def _at_least(bound: Bound, best: Score) -> str:
 
 
 def _slower(score: Score, best: Score) -> str:
-    share, noise = score.seconds / best.seconds - 1, score.apart(best) / best.seconds
+    share, noise = lead(best, score) / best.seconds, best.apart(score) / best.seconds
     size = f"micro-batch {score.trial.candidate.micro_batch}"
     if share and abs(share) <= noise:
         measured = format_slowdown(share) if share > 0 else f"{-share:.1%} faster"
