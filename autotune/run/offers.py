@@ -14,6 +14,7 @@ from autotune.search.context import SearchContext
 from autotune.search.graph_walk import edge_of
 from autotune.search.strategy import Done
 from autotune.search.wording import expected
+from autotune.specs import ModelFacts
 from autotune.techniques.check import Refusal
 from autotune.techniques.consent import BY_CONSENT, ByConsent, leaves_alone
 from autotune.techniques.families import title as title_of
@@ -56,7 +57,8 @@ class Offering:
         # What is predicted is no surer for predictions that agree with it.
         rungs = self._leanest_first(done, history, history if measured else ())
         found = list(self._placed(rungs))
-        reasons = self._trace([candidate for _, candidate, refused in found if refused is None])
+        reasons = self._hopeless([candidate for _, candidate, _ in found])
+        reasons |= self._trace([one for _, one, refused in found if refused is None and one not in reasons])
         offers = []
         for one, candidate, refused in found:
             prediction = None
@@ -106,6 +108,17 @@ class Offering:
                     yield one, candidate, refused
                 break
 
+    def _hopeless(self, candidates: Sequence[Candidate]) -> dict[Candidate, str]:
+        """Return why some need no trace: what has to be on the device at once is more than there is."""
+        if self._predictions is None or self._context.model is None:
+            return {}
+        least = {one: _least_bytes(one, self._context.model) for one in candidates}
+        return {
+            one: f"weights{' and gradients' if one.adapters == 'none' else ''} alone take {format_bytes(bytes_)}"
+            for one, bytes_ in least.items()
+            if bytes_ > self._context.usable
+        }
+
     def _trace(self, candidates: Sequence[Candidate]) -> dict[Candidate, str]:
         """Trace what is not known, in bounded time; return why there is no trace of some."""
         if self._predictions is None:
@@ -124,6 +137,22 @@ class Offering:
 
     def _smallest(self, rung: Candidate) -> Candidate:
         return rung.at(self._context.batches(rung).above(0) or 1)
+
+
+def _least_bytes(candidate: Candidate, facts: ModelFacts) -> int:
+    """Return the bytes of weights and gradients that one device surely holds at once; 0 where that is not plain."""
+    whole = candidate.sharding in {"none", "ddp", "zero1"} and candidate.tensor_parallel == 1
+    if (
+        not whole
+        or candidate.engine != "torch"
+        or candidate.offload == "full"
+        or candidate.adapters == "qlora"
+    ):
+        return 0
+    gradients = 0 if candidate.adapters != "none" else facts.trainable_parameters
+    if candidate.offload == "gradients" or candidate.optimizer_in_backward:
+        gradients = 0
+    return (2 if candidate.precision == "bf16-pure" else 4) * (facts.parameters + gradients)
 
 
 def fits(offer: Offer, context: SearchContext) -> bool:

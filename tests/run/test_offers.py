@@ -7,18 +7,20 @@ from rich.console import Console
 
 from autotune.candidate import Candidate
 from autotune.errors import NothingFits, NothingTrained, ProbeError
-from autotune.outcome import NonFinite
+from autotune.outcome import NonFinite, Oom
+from autotune.probe.protocol import Inspection
 from autotune.reporting.document import document, print_report
 from autotune.run.folder import create_run
 from autotune.run.journal import read_record
 from autotune.run.loop import tune
 from autotune.run.offers import SECONDS
+from autotune.search.shipped import load_space
 from autotune.site import MachineFacts
 from autotune.techniques.consent import BY_CONSENT, changing
 from autotune.testing.arithmetic import Arithmetic, timeline
 from autotune.tracing.client import Trace
 from autotune.units import MIB
-from tests.fakes.executor import ArithmeticExecutor
+from tests.fakes.executor import FACTS, ArithmeticExecutor
 from tests.fakes.runs import make_spec
 
 HEAVY = Arithmetic(budget=1000, weights=600, activations=2000, checkpointed=1100).in_units(16 * MIB)
@@ -54,8 +56,10 @@ class Tracing:
         }
 
 
-def end(tmp_path, tracer, packages=PACKAGES, limits=None, answer=HEAVY.outcome, **spec):
-    executor = ArithmeticExecutor(HEAVY)
+def end(tmp_path, tracer, packages=PACKAGES, limits=None, answer=HEAVY.outcome, parameters=10, **spec):
+    executor = ArithmeticExecutor(HEAVY, room=10**12)
+    counts = {"parameters": parameters, "trainable_parameters": parameters}
+    executor.inspection = Inspection(facts=FACTS.model_copy(update=counts))
     executor.answer = answer
     executor.site = executor.site.model_copy(update={"machine": MachineFacts(packages=packages)})
     made = make_spec(**(limits or {})).model_copy(update=spec)
@@ -91,6 +95,25 @@ def test_pricing_is_one_short_call_for_few_traces(tmp_path):
     assert len(traced) <= len(BY_CONSENT)
     assert {one.micro_batch for one in traced} == {1}
     assert timeout <= SECONDS
+
+
+def test_weights_that_do_not_fit_alone_need_no_trace(tmp_path):
+    """5e9 parameters take 20 GB in fp32, and in bf16 10 GB and their gradients as much: 16.8 GB are there."""
+    space = {**load_space("minimal").model_dump(mode="json")}
+    space["axes"]["offload"] = ["none"]
+    space["constraints"] = []
+    space["graph"]["nodes"].pop("offload")
+    space["graph"]["nodes"]["checkpointing"]["next"].pop("oom")
+    tracer = Tracing("lora", "qlora")
+    error, offers, _ = end(tmp_path, tracer, parameters=5 * 10**9, space=space, answer=without_room)
+    assert error.would_fit == ("qlora",)
+    ((traced, _),) = tracer.offered
+    assert [one.adapters for one in traced] == ["qlora"]
+    assert {name for name, offer in offers.items() if offer.reason} == set(offers) - {"qlora"}
+
+
+def without_room(candidate: Candidate) -> Oom:
+    return Oom(phase="backward", requested=2 * HEAVY.budget, free=HEAVY.budget)
 
 
 def test_what_comes_nearest_is_named_where_nothing_would_fit_either(tmp_path):
