@@ -189,7 +189,7 @@ class Limits(ProofLimits):
     """Time that the training is to take, at least: what would not save its own probe in it is not probed (by the
     strategy `guided`)."""
     time_budget: Seconds | None = None
-    """Time for all probes together; the search ends when it is spent, the proof still runs."""
+    """Time for all probes together; the search ends when it is spent, finals and proof still run."""
     probe_timeout: Seconds = 600.0
     """Time after which a probe is killed."""
     sample_time: Seconds = 12.0

@@ -54,6 +54,7 @@ from autotune.search.strategies import STRATEGIES
 from autotune.specs import DeviceSpec, RunSpec
 from autotune.testing.arithmetic import Arithmetic
 from autotune.testing.grids import arithmetic_lines, write_grid
+from autotune.trial import RematchFinished
 from autotune.units import MIB
 from benchmarks.grid_oracle import Oracle, told
 from benchmarks.peer_searches import PEERS, Peer, Tried
@@ -191,12 +192,12 @@ def run_of(oracle: Oracle, strategy: StrategyName, folder: Path) -> Result:
 
 
 def account(run: Record, inspection: float) -> tuple[float, tuple[Tried, ...]]:
-    """Return a run's seconds, and when each of its probes ended: inspection, traces and probes one after the other."""
+    """Return a run's seconds, and when each of its probes ended: inspection, traces, probes, finals, in order."""
     elapsed, tried = inspection, []
     trials = {trial.number: trial for trial in run.history}
     for entry in run.entries:
         match entry:
-            case RungTraced(seconds=seconds):
+            case RungTraced(seconds=seconds) | RematchFinished(seconds=seconds):
                 elapsed += seconds
             case Finished(number=number, seconds=seconds):
                 elapsed += seconds

@@ -78,8 +78,9 @@ class LiveSession(ReplaySession):
 
 
 def speed_of(candidate: Candidate, outcome: Outcome, context: SearchContext) -> float:
-    """Return tokens per second at the global batch; 0 for what did not train."""
-    return target_speed(candidate, outcome, context) if isinstance(outcome, Ok) else 0.0
+    """Return tokens per second at the global batch; 0 for what did not train, or ended before its speed was known."""
+    known = isinstance(outcome, Ok) and outcome.timing is not None
+    return target_speed(candidate, outcome, context) if known else 0.0
 
 
 def ours(definition: Definition, header: GridHeader, folder: Path) -> Result:

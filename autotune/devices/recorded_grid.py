@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
 from autotune.bounds import Duration, Steps
 from autotune.candidate import Candidate
@@ -101,6 +101,13 @@ class GridPoint(Frozen):
     variables: dict[str, str] = Field(default_factory=dict)
     """Environment variables that the executor set for the probe."""
     conditions: Conditions
+
+    @field_validator("outcome")
+    @classmethod
+    def _is_measured_to_the_end(cls, value: Outcome) -> Outcome:
+        if isinstance(value, Ok) and value.timing is None:
+            raise ValueError("it ended before its speed was known, so it can answer for no probe")
+        return value
 
 
 class GridTrace(Frozen):

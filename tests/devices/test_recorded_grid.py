@@ -5,6 +5,7 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.devices.recorded_grid import GridEquals, GridPoint, append_line, read_grid
 from autotune.errors import InputError
+from autotune.racing import SpeedBound
 from autotune.search.shipped import load_space
 from autotune.testing.arithmetic import Arithmetic, ok
 from autotune.testing.grids import CONDITIONS, NAME, arithmetic_lines, write_grid
@@ -69,3 +70,12 @@ def test_damage_is_told_with_its_line(file):
     file.write_text("")
     with pytest.raises(InputError, match="empty"):
         read_grid(file)
+
+
+def test_a_trial_that_ended_before_its_speed_was_known_is_no_point():
+    slow = SpeedBound(seconds=9.0, fastest=9.5, share=0.05, beaten_by=5.0, steps=1)
+    with pytest.raises(ValueError, match="it can answer for no probe"):
+        GridPoint(
+            candidate=Candidate(), accumulation_steps=16, seconds=1.0, conditions=CONDITIONS,
+            outcome=ok(5).model_copy(update={"timing": None, "bound": slow}),
+        )  # fmt: skip
