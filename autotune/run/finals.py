@@ -43,7 +43,8 @@ class Finals:
         self.journal = journal
         self.request = request
         """Returns the request for a candidate at the run's goal."""
-        self._said = ""
+        self._told: int | None = None
+        """After how many rematches it was said what the finals showed."""
 
     def play(self, context: SearchContext) -> None:
         """Measure finalists again until nothing is left to settle.
@@ -54,9 +55,9 @@ class Finals:
             return
         while isinstance(following := self.following(context), Rematch):
             self.measure(following)
-        if following.why != self._said:
+        if following.why and self._told != len(self.journal.record.rematches):
             self.callbacks.settled(following.why)
-            self._said = following.why
+            self._told = len(self.journal.record.rematches)
 
     def following(self, context: SearchContext) -> Rematch | Settled:
         """Return what is to be measured again, or what the finals showed."""

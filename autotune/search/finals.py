@@ -103,12 +103,13 @@ def next_rematch(
     trials = [leader.trial, *others[: MOST - 1]]
     if not others:
         return Settled(_result(scores, rematches, ""))
-    cost = sum(trial.seconds for trial in trials) * (1 if rematches else LEAST)
-    left = SHARE * probe_seconds - sum(rematch.seconds for rematch in rematches)
     if round_ >= ROUNDS:
         return Settled(_result(scores, rematches, f"no more than {ROUNDS} rounds are made"))
-    if cost > left:
-        why = f"another round takes about {format_duration(cost)}, and {format_duration(max(0.0, left))} are left"
+    left = SHARE * probe_seconds - sum(rematch.seconds for rematch in rematches)
+    while len(trials) > 2 and _cost(trials, leader) > left:
+        trials.pop()
+    if (cost := _cost(trials, leader)) > left:
+        why = f"to measure again takes about {format_duration(cost)}, and {format_duration(max(0.0, left))} are left"
         return Settled(_result(scores, rematches, f"{why} of {SHARE:.0%} of the probes' time"))
     numbers = [trial.number for trial in trials]
     before = rematches[-1].finalists if rematches else ()
@@ -213,6 +214,13 @@ def _is_open(leader: Score, other: Score, front: bool) -> bool:
     return abs(paired.share) <= paired.half_width and abs(paired.share) + paired.half_width > MARGIN
 
 
+def _cost(trials: Sequence[Trial], leader: Score) -> float:
+    """Return the seconds of as many rounds of these as it takes for a difference from the first to decide."""
+    paired = [leader.pairs.get(trial.number) for trial in trials[1:]]
+    rounds = max(LEAST - (pair.rounds if pair else 0) for pair in paired)
+    return max(1, rounds) * sum(trial.seconds for trial in trials)
+
+
 def _early(running: History, context: SearchContext) -> list[Trial]:
     """Return the trials that ended early and fit."""
     return [
@@ -236,10 +244,13 @@ def _result(scores: Sequence[Score], rematches: Sequence[RematchFinished], spent
     front = fastest(scores)
     leader = min(front, key=lambda score: score.seconds)
     said = []
+    unmeasured = [
+        other
+        for other in scores
+        if other is not leader and leader.against(other) is None and _is_open(leader, other, other in front)
+    ]
     for other in scores:
         if (paired := leader.against(other)) is None:
-            if spent and _is_open(leader, other, other in front):
-                said.append(f"{_named(leader)} and {_named(other)} could not be told apart: {spent}")
             continue
         by = f"{abs(paired.share):.1%} ± {paired.half_width:.1%}"
         rounds = f"in {format_counted(paired.rounds, 'round')}"
@@ -253,6 +264,9 @@ def _result(scores: Sequence[Score], rematches: Sequence[RematchFinished], spent
             said.append(
                 f"{_named(leader)} and {_named(other)} could not be told apart {rounds} ({by}): {why}"
             )
+    if spent and unmeasured:
+        others = _named(unmeasured[0]) if len(unmeasured) == 1 else f"{len(unmeasured)} others"
+        said.append(f"{_named(leader)} and {others} could not be told apart: {spent}")
     fallen = [rematch for rematch in rematches if not isinstance(rematch.outcome, Ok)]
     said += [
         f"probe {rematch.number} ended in {rematch.outcome.kind} when measured again" for rematch in fallen

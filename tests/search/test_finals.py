@@ -115,7 +115,10 @@ def test_finals_take_at_most_half_of_the_time_that_probes_took(context):
     rounds = LEAST * 2 * 1.0  # two trials of a second each
     assert isinstance(move(NEAR, (), context, probe_seconds=2 * rounds), Rematch)
     short = move(NEAR, (), context, probe_seconds=2 * rounds - 0.1)
-    assert "could not be told apart: another round takes about" in short.why
+    assert (
+        "could not be told apart: to measure again takes about 4.00 s, and 3.95 s are left of 50%"
+        in short.why
+    )
     draws = {1: [10.0, 12.0, 9.0, 11.0], 2: [12.0, 10.0, 11.5, 9.0]}
     rematches, _, why = played(NEAR, context, lambda number, index: draws[number][index], 2 * rounds)
     assert sum(rematch.seconds for rematch in rematches) == rounds
@@ -152,6 +155,10 @@ def test_no_more_than_a_few_take_part_the_fastest_first(context):
     wanted = move(history, (), context)
     assert wanted.finalists == (5, 4, 3)
     assert len(wanted.finalists) == MOST
+    # Fewer, where two rounds of all take longer than finals may.
+    assert move(history, (), context, probe_seconds=2 * LEAST * MOST - 1).finalists == (5, 4)
+    short = move(history, (), context, probe_seconds=2 * LEAST * 2 - 1).why
+    assert "and 4 others could not be told apart" in short
 
 
 def test_one_that_ended_early_is_measured_where_what_beat_it_turned_out_slower(context):
