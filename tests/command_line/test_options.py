@@ -25,6 +25,7 @@ from autotune.search.strategies import STRATEGIES
 from autotune.specs import RunSpec
 from autotune.techniques.axis import Axis, Value
 from autotune.techniques.check import axis_of
+from autotune.techniques.consent import NAMES
 from autotune.validation import flag
 
 WIDE = {"COLUMNS": "400"}
@@ -63,6 +64,12 @@ def test_help_shows_every_field_with_its_description_and_default(verb: str) -> N
             assert (f"[default: {field.default:g}" if number else f"[default: {field.default}]") in said
         if get_origin(field.annotation) is Literal:
             assert all(str(value) in said for value in get_args(field.annotation))
+
+
+def test_help_names_all_that_needs_consent() -> None:
+    said = row(help_of("run"), "allow")
+    assert {f"{name}," for name in NAMES[:-2]} <= set(said.split())
+    assert f"{NAMES[-2]} or {NAMES[-1]}" in said
 
 
 @pytest.mark.parametrize("name", AXES)
