@@ -20,7 +20,7 @@ from autotune.worker.tracing.trace import trace
 from benchmarks import coverage
 from tests.data.own_family import WIDE
 from tests.data.requests import family
-from tests.memory.test_sharding import check_hybrid, check_states, held
+from tests.memory.test_sharding import check_gathered, check_hybrid, check_states, held
 from tests.memory.test_trace import request as traced
 from tests.reasons import refused
 
@@ -157,6 +157,10 @@ def test_what_rests_on_disk_takes_buffers_of_the_host_alone(offload):
 def test_each_rank_keeps_what_zero_says_on_cuda():
     check_states("cuda:0")
     check_hybrid("cuda:0")
+
+
+def test_what_is_gathered_block_by_block_goes_away_again_on_cuda():
+    check_gathered("cuda:0")
 
 
 @pytest.mark.parametrize(("world_size", "sharding"), [(1, "none"), (8, "fsdp2")])

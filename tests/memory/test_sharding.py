@@ -21,6 +21,7 @@ from autotune.worker.techniques.sharding import process_group, replicated
 from autotune.worker.tracing.fakes import ranks as fake_ranks
 from autotune.worker.tracing.kernel_workspace import ON_CPU
 from autotune.worker.tracing.trace import trace
+from tests.data.requests import family
 from tests.memory.test_trace import InMemory, measured
 from tests.memory.test_trace import request as plain
 from tests.reasons import reasons, refused
@@ -185,32 +186,24 @@ def test_hybrid_sharding_keeps_what_one_node_shares_out():
     check_hybrid("cpu")
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
-def test_what_is_gathered_block_by_block_goes_away_again(device):
-    """In a process of its own, because the stand-in for CUDA wants one."""
-    script = f"""
-import json
-from tests.memory.test_sharding import held, request, trace
-from tests.data.families import FAMILIES
-from autotune.specs import ModelSpec
-found = {{}}
-for sharding in ("zero2", "fsdp2"):
-    for layers in (4, 8):
-        config = {{**FAMILIES["llama"], "num_hidden_layers": layers}}
-        probe = request(8, device={device!r}, sharding=sharding, precision="bf16", checkpointing="full")
-        probe = probe.model_copy(update={{"model": ModelSpec(name="x", source="preset", config=config)}})
-        timeline = trace(probe)
-        found[sharding, layers] = held(timeline, "backward")["parameter"], timeline.facts["parameters"]
-print(json.dumps([found[key] for key in sorted(found)]))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=HERE.parent.parent, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    (fsdp_4, few), (fsdp_8, many), (zero_4, _), (zero_8, _) = json.loads(done.stdout.splitlines()[-1])
-    four_layers = many - few
-    assert fsdp_8 - fsdp_4 == pytest.approx(four_layers * 4 / 8, rel=0.03)  # its shards alone
-    assert zero_8 - zero_4 == pytest.approx(four_layers * (4 / 8 + 2), rel=0.03)
+def check_gathered(device):
+    """Beside its own shards a rank holds one block at a time, or with ZeRO-2 all that backward has yet to use."""
+    found = {}
+    for sharding in ("zero2", "fsdp2"):
+        for layers in (4, 8):
+            model = family("llama", num_hidden_layers=layers)
+            probe = request(8, device=device, sharding=sharding, precision="bf16", checkpointing="full")
+            timeline = trace(probe.model_copy(update={"model": model}))
+            found[sharding, layers] = held(timeline, "backward")["parameter"]
+            found[layers] = timeline.facts["parameters"]
+    four_layers = found[8] - found[4]
+    grown = {sharding: found[sharding, 8] - found[sharding, 4] for sharding in ("zero2", "fsdp2")}
+    assert grown["fsdp2"] == pytest.approx(four_layers * 4 / 8, rel=0.03)  # its shards alone
+    assert grown["zero2"] == pytest.approx(four_layers * (4 / 8 + 2), rel=0.03)
+
+
+def test_what_is_gathered_block_by_block_goes_away_again():
+    check_gathered("cpu")
 
 
 def test_a_reduction_in_bf16_sends_half():
