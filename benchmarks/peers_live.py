@@ -83,12 +83,12 @@ def speed_of(candidate: Candidate, outcome: Outcome, context: SearchContext) -> 
     return target_speed(candidate, outcome, context) if known else 0.0
 
 
-def ours(definition: Definition, header: GridHeader, folder: Path) -> Result:
+def ours(definition: Definition, header: GridHeader, folder: Path, proof_time: float) -> Result:
     """Run our default strategy as a user does, to its proven winner."""
     os.environ[VARIABLE] = str(folder / "cache")
     spec = RunSpec(
         model=header.model, device=definition.device_spec(), goal=header.goal, space=header.space,
-        space_name=header.name, strategy=OURS, limits=header.limits.model_copy(update={"proof_time": 15.0}),
+        space_name=header.name, strategy=OURS, limits=header.limits.model_copy(update={"proof_time": proof_time}),
     )  # fmt: skip
     paths = create_run(spec, folder / "runs")
     delivered: Candidate | None = None
@@ -166,7 +166,7 @@ def live(definition: Definition, folder: Path, smallest: bool, console: Console)
             session = LiveSession(oracle, peer, recorder=recorder)
             results.append(result_of(session))
             console.print(f"{header.name}: {peer.name} ended after {session.elapsed:.0f} s")
-    results.append(ours(definition, header, folder))
+    results.append(ours(definition, header, folder, proof_time=1.0 if smallest else 15.0))
     console.print(f"{header.name}: {OURS} ended after {results[-1].seconds:.0f} s")
     long = LocalExecutor(find(definition.device_spec()), partial(launch, worker=LONG_WORKER))
     delivered = dict.fromkeys(one.delivered for one in results if one.delivered is not None)
