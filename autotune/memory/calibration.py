@@ -50,8 +50,17 @@ class Corrected(NamedTuple):
     high: float
 
 
+class _Line(NamedTuple):
+    """How the correction of a rung depends on a raw prediction."""
+
+    shift: tuple[float, float]
+    """Of the mean: bytes, and a share of the raw prediction."""
+    known: tuple[float, float, float]
+    """By what the observations lessen the variance: a quadratic in the raw prediction."""
+
+
 class Calibration:
-    """The posterior given some probes. Immutable."""
+    """The posterior given some probes. Immutable but for what it remembers."""
 
     def __init__(self, prior: Prior, observations: Sequence[Observation] = ()) -> None:
         self.prior = prior
@@ -63,16 +72,36 @@ class Calibration:
         self._factor = _cholesky(matrix)
         residuals = [observation.measured - observation.raw for observation in self.observations]
         self._weights = _solve(self._factor, residuals) if count else []
+        self._observed = frozenset(observation.rung for observation in self.observations)
+        self._lines: dict[str | None, _Line] = {}
 
     def correct(self, rung: str, raw: float) -> Corrected:
         """Return what a probe of this rung would measure, whose raw prediction is `raw` bytes."""
         here = Observation(rung, raw, 0.0)
-        row = [self._covariance(here, observation) for observation in self.observations]
-        shift = sum(a * b for a, b in zip(row, self._weights, strict=True))
-        half = _forward(self._factor, row)
-        variance = self._covariance(here, here) - sum(value * value for value in half) + self._noise(raw)
+        line = self._line(rung if rung in self._observed else None)
+        shift = line.shift[0] + raw * line.shift[1]
+        known = line.known[0] + raw * (line.known[1] + raw * line.known[2])
+        variance = self._covariance(here, here) - known + self._noise(raw)
         spread = Z * math.sqrt(max(0.0, variance))
         return Corrected(raw + shift, raw + shift - spread, raw + shift + spread)
+
+    def _line(self, rung: str | None) -> _Line:
+        """Return what the observations say of a rung, None standing for all that were not probed; computed once."""
+        if rung not in self._lines:
+            prior = self.prior
+            own = [observation.rung == rung for observation in self.observations]
+            # The covariance of `raw` with each observation is a line: offset + slope x raw.
+            offsets = [prior.offset**2 + prior.rung_offset**2 * mine for mine in own]
+            slopes = [
+                (prior.slope**2 + prior.rung_slope**2 * mine) * observation.raw
+                for mine, observation in zip(own, self.observations, strict=True)
+            ]
+            low, high = _forward(self._factor, offsets), _forward(self._factor, slopes)
+            self._lines[rung] = _Line(
+                (_dot(offsets, self._weights), _dot(slopes, self._weights)),
+                (_dot(low, low), 2 * _dot(low, high), _dot(high, high)),
+            )
+        return self._lines[rung]
 
     def _covariance(self, a: Observation, b: Observation) -> float:
         prior = self.prior
@@ -83,6 +112,10 @@ class Calibration:
 
     def _noise(self, raw: float) -> float:
         return (self.prior.noise * raw) ** 2 + self.prior.noise_floor**2
+
+
+def _dot(one: Sequence[float], other: Sequence[float]) -> float:
+    return math.fsum(a * b for a, b in zip(one, other, strict=True))
 
 
 def _cholesky(matrix: list[list[float]]) -> list[list[float]]:
