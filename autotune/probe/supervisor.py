@@ -35,8 +35,9 @@ TICK = 0.02
 """Seconds between looks at the worker's memory."""
 RECENT = 0.25
 """Seconds before its end over which the worker's last memory is the largest sample."""
-SELF_ENDING = 0.1
-"""Seconds that helpers get to end by themselves after the worker (multiprocessing's tracker does)."""
+SELF_ENDING = 0.5
+"""Seconds that helpers get to end by themselves after the worker (multiprocessing's tracker does); on a machine at work
+0.1 was too little."""
 KILL_PATIENCE = 8.0
 """Seconds to wait for killed processes; beyond, they hang in the kernel and are reported as survivors."""
 LOG_CAP = 64 * 2**20

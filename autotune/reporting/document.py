@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from autotune.commands import command
@@ -142,13 +142,16 @@ def _print_result(run: Reported, console: Console, tradeoffs: Tradeoffs | None =
 
 
 def _search(spec: RunSpec, record: Record, space: Space) -> RenderableType:
-    """Return how the candidates were come to: the path through the graph, or what another strategy did."""
-    if spec.strategy == "graph":
-        return section("Path through the graph", path_lines(record.path, space, record.history, spec.allow))
+    """Return how candidates were come to: the path through the graph, as far as it was walked, and what was beside."""
+    path = path_lines(record.path, space, record.history, spec.allow)
+    walked = section("Path through the graph", path)
+    if spec.strategy == "graph" or (path and record.searched and record.searched.reason == "exhausted"):
+        return walked
     rungs = len({trial.candidate.rung() for trial in record.history})
     counts = f"{format_counted(len(record.history), 'probe')} of {format_counted(rungs, 'rung')}"
     over = f": {record.searched.why}" if record.searched else ""
-    return section(f"Search by strategy {spec.strategy}", [f"{counts}{over}"])
+    searched = section(f"Search by strategy {spec.strategy}", [f"{counts}{over}"])
+    return Group(walked, searched) if path else searched
 
 
 def _next(paths: RunPaths, best: Best) -> list[str]:

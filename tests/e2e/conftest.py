@@ -119,7 +119,7 @@ def foreseen(tmp_path_factory, tight) -> tuple[Path, Ended]:
 def _shared_run(folder: Path, device: str, *more: str) -> tuple[Path, Ended]:
     ended = autotune(
         "run", "--model", wide(folder), "--target-global-batch", "2Ki", "--device", device, "--headroom", "0", *SHORT,
-        "--seq-len", "256", "--space", "basic", *more, "--json", cwd=folder,
+        "--seq-len", "256", "--strategy", "graph", *more, "--json", cwd=folder,
     )  # fmt: skip
     assert ended.code == 0, ended.stderr
     return folder, ended

@@ -78,6 +78,16 @@ def test_a_run_by_another_strategy_ends_in_the_same_files_and_its_report_says_ho
     assert caught.value.about == ("mermaid",)
 
 
+def test_the_default_strategy_walks_the_graph_where_nothing_is_predicted_and_the_report_says_so(tmp_path):
+    best, paths = start(tmp_path, ArithmeticExecutor(Arithmetic(budget=1000)))
+    assert best.strategy == "guided"
+    console = Console(record=True, width=200, file=io.StringIO())
+    print_report(paths, console)
+    text = console.export_text()
+    assert "Path through the graph\n  BF16 baseline (micro-batch 1): fits -> Grow" in text
+    assert "Search by strategy" not in text
+
+
 def test_a_grid_that_is_tried_to_its_end_names_each_rung_where_nothing_fits(tmp_path):
     spec = make_spec().model_copy(update={"strategy": "grid"})
     with pytest.raises(NothingFits) as error:
