@@ -68,7 +68,7 @@ POINTS, OOM, NOT_PLAIN = 60, 1 / 3, 4
 """Targets."""
 BEST = 10
 """Trials that are measured again."""
-LIMITS = Limits(sample_time=1.5, sample_steps=10, probe_timeout=300.0)
+LIMITS = Limits(sample_time=1.0, sample_steps=10, probe_timeout=300.0)
 """Of each trial: a run's own limits are longer, but so is a run's model."""
 
 
