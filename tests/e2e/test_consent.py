@@ -20,12 +20,12 @@ graph:
 
 
 def test_what_would_fit_is_told_with_the_option_that_then_trains_it(tmp_path: Path) -> None:
-    """gpt2's weights, gradients and state take 2 GB, and 1.62 GiB may be used; its weights alone take 0.5 GB."""
+    """Weights and gradients of gpt2-medium take 2.64 GiB, its weights 1.32 GiB, and 2.51 GiB may be used."""
     (tmp_path / "small.yaml").write_text(SPACE)
     run = (
         "run",
         "--model",
-        "gpt2",
+        "gpt2-medium",
         "--seq-len",
         "64",
         "--target-global-batch",
@@ -33,7 +33,7 @@ def test_what_would_fit_is_told_with_the_option_that_then_trains_it(tmp_path: Pa
         "--space",
         "small.yaml",
     )
-    gpu = ("--device", "sim:t4", "--headroom", "0.89", "--json")
+    gpu = ("--device", "sim:t4", "--headroom", "0.83", "--json")
     refused = autotune(*run, *gpu, cwd=tmp_path)
     assert refused.code == 3, refused.stderr
     assert "nothing fits" in refused.stderr
@@ -41,8 +41,9 @@ def test_what_would_fit_is_told_with_the_option_that_then_trains_it(tmp_path: Pa
     decided = refused.document["decided"]
     assert decided["winner"] is None
     offers = {offer["name"]: offer for offer in decided["offers"]}
-    budget = 0.11 * 14.75 * 2**30
-    assert offers["lora"]["prediction"]["peak"] < budget < offers["adamw-8bit"]["prediction"]["peak"]
+    assert offers["lora"]["prediction"]["peak"] < 0.17 * 14.75 * 2**30
+    assert offers["adamw-8bit"]["prediction"] is None
+    assert offers["adamw-8bit"]["reason"]
     assert not {"bf16-pure", "fp8"} & set(offers), "a T4 computes in neither"
     allowed = autotune(*run, *gpu, "--allow", "LoRA", cwd=tmp_path)
     assert allowed.code == 0, allowed.stderr
