@@ -31,7 +31,7 @@ MOST = 3
 LEAST = 2
 """Rounds before a difference decides: one in each order."""
 ROUNDS = 4
-"""Rounds at most."""
+"""Rounds of two finalists, at most."""
 PRIOR_ROUNDS = 1
 """Rounds that what is assumed of the spread of a pair counts as much as. With more, rounds that differ by more than the
 steps within them say decide too early: of four looks at two candidates that are as fast, 11% with 4, 5% with 1."""
@@ -94,7 +94,10 @@ def next_rematch(
     close = [
         score
         for score in scores
-        if score is not leader and score.trial.number not in lost and _is_open(leader, score, score in front)
+        if score is not leader
+        and score.trial.number not in lost
+        and _is_open(leader, score, score in front)
+        and _rounds(leader, score.trial) < ROUNDS
     ]
     close.sort(key=lambda score: score.seconds)
     limit = leader.seconds + leader.half_width
@@ -102,8 +105,6 @@ def next_rematch(
     others = [score.trial for score in close] + [trial for trial in early if trial.number not in lost]
     trials = [leader.trial, *others[: MOST - 1]]
     if not others:
-        return Settled(_result(scores, rematches, ""))
-    if round_ >= ROUNDS:
         return Settled(_result(scores, rematches, f"no more than {ROUNDS} rounds are made"))
     left = SHARE * probe_seconds - sum(rematch.seconds for rematch in rematches)
     while len(trials) > 2 and _cost(trials, leader) > left:
@@ -216,9 +217,14 @@ def _is_open(leader: Score, other: Score, front: bool) -> bool:
 
 def _cost(trials: Sequence[Trial], leader: Score) -> float:
     """Return the seconds of as many rounds of these as it takes for a difference from the first to decide."""
-    paired = [leader.pairs.get(trial.number) for trial in trials[1:]]
-    rounds = max(LEAST - (pair.rounds if pair else 0) for pair in paired)
-    return max(1, rounds) * sum(trial.seconds for trial in trials)
+    rounds = max(1, LEAST - min(_rounds(leader, trial) for trial in trials[1:]))
+    return rounds * sum(trial.seconds for trial in trials)
+
+
+def _rounds(leader: Score, trial: Trial) -> int:
+    """Return in how many rounds both were measured."""
+    paired = leader.pairs.get(trial.number)
+    return paired.rounds if paired else 0
 
 
 def _early(running: History, context: SearchContext) -> list[Trial]:
@@ -243,11 +249,15 @@ def _result(scores: Sequence[Score], rematches: Sequence[RematchFinished], spent
     """Return in words what finals showed; empty where there were none, and none were wanted."""
     front = fastest(scores)
     leader = min(front, key=lambda score: score.seconds)
+    lost = {rematch.number for rematch in rematches if isinstance(rematch.outcome, Lost)}
     said = []
     unmeasured = [
         other
         for other in scores
-        if other is not leader and leader.against(other) is None and _is_open(leader, other, other in front)
+        if other is not leader
+        and other.trial.number not in lost
+        and leader.against(other) is None
+        and _is_open(leader, other, other in front)
     ]
     for other in scores:
         if (paired := leader.against(other)) is None:
@@ -260,7 +270,7 @@ def _result(scores: Sequence[Score], rematches: Sequence[RematchFinished], spent
         elif abs(paired.share) + paired.half_width <= MARGIN:
             said.append(f"{_named(leader)} and {_named(other)} are as fast within {MARGIN:.0%} {rounds}")
         else:
-            why = spent or "one of them was passed over"
+            why = "one of them was lost" if {leader.trial.number, other.trial.number} & lost else spent
             said.append(
                 f"{_named(leader)} and {_named(other)} could not be told apart {rounds} ({by}): {why}"
             )

@@ -67,7 +67,7 @@ def test_nothing_that_fits_is_known_to_be_faster_than_the_winner(winner):
     folder, ended = winner
     run = autotune_api.load_run(folder / ended.document["run"])
     context = SearchContext.of(run.spec, run.record.inspection.facts, run.record.inspection.budget)
-    scores, drift = standing(run.record.history, run.record.proofs, context)
+    scores, drift = standing(run.record.history, run.record.proofs, context, run.record.rematches)
     best = run.best
     winner = next(score for score in scores if score.trial.number == ended.document["decided"]["winner"])
     assert winner.seconds == best.seconds_per_global_step
