@@ -2,12 +2,13 @@
 
     python -m benchmarks.ladder_pricing [--case gpt2-xl] [--case llama-3.1-8b] [--drawn 30] [--seed 0]
 
-The ladder is every combination of the axes that leave what is learned alone (`AXES`, and on several GPUs `SHARDINGS`)
-that no technique refuses. Each rung is traced or composed of others' traces (`autotune.tracing`), then priced: the
-largest micro-batch that fits, and there the roofline's time of a global step of 4M tokens. Seconds are of all that,
-start of workers and imports included. MFU counts the plain rung's own FLOPs of forward and backward. Rungs drawn at
-random are traced once more, alone and through all blocks; compared are the bytes allocated and the seconds of a step,
-at micro-batches 1, 2 and 8. Not in the ladder: checkpointing of some blocks alone, and DeepSpeed.
+The ladder is every rung of the space `default` (on several GPUs with the axis `SHARDINGS` besides) that space and
+techniques allow, in bf16. Each is traced or composed of others' traces (`autotune.tracing`), then priced: the largest
+micro-batch that fits, and there the roofline's time of a global step of 4M tokens. Seconds are of all that, start of
+workers and imports included; processor seconds are those of all processes, which a busy machine does not change. MFU
+counts the plain rung's own FLOPs of forward and backward. Rungs drawn at random are traced once more, alone and through
+all blocks; compared are the bytes allocated and the seconds of a step, at micro-batches 1, 2 and 8. `--part N` prices
+the plain rung, N rungs drawn at random and what these can be composed of, and meets no target of seconds.
 
 Targets, on 2 cores: a ladder within 60 s, and every drawn rung within 0.5% of its own trace.
 """
@@ -19,6 +20,7 @@ import itertools
 import multiprocessing
 import os
 import random
+import resource
 import sys
 import tempfile
 import time
@@ -29,29 +31,25 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from autotune.candidate import Candidate, choices  # noqa: E402
+from autotune.candidate import Candidate  # noqa: E402
 from autotune.devices.hardware import Hardware, find_hardware  # noqa: E402
 from autotune.devices.simulated import SimulatedDevice  # noqa: E402
 from autotune.memory.predictor import DeviceOverhead, Predictor  # noqa: E402
 from autotune.models.resolve import resolve  # noqa: E402
 from autotune.probe.protocol import ProbeRequest  # noqa: E402
+from autotune.search.shipped import load_space  # noqa: E402
 from autotune.techniques.axis import Context  # noqa: E402
 from autotune.techniques.check import check  # noqa: E402
 from autotune.timeline.timeline import Timeline  # noqa: E402
 from autotune.timing.roofline import Machine, step_time  # noqa: E402
 from autotune.tracing.cache import TraceCache  # noqa: E402
 from autotune.tracing.client import LocalTracer, Trace  # noqa: E402
+from autotune.tracing.plan import composable  # noqa: E402
 from benchmarks.recording import RESULTS, record  # noqa: E402
 from benchmarks.verdict import SMALLEST, verdict  # noqa: E402
 
 TOKENS = 4_000_000
 """Of a global step."""
-AXES = (
-    "attention", "checkpointing", "loss", "compile", "kernels", "activation_offload", "offload",
-    "optimizer_kernel",
-)  # fmt: skip
-GPU_ONLY = {"flash_attention_2", "flex_attention"}
-"""Attention that takes a package of its own, or a compiler."""
 SHARDINGS = ("ddp", "zero1", "zero2", "fsdp2")
 LARGEST = 1024
 LIMIT = 60.0
@@ -80,18 +78,25 @@ class Price(NamedTuple):
     tokens_per_second: float
 
 
-def ladder(case: Case, hardware: Hardware, axes: tuple[str, ...]) -> list[Candidate]:
-    """Return every legal rung of the case, plain bf16 first."""
-    facts = SimulatedDevice(hardware).facts()
-    context = Context(accumulation_steps=2, world_size=case.gpus, device=facts)
-    values = [[value for value in choices(axis) if value not in GPU_ONLY] for axis in axes]
-    shardings = ("none",) if case.gpus == 1 else SHARDINGS
+def ladder(case: Case, hardware: Hardware, axes: tuple[str, ...] | None = None) -> list[Candidate]:
+    """Return every legal rung of the case, plain bf16 first; with `axes`, those that differ in these alone."""
+    space = load_space("default")
+    context = Context(accumulation_steps=2, world_size=case.gpus, device=SimulatedDevice(hardware).facts())
+    values = {axis: space.values(axis) for axis in space.axes if axes is None or axis in axes}
+    values["precision"] = values.get("precision", ("bf16",))[:1]
+    values["sharding"] = ("none",) if case.gpus == 1 else SHARDINGS
     rungs = (
-        Candidate(sharding=sharding, **dict(zip(axes, chosen, strict=True)))
-        for sharding in shardings
-        for chosen in itertools.product(*values)
+        Candidate(**dict(zip(values, chosen, strict=True))) for chosen in itertools.product(*values.values())
     )
-    return [rung for rung in rungs if not check(rung, context)]
+    return [rung for rung in rungs if not check(rung, context) and not space.refusal(rung)]
+
+
+def part(rungs: list[Candidate], count: int, seed: int) -> list[Candidate]:
+    """Return the first rung, some drawn at random, and those that these can be composed of."""
+    chosen = [rungs[0], *random.Random(seed).sample(rungs[1:], min(count, len(rungs) - 1))]
+    plan = composable(rungs)
+    wanted = {rung for one in chosen for rung in (one, *plan.get(one, ()))}
+    return [rung for rung in rungs if rung in wanted]
 
 
 def request(case: Case, candidates: list[Candidate]) -> ProbeRequest:
@@ -149,12 +154,19 @@ def furthest(
     return off
 
 
-def measure(name: str, case: Case, drawn: int, seed: int, axes: tuple[str, ...]) -> dict[str, Any]:
-    """Price the ladder of a case, draw rungs of it, and print what came of both."""
+def processor_seconds() -> float:
+    """Return what this process and those that it has waited for took of the processors so far."""
+    return sum(
+        used.ru_utime + used.ru_stime
+        for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+
+
+def measure(name: str, case: Case, rungs: list[Candidate], drawn: int, seed: int) -> dict[str, Any]:
+    """Price rungs of a case, draw some of them, and print what came of both."""
     hardware = find_hardware(case.gpu)
-    rungs = ladder(case, hardware, axes)
     with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
+        began, taken = time.perf_counter(), processor_seconds()
         tracer = LocalTracer(TraceCache(Path(folder) / "cache"))
         traces = tracer.trace(request(case, rungs), Path(folder) / "workers", timeout=TRACING)
         traced = time.perf_counter() - began
@@ -164,7 +176,7 @@ def measure(name: str, case: Case, drawn: int, seed: int, axes: tuple[str, ...])
             for rung, timeline in known.items()
             if (found := price(rung, timeline, hardware, case))
         }
-        seconds = time.perf_counter() - began
+        seconds, taken = time.perf_counter() - began, processor_seconds() - taken
     plain = min(known, key=lambda rung: sum(value != getattr(Candidate(), name) for name, value in rung))
     work = known[plain].work
     assert work is not None, "the trace knows its work"
@@ -186,8 +198,12 @@ def measure(name: str, case: Case, drawn: int, seed: int, axes: tuple[str, ...])
     reasons = sorted({trace.reason for trace in traces.values() if trace.reason})
     row: dict[str, Any] = {
         "case": name, "gpus": case.gpus, "rungs": len(rungs), "seconds": seconds, "trace_seconds": traced,
+        "processor_seconds": taken,
         "traced": sum(trace.timeline is not None and not trace.composed for trace in traces.values()),
         "composed": sum(trace.composed for trace in traces.values()),
+        "traced_passes_alone": sum(
+            "optimizer_of" in one.facts for rung, one in known.items() if not traces[rung].composed
+        ),
         "untraceable": len(rungs) - len(known),
         "reasons": reasons,
         "through_all_blocks": sum(str(one.facts["blocks"]).startswith("all") for one in known.values()),
@@ -196,7 +212,9 @@ def measure(name: str, case: Case, drawn: int, seed: int, axes: tuple[str, ...])
         "plain": plain.key(), "plain_mfu": mfu(plain), "drawn": len(off), "furthest": max(off),
     }  # fmt: skip
     print(f"{name}: {row['rungs']} rungs in {seconds:.1f} s ({traced:.1f} s of traces), at most {LIMIT:g}")
-    print(f"  traced {row['traced']}, composed {row['composed']}, untraceable {row['untraceable']}")
+    print(f"  {taken:.1f} s of processors, of which two have {2 * LIMIT:g} in that time")
+    alone = f"of {row['traced_passes_alone']} the passes alone"
+    print(f"  traced {row['traced']} ({alone}), composed {row['composed']}, untraceable {row['untraceable']}")
     for reason in (*reasons, *whole):
         print(f"    {reason}")
     for title, rung in (("winner", winner), ("plain", plain)):
@@ -210,20 +228,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--case", action="append", choices=list(CASES))
     parser.add_argument("--drawn", type=int, default=30)
+    parser.add_argument("--part", type=int, help="rungs of a part of the ladder")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record")
     parser.add_argument("--smallest", action="store_true", help=SMALLEST)
     options = parser.parse_args()
     if options.smallest:
-        axes = ("checkpointing", "optimizer_kernel")
-        rows = [measure("tiny-gpt2", TINY, 1, options.seed, axes)]
+        cases = {"tiny-gpt2": TINY}
+        axes: tuple[str, ...] | None = ("checkpointing", "optimizer_kernel")
     else:
-        names = options.case or list(CASES)
-        rows = [measure(name, CASES[name], options.drawn, options.seed, AXES) for name in names]
-    record("ladder_pricing", rows, options.out, smallest=options.smallest, seed=options.seed)
+        cases = {name: CASES[name] for name in options.case or CASES}
+        axes = None
+    rows = []
+    for name, case in cases.items():
+        rungs = ladder(case, find_hardware(case.gpu), axes)
+        if options.part is not None:
+            whole = len(rungs)
+            rungs = part(rungs, options.part, options.seed)
+            print(f"{name}: {len(rungs)} of {whole} rungs")
+        rows.append(measure(name, case, rungs, 1 if options.smallest else options.drawn, options.seed))
+    if options.part is None:
+        record("ladder_pricing", rows, options.out, smallest=options.smallest, seed=options.seed)
     missed = [f"{row['case']} drawn rungs within {AGREEMENT:.1%}: {row['furthest']:.2%}" for row in rows
               if row["furthest"] > AGREEMENT]  # fmt: skip
-    if not options.smallest:
+    if not options.smallest and options.part is None:
         missed += [
             f"{row['case']} within {LIMIT:g} s: {row['seconds']:.1f}"
             for row in rows

@@ -39,6 +39,8 @@ class Trace:
     """Why not, and what to do."""
     seconds: float = 0.0
     """Wall time of the worker, shared by all that it traced; 0 from the cache."""
+    refused: bool = False
+    """Whether a worker said that the rung cannot be traced, and why."""
     lost: Lost | None = None
     """That something outside ended the worker each time, so that nothing is known."""
     cached: bool = False
@@ -102,10 +104,12 @@ class LocalTracer:
         asked = [candidate for candidate in wanted if candidate not in found and candidate not in plan]
         found |= self._in_workers(request, asked, folder, timeout, on_progress)
         for candidate in wanted:
-            if (
-                candidate not in found
-                and (timeline := _composed(candidate, plan[candidate], found)) is not None
-            ):
+            if candidate in found:
+                continue
+            passes = found.get(plan[candidate].passes)
+            if passes is not None and passes.refused:  # so are all that have these passes
+                found[candidate] = Trace(None, passes.reason, refused=True)
+            elif (timeline := _composed(candidate, plan[candidate], found)) is not None:
                 self._cache.keep(_of(request, candidate), timeline)
                 found[candidate] = Trace(timeline, composed=True)
         rest = [candidate for candidate in wanted if candidate not in found]
@@ -204,7 +208,7 @@ class LocalTracer:
 
     def _read(self, request: ProbeRequest, rung: TracedRung, place: ProbeFolder) -> Trace:
         if not rung.file:
-            return Trace(None, rung.reason)
+            return Trace(None, rung.reason, refused=True)
         try:
             timeline = Timeline.parse((place.scratch / rung.file).read_text("utf-8"))
         except (OSError, UnicodeDecodeError, InputError) as error:

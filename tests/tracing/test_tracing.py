@@ -286,6 +286,18 @@ def test_what_is_composed_is_neither_traced_nor_composed_again(tmp_path):
     assert len(worker.launched) == 1
 
 
+def test_what_refuses_passes_refuses_them_with_any_optimizer(tmp_path):
+    told = [TracedRung(candidate=one, reason="no kernels") for one in PASSES[1:]]
+    told += [TracedRung(candidate=one, file="timeline.json") for one in (PASSES[0], *LADDER[1:3])]
+    launch = Launch(TraceAnswer(rungs=told), WORKING.dump())
+    found = ask(LocalTracer(TraceCache(tmp_path / "cache"), launch, workers=1), LADDER, tmp_path)
+    assert len(launch.launched) == 1
+    assert {one.checkpointing for one, trace in found.items() if trace.reason == "no kernels"} == {
+        "selective",
+        "full",
+    }
+
+
 def test_what_cannot_be_composed_is_traced_behind_the_others(tmp_path):
     worker = Worker(timeline=TIMELINE)  # which knows no work
     found = ask(LocalTracer(TraceCache(tmp_path / "cache"), worker, workers=1), LADDER[:5], tmp_path)
