@@ -10,12 +10,13 @@ from tests.data.requests import family, request
 from tests.memory.test_short_traces import compare, ran
 from tests.timeline.test_composed import said
 
-BLOCKS = 7
+BLOCKS = 13
 DEPTH = {"gpt2": "n_layer", "llama": "num_hidden_layers"}
 OFFLOADED = [
     {"offload": "gradients", "optimizer_kernel": "foreach"}, {"offload": "gradients", "offload_to": "disk"},
     {"offload": "full", "checkpointing": "full"}, {"offload": "full", "activation_offload": True},
 ]  # fmt: skip
+LATE = [{"activation_offload": True, "checkpointing": "full"}, {"checkpointing": "offloaded"}]
 
 
 def model(name):
@@ -29,7 +30,15 @@ def of(name, **fields):
 @pytest.mark.parametrize("fields", OFFLOADED, ids=lambda fields: "-".join(map(str, fields.values())))
 def test_offloaded_gradients_are_the_same_of_few_blocks(fields):
     _, short = compare(model("llama"), device="cuda:0", **fields)
-    assert ran(short) == f"{5 if fields['offload'] == 'full' else 4} of {BLOCKS}"
+    kept = 4 + (fields["offload"] == "full") + 4 * fields.get("activation_offload", False)
+    assert ran(short) == f"{kept} of {BLOCKS}"
+
+
+@pytest.mark.parametrize("fields", LATE, ids=lambda fields: "-".join(map(str, fields.values())))
+def test_what_leaves_two_blocks_late_is_the_same_of_few(fields):
+    long = family("llama", num_hidden_layers=BLOCKS, max_position_embeddings=1024)
+    _, short = compare(long, device="cuda:0", seq_len=1024, **fields)  # what is smaller does not leave
+    assert ran(short) == f"8 of {BLOCKS}"
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])

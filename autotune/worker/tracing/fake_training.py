@@ -26,7 +26,7 @@ from autotune.worker.tracing import kernel_workspace
 from autotune.worker.tracing.fakes.cuda import fake_cuda
 from autotune.worker.tracing.fakes.flash import fake_flash
 from autotune.worker.tracing.fakes.triton import fake_triton
-from autotune.worker.tracing.step_tracer import StepTracer
+from autotune.worker.tracing.step_tracer import COMPILED, StepTracer
 from autotune.worker.tracing.storage_recorder import StorageRecorder
 from autotune.worker.training import Training
 
@@ -65,7 +65,9 @@ def recording(
                 if request.candidate.engine == "deepspeed":
                     StepTracer(recorder, training, micro_steps).settle_whole(building)
                 elif _sharded(request):
-                    StepTracer(recorder, training).settle(building)
+                    # Blocks are compiled for each size; a user's own batches are made once for each.
+                    compiled = request.candidate.compile != "none" and request.model.source != "function"
+                    StepTracer(recorder, training).settle(building, COMPILED.least if compiled else None)
                 yield recorder, training, building
             training.close()
     finally:

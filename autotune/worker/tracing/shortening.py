@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from autotune.candidate import Candidate
 from autotune.outcome import Phase
+from autotune.probe.protocol import ProbeRequest
 from autotune.timeline.depth import Cut, Deepened, NotAlike, Shortened, Span, deepen, repeat
 from autotune.timeline.step_events import StepEvents
 from autotune.worker.blocks import find_blocks
@@ -27,6 +28,9 @@ LONGEST_PERIOD = 8
 """Blocks after which a model's may repeat: three or five with a sliding window and one without, say."""
 LEADING = 3
 """Periods in front of a gap: the first has nothing before it, the second is the template, the third its twin."""
+LAG = 2
+"""How many blocks later the device lets go of what left for the host, where a block keeps but its input: as many are
+being copied (`activation_offload.IN_FLIGHT`)."""
 _PLACE = ("layer_idx", "layer_id", "layer_number", "block_idx", "index")
 """What modules call their own number in the model, which changes no shape."""
 
@@ -64,10 +68,10 @@ class Shortening:
         self._parameters = list(model.parameters())
 
     @classmethod
-    def of(cls, training: Training, block_class: str | None) -> Shortening | None:
+    def of(cls, training: Training, request: ProbeRequest) -> Shortening | None:
         """Return how a training's micro-steps can be traced in short; None where that would save nothing."""
         model = training.model
-        blocks = find_blocks(model, block_class)
+        blocks = find_blocks(model, request.model.block_class)
         if blocks is None:
             return None
         parent = next(
@@ -86,10 +90,13 @@ class Shortening:
         owned = [number for own in parameters for number in own]
         signatures = [_signature(block) for block in blocks.modules]
         leading = LEADING + hasattr(blocks.modules[0], "unshard")  # FSDP2's gather the one before them
-        short = _shortened(signatures, parameters, leading)
+        candidate = request.candidate
+        copied = candidate.activation_offload or candidate.checkpointing == "offloaded"
+        lag = LAG if copied and training.device.type != "cpu" else 0  # whose files are used in place
+        short = _shortened(signatures, parameters, leading + lag, lag)
         if not short.cuts or len(set(owned)) < len(owned):  # blocks that share parameters are not apart
             return None
-        return cls(training, parent, short, _shortened(signatures, parameters, leading + 1))
+        return cls(training, parent, short, _shortened(signatures, parameters, leading + lag + 1, lag))
 
     def described(self) -> str:
         """Return how many blocks the passes run through, and how many there are."""
@@ -176,15 +183,18 @@ class Shortening:
 
 
 def _shortened(
-    signatures: list[Hashable], parameters: tuple[tuple[int, ...], ...], leading: int
+    signatures: list[Hashable], parameters: tuple[tuple[int, ...], ...], leading: int, lag: int
 ) -> Shortened:
-    """Return which blocks to keep: of each stretch that repeats `leading` periods, the last, and what is over."""
+    """Return which blocks to keep: of each stretch that repeats `leading` periods, the last, and what is over.
+
+    With a `lag` as many more in front of the last.
+    """
     kept: list[int] = []
     cuts: list[Cut] = []
     start, count = 0, len(signatures)
     while start < count:
         period, length = _repeating(signatures, start)
-        trailing = period + length % period if period else 0
+        trailing = period + length % period + lag if period else 0
         if period and length > leading * period + trailing:
             kept.extend(range(start, start + leading * period))
             cuts.append(Cut(len(kept), period))

@@ -187,7 +187,7 @@ def _affine(
     """
     pair = PLAIN if request.candidate.compile == "none" else COMPILED
     with recording(request, micro_steps) as (recorder, training, building):
-        shortening = None if whole else Shortening.of(training, request.model.block_class)
+        shortening = None if whole else Shortening.of(training, request)
         blocks = followed_blocks(request, training.model)
         modules = [block for _, block in blocks]
         tracer = StepTracer(
@@ -285,7 +285,7 @@ def _slope(pair: TracedSizes, small: int, large: int) -> int:
 def _exact(request: ProbeRequest, began: float, micro_steps: int = 1, whole: str = "") -> Timeline:
     micro_batch = request.candidate.micro_batch
     with recording(request, micro_steps) as (recorder, training, building):
-        shortening = None if whole else Shortening.of(training, request.model.block_class)
+        shortening = None if whole else Shortening.of(training, request)
         tracer = StepTracer(recorder, training, micro_steps, short=shortening)
         if request.candidate.optimizer_in_backward:
             tracer.make_state(building)
