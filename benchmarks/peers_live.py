@@ -134,7 +134,15 @@ def rows_of(
         delivered = result.delivered
         point = None if delivered is None else points.get(delivered)
         wanted = 0.0 if delivered is None or point is None else speed_of(delivered, point.outcome, context)
-        known = next((ended for ended, speed in curve if speed >= (1 - NOISE) * wanted), None)
+        known = next(
+            (
+                one.ended
+                for one, (_, speed) in zip(own.tried, curve, strict=True)
+                if isinstance(one.outcome, Ok)
+                and (one.candidate == delivered or speed >= (1 - NOISE) * wanted)
+            ),
+            None,
+        )
         rows.append(
             {
                 "grid": result.grid, "peer": result.peer, "how": result.how,

@@ -195,6 +195,11 @@ def test_live_probes_are_measured_once_for_all_searches(oracle):
     ]
 
 
+def slower(timing):
+    twice = timing.last_micro_step.model_copy(update={"mean": 2 * timing.last_micro_step.mean})
+    return timing.model_copy(update={"micro_step": twice, "last_micro_step": twice})
+
+
 def test_a_live_search_is_judged_by_what_survives(oracle):
     fits, refused = Candidate(micro_batch=4), Candidate(micro_batch=8)
     points = oracle.grid.points
@@ -205,4 +210,11 @@ def test_a_live_search_is_judged_by_what_survives(oracle):
     assert (first["share"], first["survives"], first["known_after"]) == (1.0, True, 5.0)
     assert (second["share"], second["survives"]) == (0.0, False)
     assert unsafe([first, second]) == []
+    # What ours has probed, it knows, whatever noise made of its speed.
+    slow = points[fits].outcome.model_copy(update={"timing": slower(points[fits].outcome.timing)})
+    noisy = Result("a", OURS, "ours", fits, 9.0, (Tried(fits, slow, 5.0),), True)
+    _, same = rows_of(
+        [noisy, Result("a", "other", "", fits, 4.0, (), True)], survived, points, oracle.context
+    )
+    assert same["known_after"] == 5.0
     assert len(unsafe([first | {"survives": False}])) == 1
