@@ -108,6 +108,7 @@ def _tokens_per_second(point: GridPoint, context: SearchContext) -> float:
 
 def target_speed(candidate: Candidate, outcome: Ok, context: SearchContext) -> float:
     """Return tokens per second at the global batch; those beyond it, which accumulation adds, were not asked for."""
+    assert outcome.timing is not None, "its speed was measured"
     accumulation = context.batches(candidate).accumulation(candidate.micro_batch)
     return accumulation.target / outcome.timing.global_step(accumulation.steps)
 

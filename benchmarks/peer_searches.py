@@ -179,6 +179,7 @@ def ludwig(session: Session) -> Candidate | None:
         if not isinstance(outcome, Ok):
             break
         timing = outcome.timing
+        assert timing is not None
         speed = size / (timing.last_micro_step.mean + timing.optimizer_step.mean)
         if speed < fastest:
             break

@@ -108,6 +108,7 @@ class ReplaySession:
         """Return the recorded seconds of a global step."""
         point = self.oracle.grid.points[candidate]
         assert isinstance(point.outcome, Ok)
+        assert point.outcome.timing is not None, "nothing ends a recorded trial early"
         return point.outcome.timing.global_step(point.accumulation_steps)
 
     def _cost(self, point: GridPoint, steps: int | None) -> float:
@@ -121,6 +122,7 @@ class ReplaySession:
             start = 0.0 if self._started and self.peer.in_process else cold
         if steps is not None and isinstance(point.outcome, Ok):
             timing = point.outcome.timing
+            assert timing is not None
             rest = min(rest, steps * (timing.last_micro_step.mean + timing.optimizer_step.mean))
         if self.peer.in_process and self.peer.keeps_model and self._built:
             build = 0.0
