@@ -15,7 +15,7 @@ WORDED = {
     "devices/test_gpu.py": 2,
     "devices/test_hardware.py": 2,
     "devices/test_rapl.py": 1,
-    "devices/test_recorded_grid.py": 4,
+    "devices/test_recorded_grid.py": 5,
     "estimation/test_estimate.py": 3,
     "executors/test_replay.py": 2,
     "exports/test_exports.py": 2,
