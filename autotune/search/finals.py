@@ -32,6 +32,7 @@ LEAST = 2
 """Rounds before a difference decides: one in each order."""
 ROUNDS = 4
 """Rounds of two finalists, at most."""
+MADE = f"no more than {ROUNDS} rounds are made"
 PRIOR_ROUNDS = 1
 """Rounds that what is assumed of the spread of a pair counts as much as. With more, rounds that differ by more than the
 steps within them say decide too early: of four looks at two candidates that are as fast, 11% with 4, 5% with 1."""
@@ -105,7 +106,7 @@ def next_rematch(
     others = [score.trial for score in close] + [trial for trial in early if trial.number not in lost]
     trials = [leader.trial, *others[: MOST - 1]]
     if not others:
-        return Settled(_result(scores, rematches, f"no more than {ROUNDS} rounds are made"))
+        return Settled(_result(scores, rematches, MADE))
     left = SHARE * probe_seconds - sum(rematch.seconds for rematch in rematches)
     while len(trials) > 2 and _cost(trials, leader) > left:
         trials.pop()
@@ -270,7 +271,9 @@ def _result(scores: Sequence[Score], rematches: Sequence[RematchFinished], spent
         elif abs(paired.share) + paired.half_width <= MARGIN:
             said.append(f"{_named(leader)} and {_named(other)} are as fast within {MARGIN:.0%} {rounds}")
         else:
-            why = "one of them was lost" if {leader.trial.number, other.trial.number} & lost else spent
+            why = MADE if paired.rounds >= ROUNDS else spent
+            if {leader.trial.number, other.trial.number} & lost:
+                why = "one of them was lost"
             said.append(
                 f"{_named(leader)} and {_named(other)} could not be told apart {rounds} ({by}): {why}"
             )
