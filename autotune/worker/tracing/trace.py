@@ -299,6 +299,8 @@ def _exact(request: ProbeRequest, began: float, micro_steps: int = 1, whole: str
         try:
             same = _matched(micro, again)
         except _Unlike as error:
+            if shortening is not None:
+                raise NotAlike(f"steps through few and through more of them differ ({error})") from error
             raise CannotTrace(
                 "the model allocates differently at its first and its second step, so one trace does not "
                 f"stand for all ({error}); probe it instead (--no-predict)"
