@@ -22,7 +22,7 @@ from typing import Literal
 from autotune.candidate import Candidate
 from autotune.memory.calibration import Z
 from autotune.memory.predictor import Predictor
-from autotune.outcome import Ok
+from autotune.outcome import Ok, Oom
 from autotune.search.context import SearchContext
 from autotune.search.enumeration import Tried, closed_from, tried_sizes
 from autotune.search.graph_walk import GraphWalk
@@ -45,6 +45,8 @@ COMBINED = 0.03
 one by one. Assumed."""
 SLACK = 0.1
 """Share of the memory by which a combination may take less than its techniques one by one let expect. Assumed."""
+SURE = 0.975
+"""Probability of fitting from which on a candidate is taken to fit surely."""
 SIZES = 3
 """Micro-batches of a rung that compete: so many of the largest that surely fit, and halves."""
 
@@ -68,7 +70,7 @@ class Guided:
         known = context.predictor if simulated else context.predictor.learned(history, context.budget)
         search = _Search(history, context, known, simulated)
         if search.best is None:
-            return search.raised(walked)
+            return search.first(walked)
         if not known.covers(search.best.trial.candidate):
             return walked  # nothing can be compared with it but by probes
         return search.improve(search.best, walked)
@@ -101,6 +103,11 @@ class _Search:
         self._training = context.limits.training_time
         self._bytes: dict[Candidate, Taken | None] = {}
         self._tried: Tried = tried_sizes(history)
+        self._overrun = any(
+            isinstance(trial.outcome, Oom)
+            or (isinstance(trial.outcome, Ok) and not context.fits(trial.outcome.memory))
+            for trial in history
+        )
         self.best = min(rank(history, context), key=lambda score: score.seconds, default=None)
         """The fastest so far, of what leaves the headroom free."""
         self._model = SpeedModel(
@@ -108,8 +115,33 @@ class _Search:
             [bound for trial in history if (bound := self._bounded(trial))],
         )
 
-    def raised(self, walked: Try | Done) -> Decision:
-        """Return the graph's next candidate at the largest micro-batch that surely fits.
+    def first(self, walked: Try | Done) -> Decision:
+        """Return what to try while nothing fits: what the graph proposes, or what surely fits where that may not.
+
+        That is the first rung of the graph which does, so that the dearest techniques still come last. What may fit
+        competes with it afterwards.
+        """
+        if not isinstance(walked, Try) or self._fit(walked.candidate) >= SURE:
+            return self._raised(walked)
+        rungs = [
+            rung
+            for rung in self._context.space.rungs(walked.candidate)
+            if self._ladder.competes(rung, walked.candidate)
+            and rung not in self._tried
+            and rung not in self._context.refused
+            and self._context.is_open(rung)
+        ]
+        if unknown := [rung for rung in rungs if not self._is_known(rung)]:
+            return Learn(tuple(unknown), f"{_named(walked.candidate)} may not fit")
+        for rung in rungs:
+            size = self._context.batches(rung).above(0)
+            if size is not None and self._covers(rung) and self._fit(rung.at(size)) >= SURE:
+                why = f"{_named(walked.candidate)} may not fit, and this should"
+                return self._raised(Try(rung.at(size), "guided", why, walked.path, walked.skipped))
+        return self._raised(walked)
+
+    def _raised(self, walked: Try | Done) -> Decision:
+        """Return a candidate at the largest micro-batch that surely fits.
 
         One probe there says more than one at the smallest: it may win.
         """
@@ -194,11 +226,12 @@ class _Search:
         candidates = [
             rung.at(size)
             for rung in hopeful
-            for size in self._sizes(rung)
+            for size in [*self._sizes(rung), *self._bold(rung)]
             if size not in self._tried.get(rung, {})
         ]
         known = [(one, raw, True) for one in candidates if (raw := self._raw(one)) is not None]
-        return self._judged([*known, *self._unpriced(rungs)], best)
+        offers = self._judged([*known, *self._unpriced(rungs)], best)
+        return [replace(one, improvement=one.improvement * self._fit(one.candidate)) for one in offers]
 
     def _judged(
         self, priced: Sequence[tuple[Candidate, float, bool]], best: float, spread: float | None = None
@@ -324,8 +357,7 @@ class _Search:
         only longer.
         """
         batches = self._context.batches(rung)
-        end = closed_from(rung, self._tried, self._context)
-        limit = batches.limit if end is None else min(batches.limit, end - 1)
+        limit = self._limit(rung)
         bound: Literal["mean", "high"] = "mean" if self._simulated else "high"
         sure = self._predictor.largest(rung, self._context.usable, limit, bound) or 0
         sizes: list[int] = []
@@ -335,6 +367,34 @@ class _Search:
         while sizes and (size := batches.up_to(0, sizes[-1] // 2)) is not None:
             sizes.append(size)
         return sizes
+
+    def _bold(self, rung: Candidate) -> list[int]:
+        """Return the largest useful micro-batch that is more likely to fit than not, where it does not surely.
+
+        None once something has run out of memory: one such probe a search is what that may cost.
+        """
+        if self._simulated or self._overrun:
+            return []
+        likely = self._predictor.largest(rung, self._context.usable, self._limit(rung), "mean") or 0
+        size = self._context.batches(rung).up_to(0, likely)
+        return [] if size is None or self._fit(rung.at(size)) >= SURE else [size]
+
+    def _limit(self, rung: Candidate) -> int:
+        """Return the largest micro-batch of a rung that nothing forbids so far."""
+        limit = self._context.batches(rung).limit
+        end = closed_from(rung, self._tried, self._context)
+        return limit if end is None else min(limit, end - 1)
+
+    def _fit(self, candidate: Candidate) -> float:
+        """Return how probable it is that a candidate fits; 1 where nothing is predicted of it."""
+        bounds = None if self._simulated else self._predictor.bounds(candidate)
+        if bounds is None:
+            return 1.0
+        deviation = (bounds.high - bounds.mean) / Z
+        free = self._context.usable - bounds.mean
+        if deviation <= 0:
+            return float(free >= 0)
+        return (1 + math.erf(free / deviation / math.sqrt(2))) / 2
 
     def _covers(self, rung: Candidate) -> bool:
         return self._predictor.covers(rung)

@@ -261,6 +261,41 @@ class Barred:
         self.context = Kept(**{**fields, "refused": refused})
 
 
+@pytest.mark.parametrize("budget", [445, 600, 900])
+def test_the_fastest_of_all_that_fits_is_found_in_a_few_probes(budget):
+    device = Techniques(budget=budget).in_units(UNIT)
+    context = make_context(device)
+    history, _, _ = search(device, context)
+
+    def seconds(candidate):
+        micro, step = device.times(candidate)
+        return context.batches(candidate).accumulation(candidate.micro_batch).steps * micro + step
+
+    everything = (rung.at(size) for rung in context.ladder.rungs for size in context.batches(rung).useful())
+    oracle = min(seconds(one) for one in everything if isinstance(device.outcome(one), Ok))
+    found = min(seconds(trial.candidate) for trial in history if isinstance(trial.outcome, Ok))
+    assert found <= 1.01 * oracle
+    assert len(history) <= 6
+    assert not [trial for trial in history if isinstance(trial.outcome, Oom)]
+
+
+def test_while_nothing_fits_what_surely_does_comes_before_what_may():
+    device = Techniques(budget=445).in_units(UNIT)  # plain takes 450, which is within the interval
+    history, _, _ = search(device, make_context(device))
+    assert history[0].candidate.checkpointing == "full"
+    assert "micro-batch 1 may not fit, and this should" in history[0].why
+
+
+def test_what_is_more_likely_to_fit_than_not_is_tried():
+    device = Techniques(budget=760).in_units(MIB)  # plain at 9 samples takes 750 MiB, with an interval of 47
+    context = make_context(device, "basic", target=900)
+    history, _, _ = search(device, context)
+    assert max(trial.candidate.micro_batch for trial in history) == 9
+    tight = Techniques(budget=745).in_units(MIB)
+    history, _, _ = search(replace(tight, activations=51 * MIB), make_context(tight, "basic", target=900))
+    assert sum(isinstance(trial.outcome, Oom) for trial in history) <= 1
+
+
 @pytest.mark.parametrize("budget", [420, 900, 2000])
 def test_no_probe_runs_out_of_memory_where_the_memory_model_is_right(budget):
     device = Techniques(budget=budget).in_units(UNIT)
