@@ -28,6 +28,9 @@ Pairs = Mapping[int, Mapping[int, Paired]]
 """How trials compared in alternation, by the numbers of the one and the other."""
 SPEED = Objective()
 """Tokens per second, which decides unless a run asks for something else."""
+CLOSE = 0.1
+"""By what share more than the fastest one's time something may have measured, and still be chosen for a smaller
+prediction or peak, where intervals do not tell the two apart. Beyond it the measured time is the better guess."""
 
 
 @dataclass(frozen=True)
@@ -162,17 +165,24 @@ def _in_layers(left: Sequence[Score], objective: Objective) -> list[Score]:
     ranked: list[Score] = []
     while left:
         front = undominated(left, objective)
-        ranked += sorted(front, key=_order(chosen_by(front, objective), objective))
+        quickest = min(entry.seconds for entry in front)
+        ranked += sorted(front, key=_order(chosen_by(front, objective), objective, quickest))
         left = [entry for entry in left if entry not in front]
     return ranked
 
 
-def _order(by: ChosenBy, objective: Objective) -> Callable[[Score], tuple[float, ...]]:
-    """Return what orders scores that the objective does not tell apart."""
+def _order(by: ChosenBy, objective: Objective, quickest: float) -> Callable[[Score], tuple[float, ...]]:
+    """Return what orders scores that the objective does not tell apart, of which the fastest measured `quickest`."""
     if objective.name in {"memory", "energy"}:
         return lambda s: (s.seconds, s.peak, s.trial.number)
-    by_prediction = by == "prediction"
-    return lambda s: (s.expected or 0.0 if by_prediction else 0.0, s.peak, s.seconds, s.trial.number)
+
+    def order(entry: Score) -> tuple[float, ...]:
+        if entry.seconds > (1 + CLOSE) * quickest:
+            return 1.0, entry.seconds, entry.peak, entry.trial.number
+        expected = (entry.expected or 0.0) if by == "prediction" else 0.0
+        return 0.0, expected, entry.peak, entry.seconds, entry.trial.number
+
+    return order
 
 
 def fastest(scores: Sequence[Score]) -> list[Score]:
@@ -188,15 +198,18 @@ def foremost(ranked: Sequence[Score], objective: Objective) -> list[Score]:
 def chosen_by(front: Sequence[Score], objective: Objective) -> ChosenBy:
     """Return what the order among these follows.
 
-    One alone is what the objective compares. By memory and energy the faster comes first; by speed and cost the smaller
-    predicted time, where all have one, and else the smaller peak.
+    One alone is what the objective compares. By memory and energy the faster comes first; by speed and cost, of those
+    that measured nearly as fast as the fastest (`CLOSE`), the smaller predicted time, where all have one, and else the
+    smaller peak. Of the others the faster.
     """
     if objective.name in {"memory", "energy"}:
         compared: ChosenBy = "memory" if objective.name == "memory" else "energy"
         return compared if len(front) == 1 else "speed"
-    if len(front) == 1:
+    quickest = min(entry.seconds for entry in front)
+    close = [entry for entry in front if entry.seconds <= (1 + CLOSE) * quickest]
+    if len(close) == 1:
         return "speed"
-    return "prediction" if all(entry.expected is not None for entry in front) else "memory"
+    return "prediction" if all(entry.expected is not None for entry in close) else "memory"
 
 
 def choose(ranked: Sequence[Score], proven: Collection[int] = (), objective: Objective = SPEED) -> Choice:

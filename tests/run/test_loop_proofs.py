@@ -62,17 +62,20 @@ def test_best_yaml_promises_what_its_proof_measured_and_says_what_it_is_not_told
     assert best.timing == slower(recorded, 1.08).timing
     (check,) = [check for check in best.proof.checks if check.name == "tokens per second"]
     assert best.tokens_per_second == check.proven < check.recorded
-    assert best.drift.repeats == 1
-    # A probe and its proof 8% apart: what is 3% ahead of it now may be no faster.
+    # A probe and its proof 8% apart: what is 3% ahead of the proof may be no faster. Of the next one finals tell it.
+    assert best.drift.repeats == 1 + sum(2 * pair.rounds for pair in best.finals)
     assert best.chosen_by == "proof"
-    assert Candidate(micro_batch=8) in [other.candidate for other in best.alternatives]
+    assert [pair.candidate.micro_batch for pair in best.finals] == [8]
+    assert best.finals[0].slower > best.finals[0].slower_interval
+    (other,) = best.alternatives
+    assert (other.candidate.checkpointing, other.candidate.micro_batch) == ("full", 32)
     assert Best.read(paths.best) == best
     with (tmp_path / "report.txt").open("w") as file:
         print_report(paths, Console(file=file, width=200))
     text = (tmp_path / "report.txt").read_text()
     assert "not distinguishable by speed from" in text
     assert "chosen for its proof, which held" in text
-    assert "micro-batch 8: not distinguishable (measured" in text
+    assert "micro-batch 32: not distinguishable (measured" in text
 
 
 def test_a_faster_proof_holds(tmp_path):

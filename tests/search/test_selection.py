@@ -80,6 +80,16 @@ def test_what_intervals_do_not_decide_is_no_win_and_the_smaller_peak_is_chosen(c
     assert choose(rank((measured(1, 10.0, 0.1), steady), context(), NONE)).by == "speed"
 
 
+def test_what_measured_much_slower_is_not_chosen_for_its_peak_or_prediction(context):
+    slow = measured(1, 20.0, 19.0, peak=100, roofline=5.0)
+    fast = measured(2, 10.0, 9.0, peak=900, roofline=9.0)
+    close = measured(3, 10.5, 9.0, peak=600, roofline=9.5)
+    choice = choose(rank((slow, fast), context(), NONE))
+    assert (choice.winner.trial.number, choice.by) == (2, "speed")
+    assert numbers(choice.alternatives) == [1]
+    assert numbers(rank((slow, fast, close), context(), NONE))[-1] == 1
+
+
 def test_drift_between_probes_can_make_a_tie_of_what_their_steps_tell_apart(context):
     one, other = measured(1, 10.0, 0.01, peak=900), measured(2, 10.4, 0.01, peak=600)
     assert choose(rank((one, other), context(), NONE)).winner.trial.number == 1
