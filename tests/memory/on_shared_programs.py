@@ -8,7 +8,7 @@ from autotune.worker.tracing.fakes import compiler
 from autotune.worker.tracing.trace import trace
 from tests.data.requests import family, request
 
-BLOCKS = 7
+BLOCKS = 11
 SHARING = [
     {"checkpointing": "full", "loss": "chunked"},
     {"activation_offload": True, "optimizer_kernel": "foreach"},
@@ -42,9 +42,9 @@ def test_one_program_serves_other_losses_checkpoints_and_offload_to_the_byte(mon
         assert len(made) == 3 * 2  # micro-batches, forward and backward
         shared = [of(**fields) for fields in SHARING]
         assert len(made) == 3 * 2
-    for own, ours in zip(alone, shared, strict=True):
+    for own, ours, kept in zip(alone, shared, (4, 8), strict=True):  # copies run ahead by some blocks
         assert own.facts["blocks"] == "all: asked for"
-        assert ours.facts["blocks"] == f"4 of {BLOCKS}"
+        assert ours.facts["blocks"] == f"{kept} of {BLOCKS}"
         assert taken(ours) == taken(own)
 
 
