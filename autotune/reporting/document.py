@@ -81,7 +81,7 @@ def drawing(paths: RunPaths) -> str:
     Raises InputError for a run whose strategy walks no graph.
     """
     spec, record = load_spec(paths), read_record(paths.journal)
-    if spec.strategy != "graph":
+    if spec.strategy not in {"graph", "guided"}:
         raise InputError(
             f"--mermaid: this run searched by strategy {spec.strategy}, which walks no graph; "
             f"`{command('report', paths.root)}` shows what it tried, `autotune spaces draw {spec.space_name}` the "

@@ -54,7 +54,9 @@ def test_the_readmes_run_on_a_simulated_gpu_ends_with_a_winner(readme):
     folder, _ = readme
     document = call("report", "last", "--json", cwd=folder).document
     assert document["evidence"] == "predicted"
-    assert {"ok", "oom"} <= {trial["outcome"]["kind"] for trial in document["trials"]}
+    assert "ok" in {trial["outcome"]["kind"] for trial in document["trials"]}
+    assert document["best"]["candidate"]["compile"] == "regional", "the ladder's fastest, where all fits"
+    assert len(document["trials"]) <= 8
 
 
 @pytest.mark.slow
