@@ -129,7 +129,13 @@ class _Lightning:
                 accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
                 enable_model_summary=False, default_root_dir=folder, max_epochs=1,
             )  # fmt: skip
-            found = Tuner(trainer).scale_batch_size(Asking(), mode=self.mode)
+            asking = Asking()
+            try:
+                found = Tuner(trainer).scale_batch_size(asking, mode=self.mode)
+            except ValueError:
+                if asking.batch_size > 0:
+                    raise
+                found = None  # where one sample does not fit, 2.6.6 goes on to none, which its loader refuses
         return None if found is None else session.plain.at(found)
 
 

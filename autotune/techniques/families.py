@@ -66,4 +66,4 @@ def title(candidate: Candidate) -> str:
 
 def slowdown(axis: str, value: object) -> float:
     """Return by what a value of an axis usually multiplies the time of a step, as its technique declares it."""
-    return _BY_NAME[axis].values[value].slowdown if axis in _BY_NAME else 1.0
+    return _BY_NAME[axis].declared(value).slowdown if axis in _BY_NAME else 1.0

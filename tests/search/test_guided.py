@@ -8,11 +8,12 @@ from autotune.candidate import Candidate
 from autotune.memory.predictor import DeviceOverhead, Predictor
 from autotune.options import Limits
 from autotune.outcome import Ok, Oom, Sample, StepTiming, Unsupported
-from autotune.search import guided
+from autotune.search import prospects
 from autotune.search.context import SearchContext
 from autotune.search.graph_walk import GraphWalk
-from autotune.search.guided import MARGIN, Guided
+from autotune.search.guided import Guided
 from autotune.search.ladder import Taken
+from autotune.search.prospects import MARGIN
 from autotune.search.shipped import load_space
 from autotune.search.strategy import Done, Learn, Try
 from autotune.site import Site
@@ -155,7 +156,7 @@ def test_a_combination_is_traced_only_where_it_may_come_before_what_would_be_pro
         return sum(len(context.ladder.differing(rung)) > 1 for rung in traced)
 
     few = combined()
-    monkeypatch.setattr(guided, "COMBINED", 0.3)  # as uncertain as a technique that no probe has shown
+    monkeypatch.setattr(prospects, "COMBINED", 0.3)  # as uncertain as a technique that no probe has shown
     many = combined()
     assert many >= 4 * few > 0
 

@@ -1,0 +1,210 @@
+"""What could be probed or traced next, with what is expected of each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from autotune.candidate import Candidate
+from autotune.memory.calibration import Z
+from autotune.outcome import Ok
+from autotune.search.context import SearchContext
+from autotune.search.incumbent import bound_of
+from autotune.search.probe_cost import ProbeCost
+from autotune.search.room import Room
+from autotune.timing.speed_model import AtLeast, Expected, Observed, SpeedModel
+from autotune.trial import History, Trial
+
+MARGIN = 0.02
+"""Expected improvement, as a share of the best global step's time, below which nothing more is probed."""
+COMBINED = 0.03
+"""Standard deviation of the logarithm by which a combination's price differs from the product of what its techniques do
+one by one. Assumed."""
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """A candidate that could be probed, or a rung that could be traced, with what is expected of it."""
+
+    candidate: Candidate
+    expected: Expected
+    improvement: float
+    """Expected, as a share of the best."""
+    cost: float
+    """Seconds that its probe takes; of a rung to be traced, that a probe of it takes at least."""
+    traced: bool
+
+
+class _Priced(NamedTuple):
+    candidate: Candidate
+    seconds: float
+    """Of a global step, uncorrected."""
+    traced: bool
+
+
+class Prospects:
+    """Compares candidates by predicted seconds of a global step, corrected by what every probe of the run showed."""
+
+    def __init__(self, history: History, context: SearchContext, room: Room, simulated: bool) -> None:
+        """Take a search at one moment. What is `simulated` comes out as priced, and its probes take no time."""
+        assert context.speed is not None
+        self._context = context
+        self._speed = context.speed
+        self._ladder = context.ladder
+        self._room = room
+        self._simulated = simulated
+        self._cost = ProbeCost(history)
+        self._model = SpeedModel(
+            [seen for trial in history if (seen := self._observed(trial))],
+            [bound for trial in history if (bound := self._bounded(trial))],
+        )
+
+    def rungs(self, best: Candidate) -> dict[Candidate, None]:
+        """Return the legal rungs that may still win."""
+        return {
+            rung: None
+            for rung in self._ladder.rungs
+            if rung not in self._context.refused and self._ladder.competes(rung, best)
+        }
+
+    def seconds(self, candidate: Candidate) -> float | None:
+        """Return the uncorrected seconds of a global step, whether or not it fits; None without a price."""
+        timing = self._speed.timing(candidate)
+        batches = self._context.batches(candidate)
+        if timing is None or not batches.allows(candidate.micro_batch):
+            return None
+        return timing.global_step(batches.accumulation(candidate.micro_batch).steps)
+
+    def probe_seconds(self, candidate: Candidate, global_step: float) -> float:
+        """Return what a probe is expected to take whose global step takes so many seconds."""
+        if self._simulated:
+            return 0.0
+        steps = self._context.batches(candidate).accumulation(candidate.micro_batch).steps
+        return self._cost.seconds(candidate, global_step, steps)
+
+    def to_probe(self, rungs: dict[Candidate, None], best: float) -> list[Prospect]:
+        """Return every candidate of a rung that is priced, or never will be, and was not tried.
+
+        What may not fit is expected to improve by as much less.
+        """
+        room = self._room
+        traced = [rung for rung in rungs if room.covers(rung) and not room.is_closed(rung, 1)]
+        # Which micro-batches fit takes longest to tell, and only matters where the rung could win with any.
+        largest = [rung.at(room.largest(rung)) for rung in traced]
+        hopeful = [
+            prospect.candidate.rung()
+            for prospect in self._judged(self._priced(largest), best)
+            if prospect.improvement >= MARGIN
+        ]
+        fitting = [rung.at(size) for rung in hopeful for size in [*room.sure(rung), *room.likely(rung)]]
+        new = [candidate for candidate in fitting if not room.is_tried(candidate)]
+        found = self._judged([*self._priced(new), *self._unpriced(rungs)], best)
+        return [replace(one, improvement=one.improvement * room.fit(one.candidate)) for one in found]
+
+    def to_trace(self, rungs: dict[Candidate, None], best: float, leader: Prospect | None) -> list[Prospect]:
+        """Return every rung that can still be traced and whose parts are known, as fast as it may be.
+
+        That is at the largest micro-batch that can be hoped for. Its parts are the rungs that differ from the reference
+        by one of its techniques; these are traced before it, so that most combinations never are. While there is a
+        `leader`, which would be probed next, a combination has to come before it: tracing it shows no more than how its
+        techniques combine, and what a probe of the leader shows is of use for both.
+        """
+        uncertain: list[_Priced] = []
+        combined: list[_Priced] = []
+        for rung in rungs:
+            if self._room.is_known(rung) or self._room.is_closed(rung, 1):
+                continue
+            parts = self._ladder.parts(rung)
+            if not all(self._room.is_known(part) for part in parts if part != rung):
+                continue
+            size = self._room.hoped(rung)
+            if size == 0:
+                continue
+            seconds = self._guess(rung, size)
+            # Without one, the reference itself is to be traced first.
+            guess = _Priced(rung.at(size), best if seconds is None else seconds, False)
+            (uncertain if leader is None or seconds is None or rung in parts else combined).append(guess)
+        found = self._judged(uncertain, best)
+        if leader is not None:
+            found += self._judged(combined, leader.expected.seconds, COMBINED)
+        # A smaller micro-batch may be as fast, so only what any probe of it takes counts against it.
+        return [
+            replace(one, candidate=rung, cost=0.0 if self._simulated else self._cost.start(rung.compile))
+            for one in found
+            for rung in [one.candidate.rung()]
+        ]
+
+    def _judged(self, priced: Sequence[_Priced], best: float, spread: float | None = None) -> list[Prospect]:
+        """Return what is expected of candidates, beside a best of so many seconds.
+
+        A technique that only saves memory makes no step faster. So no candidate improves more than its plain one would,
+        at the same micro-batch and whether that fits or not. `spread` replaces what is uncertain of each.
+        """
+        plain = [self._ladder.plain(one.candidate.rung()).at(one.candidate.micro_batch) for one in priced]
+        raws = [self.seconds(one) or given.seconds for one, given in zip(plain, priced, strict=True)]
+        bounds = self._model.expect(plain, raws)
+        expected = self._model.expect([one.candidate for one in priced], [one.seconds for one in priced])
+        if spread is not None:
+            bounds = [Expected(seconds, spread) for seconds, _ in bounds]
+            expected = [Expected(seconds, spread) for seconds, _ in expected]
+        elif self._simulated:
+            # What is simulated comes out as priced: only what was not priced yet is uncertain.
+            expected = [
+                Expected(one.seconds, 0.0) if one.traced else guessed
+                for one, guessed in zip(priced, expected, strict=True)
+            ]
+        return [
+            Prospect(
+                one.candidate, seconds, min(seconds.improvement(best), bound.improvement(best)),
+                self.probe_seconds(one.candidate, seconds.seconds), one.traced,
+            )
+            for one, seconds, bound in zip(priced, expected, bounds, strict=True)
+        ]  # fmt: skip
+
+    def _priced(self, candidates: Sequence[Candidate]) -> list[_Priced]:
+        """Return those of traced candidates that have a price."""
+        return [
+            _Priced(one, seconds, True) for one in candidates if (seconds := self.seconds(one)) is not None
+        ]
+
+    def _unpriced(self, rungs: dict[Candidate, None]) -> Iterator[_Priced]:
+        """Yield each rung that cannot be traced where the same rung without what cannot be traced fits.
+
+        None on a simulated device, which has nothing but traces.
+        """
+        if self._simulated:
+            return
+        for rung in rungs:
+            if rung not in self._context.untraceable or self._room.is_closed(rung, 1):
+                continue
+            twin = self._ladder.without(rung, lambda part: part in self._context.untraceable)
+            if not self._room.covers(twin):
+                continue
+            for size in self._room.sure(twin):
+                one, seconds = rung.at(size), self._guess(rung, size)
+                if seconds is not None and not (self._room.is_closed(rung, size) or self._room.is_tried(one)):
+                    yield _Priced(one, seconds, False)
+
+    def _guess(self, rung: Candidate, size: int) -> float | None:
+        """Return the seconds of a global step of a rung without a price, by its techniques one by one."""
+        return self._ladder.guess(
+            rung, lambda part: self.seconds(part.at(size)) if self._room.covers(part) else None
+        )
+
+    def _observed(self, trial: Trial) -> Observed | None:
+        if not isinstance(trial.outcome, Ok) or (timing := trial.outcome.timing) is None:
+            return None
+        raw = self.seconds(trial.candidate)
+        if raw is None:
+            return None
+        steps = self._context.batches(trial.candidate).accumulation(trial.candidate.micro_batch).steps
+        seconds = timing.global_step(steps)
+        return Observed(trial.candidate, raw, seconds, timing.interval(steps) / seconds / Z)
+
+    def _bounded(self, trial: Trial) -> AtLeast | None:
+        """Return what a probe that ended early took at least."""
+        if (bound := bound_of(trial, self._context)) is None:
+            return None
+        raw = self.seconds(trial.candidate)
+        return None if raw is None else AtLeast(trial.candidate, raw, bound.seconds)

@@ -1,0 +1,131 @@
+"""Which micro-batches of a rung fit, as the memory model has it after a run's probes, and how surely. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from autotune.candidate import Candidate
+from autotune.memory.calibration import Z
+from autotune.memory.predictor import Predictor
+from autotune.outcome import Ok, Oom
+from autotune.search.context import SearchContext
+from autotune.search.enumeration import Tried, closed_from, tried_sizes
+from autotune.search.ladder import Taken
+from autotune.trial import History
+
+SURE = 0.975
+"""Probability of fitting from which on a candidate is taken to fit surely."""
+SIZES = 3
+"""Micro-batches of a rung that compete: so many of the largest that surely fit, and halves."""
+SLACK = 0.1
+"""Share of the memory by which a combination may take less than its techniques one by one let expect. Assumed."""
+
+
+class Room:
+    """The memory of a device as a search knows it at one moment. Remembers what it computed."""
+
+    def __init__(
+        self, history: History, context: SearchContext, predictor: Predictor, simulated: bool
+    ) -> None:
+        """`predictor` knows what the history taught; what is `simulated` comes out as it predicts."""
+        self.tried: Tried = tried_sizes(history)
+        """What each rung came to, by micro-batch."""
+        self._context = context
+        self._predictor = predictor
+        self._simulated = simulated
+        self._taken: dict[Candidate, Taken | None] = {}
+        self._overrun = any(
+            isinstance(trial.outcome, Oom)
+            or (isinstance(trial.outcome, Ok) and not context.fits(trial.outcome.memory))
+            for trial in history
+        )
+
+    def covers(self, rung: Candidate) -> bool:
+        """Tell whether a rung was traced, or composed of what was."""
+        return self._predictor.covers(rung)
+
+    def is_known(self, rung: Candidate) -> bool:
+        """Tell whether tracing a rung would teach nothing: that is done, or cannot be."""
+        return self.covers(rung) or rung in self._context.untraceable
+
+    def is_closed(self, rung: Candidate, size: int) -> bool:
+        """Tell whether what a rung came to forbids this micro-batch."""
+        end = closed_from(rung, self.tried, self._context)
+        return end is not None and size >= end
+
+    def is_tried(self, candidate: Candidate) -> bool:
+        """Tell whether a candidate was probed."""
+        return candidate.micro_batch in self.tried.get(candidate.rung(), {})
+
+    def fit(self, candidate: Candidate) -> float:
+        """Return how probable it is that a candidate fits; 1 where nothing is predicted of it."""
+        bounds = None if self._simulated else self._predictor.bounds(candidate)
+        if bounds is None:
+            return 1.0
+        deviation = (bounds.high - bounds.mean) / Z
+        free = self._context.usable - bounds.mean
+        if deviation <= 0:
+            return float(free >= 0)
+        return (1 + math.erf(free / deviation / math.sqrt(2))) / 2
+
+    def largest(self, rung: Candidate) -> int:
+        """Return the largest micro-batch that the goal has use for, whether or not it fits."""
+        batches = self._context.batches(rung)
+        return batches.up_to(0, batches.limit) or 1
+
+    def sure(self, rung: Candidate) -> list[int]:
+        """Return useful micro-batches of a traced rung that surely fit and did not fail, largest first.
+
+        Some of the largest, and then each half the one before: where more samples are hardly faster, their probe is
+        only longer.
+        """
+        batches = self._context.batches(rung)
+        bound: Literal["mean", "high"] = "mean" if self._simulated else "high"
+        most = self._predictor.largest(rung, self._context.usable, self._limit(rung), bound) or 0
+        sizes: list[int] = []
+        while len(sizes) < SIZES and (size := batches.up_to(0, most)) is not None:
+            sizes.append(size)
+            most = size - 1
+        while sizes and (size := batches.up_to(0, sizes[-1] // 2)) is not None:
+            sizes.append(size)
+        return sizes
+
+    def likely(self, rung: Candidate) -> list[int]:
+        """Return the largest useful micro-batch that is more likely to fit than not, where it does not surely.
+
+        None once something has run out of memory: one such probe a search is what that may cost.
+        """
+        if self._simulated or self._overrun:
+            return []
+        most = self._predictor.largest(rung, self._context.usable, self._limit(rung), "mean") or 0
+        size = self._context.batches(rung).up_to(0, most)
+        return [] if size is None or self.fit(rung.at(size)) >= SURE else [size]
+
+    def hoped(self, rung: Candidate) -> int:
+        """Return the largest useful micro-batch that a rung may fit with, which is not traced yet.
+
+        By what its techniques take one by one. 0 where there is no hope of any.
+        """
+        size = self._context.ladder.guess_size(rung, (1 + SLACK) * self._context.usable, self._takes)
+        return self.largest(rung) if size is None else self._context.batches(rung).up_to(0, size) or 0
+
+    def _limit(self, rung: Candidate) -> int:
+        """Return the largest micro-batch of a rung that nothing forbids so far."""
+        limit = self._context.batches(rung).limit
+        end = closed_from(rung, self.tried, self._context)
+        return limit if end is None else min(limit, end - 1)
+
+    def _takes(self, rung: Candidate) -> Taken | None:
+        """Return what a traced rung takes at large micro-batches."""
+        if rung not in self._taken:
+            self._taken[rung] = self._measure(rung) if self.covers(rung) else None
+        return self._taken[rung]
+
+    def _measure(self, rung: Candidate) -> Taken | None:
+        large = max(2, self.largest(rung))
+        half, whole = (self._predictor.bounds(rung.at(size)) for size in (large // 2, large))
+        if half is None or whole is None:
+            return None
+        per_sample = max(1.0, (whole.mean - half.mean) / (large - large // 2))
+        return Taken(whole.mean - large * per_sample, per_sample)
