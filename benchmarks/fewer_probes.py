@@ -2,7 +2,8 @@
 
     python -m benchmarks.fewer_probes [--only gpt-2] [--out FOLDER]
 
-Each case is tuned twice on the cpu device, first with `--no-predict`, then with predictions and an empty cache of
+Each case is tuned twice on the cpu device by the strategy `graph`, which walks the same way with predictions and
+without, first with `--no-predict`, then with predictions and an empty cache of
 traces, so that tracing is paid for. Both runs measure for real and prove their winner. Probes are counted with those
 that ran out of memory; the proof is not counted. Where the winners differ, the last column gives the time of the
 predicted run's global step over that of the other: on a busy machine the speeds of neighbouring micro-batches differ
@@ -87,7 +88,7 @@ def run(model: str, device: str, predict: bool, folder: Path, smallest: bool) ->
     best: Best | None = None
     with contextlib.suppress(NothingFits):
         best = tune(
-            model=str(config), device=device, target_global_batch=TARGET, predict=predict,
+            model=str(config), device=device, target_global_batch=TARGET, predict=predict, strategy="graph",
             speed_tolerance=0.5, runs=runs, **options,
         )  # fmt: skip
     seconds = time.monotonic() - began

@@ -3,48 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from autotune.candidate import Candidate
-from autotune.executors.executor import Executor
 from autotune.outcome import Lost, Outcome
 from autotune.probe.protocol import Inspection, ProbeKind, ProbeRequest
-from autotune.run.callbacks import RunCallbacks
 from autotune.run.events import RematchStarted
 from autotune.run.failure import lost_with_tuner
-from autotune.run.journal import Journal, now
-from autotune.run.paths import RunPaths
+from autotune.run.journal import now
 from autotune.run.proof import in_running
+from autotune.run.stage import Stage
 from autotune.search.context import SearchContext
 from autotune.search.drift import drift_of
 from autotune.search.finals import Rematch, Settled, next_rematch
 from autotune.site import Site
-from autotune.specs import RunSpec
 from autotune.trial import TRIES, RematchFinished, Trial
 
 
-class Finals:
+@dataclass
+class Finals(Stage):
     """Measures again, in alternation, what the search could not tell from the best."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        paths: RunPaths,
-        executor: Executor,
-        site: Site,
-        callbacks: RunCallbacks,
-        journal: Journal,
-        request: Callable[[Candidate, ProbeKind], ProbeRequest],
-    ) -> None:
-        self.spec = spec
-        self.paths = paths
-        self.executor = executor
-        self.site = site
-        self.callbacks = callbacks
-        self.journal = journal
-        self.request = request
-        """Returns the request for a candidate at the run's goal."""
-        self._told: int | None = None
-        """After how many rematches it was said what the finals showed."""
+    request: Callable[[Candidate, ProbeKind], ProbeRequest]
+    """Returns the request for a candidate at the run's goal."""
+    _told: int | None = field(default=None, init=False)
+    """After how many rematches it was said what the finals showed."""
 
     def play(self, context: SearchContext) -> None:
         """Measure finalists again until nothing is left to settle.

@@ -124,14 +124,11 @@ class _Run:
         inspected = self.inspect()
         context = SearchContext.of(self.spec, inspected.facts, inspected.budget, self.site)
         self.context, self.preflight = context, Preflight(context, self.executor, self.paths.probes)
-        self.probing = Probing(
-            self.spec, self.paths, self.executor, self.site, self.callbacks, self.journal, context, self.preflight,
-            self.request, self.expected,
-        )  # fmt: skip
+        shared = self.spec, self.paths, self.executor, self.site, self.callbacks, self.journal
+        self.probing = Probing(*shared, context, self.preflight, self.request, self.expected)
         self.callbacks.inspected(inspected.facts, context, self.journal.record.history)
         done = self.search(context)
         self.callbacks.searched(done)
-        shared = self.spec, self.paths, self.executor, self.site, self.callbacks, self.journal
         proving = Proving(*shared, self.finalist, self.survey, self.offers, Finals(*shared, self.request))
         return proving.prove(context, done)
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from autotune.candidate import Candidate
-from autotune.executors.executor import Executor, ProbeResult
+from autotune.executors.executor import ProbeResult
 from autotune.outcome import Lost
 from autotune.prediction import Prediction
 from autotune.probe.protocol import Inspection, ProbeKind, ProbeRequest
-from autotune.run.callbacks import RunCallbacks
 from autotune.run.events import Finished, Started
 from autotune.run.failure import lost_with_tuner
-from autotune.run.journal import Journal, now
-from autotune.run.paths import RunPaths
+from autotune.run.journal import now
 from autotune.run.preflight import Preflight
+from autotune.run.stage import Stage
 from autotune.search.context import SearchContext
 from autotune.search.incumbent import incumbent
 from autotune.search.strategy import Try
@@ -41,34 +41,16 @@ def probe_request(
     )  # fmt: skip
 
 
-class Probing:
+@dataclass
+class Probing(Stage):
     """Probes the candidates of one run, each to its verdict."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        paths: RunPaths,
-        executor: Executor,
-        site: Site,
-        callbacks: RunCallbacks,
-        journal: Journal,
-        context: SearchContext,
-        preflight: Preflight,
-        request: Callable[[Candidate, ProbeKind], ProbeRequest],
-        expected: Callable[[Candidate], Prediction | None],
-    ) -> None:
-        self.spec = spec
-        self.paths = paths
-        self.executor = executor
-        self.site = site
-        self.callbacks = callbacks
-        self.journal = journal
-        self.context = context
-        self.preflight = preflight
-        self.request = request
-        """Returns the request for a candidate at the run's goal."""
-        self.expected = expected
-        """Returns what the models expect a probe to measure; None where the run has none."""
+    context: SearchContext
+    preflight: Preflight
+    request: Callable[[Candidate, ProbeKind], ProbeRequest]
+    """Returns the request for a candidate at the run's goal."""
+    expected: Callable[[Candidate], Prediction | None]
+    """Returns what the models expect a probe to measure; None where the run has none."""
 
     def attempt(self, number: int, decision: Try, ahead: int) -> None:
         """Probe a candidate to its verdict.

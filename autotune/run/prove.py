@@ -3,63 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import JournalError, NoDiskSpace, NothingProven
-from autotune.executors.executor import Executor, ProbeResult
+from autotune.executors.executor import ProbeResult
 from autotune.outcome import Drift, Lost
 from autotune.probe.folder import write_atomically
 from autotune.probe.protocol import Inspection
 from autotune.run.best import Best
-from autotune.run.callbacks import RunCallbacks
 from autotune.run.disk_use import written_bytes
 from autotune.run.events import Decided, Offer, ProofStarted
 from autotune.run.failure import holes, lost_with_tuner, no_winner, proofs_crashed
 from autotune.run.finals import Finals
-from autotune.run.journal import Journal, now
-from autotune.run.paths import RunPaths
+from autotune.run.journal import now
 from autotune.run.proof import judge, proof_request, standing
+from autotune.run.stage import Stage
 from autotune.run.write_best import chosen, compared
 from autotune.search.context import SearchContext
 from autotune.search.selection import Choice, Score, choose, rank
 from autotune.search.strategy import Done
 from autotune.search.wording import BEST_IN
-from autotune.site import Site
-from autotune.specs import RunSpec
 from autotune.trial import TRIES, ProofFinished
 from autotune.units import format_bytes
 
 
-class Proving:
+@dataclass
+class Proving(Stage):
     """Proves the finalists of one run, the best by its objective first, until one holds."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        paths: RunPaths,
-        executor: Executor,
-        site: Site,
-        callbacks: RunCallbacks,
-        journal: Journal,
-        finalist: Callable[[Score, Drift], Best],
-        survey: Callable[[Score], None],
-        offers: Callable[[Done], tuple[Offer, ...]],
-        finals: Finals,
-    ) -> None:
-        self.spec = spec
-        self.paths = paths
-        self.executor = executor
-        self.site = site
-        self.callbacks = callbacks
-        self.journal = journal
-        self.finalist = finalist
-        """Returns what `best.yaml` says of a trial, before its proof."""
-        self.survey = survey
-        """Journals what is predicted around the winner, before the decision is."""
-        self.offers = offers
-        """Returns what would fit by consent alone."""
-        self.finals = finals
-        """Settle what the search left open; again after a proof that did not show what was recorded."""
+    finalist: Callable[[Score, Drift], Best]
+    """Returns what `best.yaml` says of a trial, before its proof."""
+    survey: Callable[[Score], None]
+    """Journals what is predicted around the winner, before the decision is."""
+    offers: Callable[[Done], tuple[Offer, ...]]
+    """Returns what would fit by consent alone."""
+    finals: Finals
+    """Settle what the search left open; again after a proof that did not show what was recorded."""
 
     def prove(self, context: SearchContext, done: Done) -> Best:
         """Relaunch the best from its emitted file; where that does not hold, what is then the best."""

@@ -13,6 +13,8 @@ from typing import Protocol, TypeVar
 from autotune.objective import Objective
 from autotune.units import MIB
 
+MARGIN = 0.02
+"""Share of a global step's time: a difference below it is worth no further measurement."""
 SAME_PEAK = 4 * MIB
 """Bytes by which the peaks of one configuration differ from launch to launch on the cpu device (docs/log.md: 2 to 4
 MiB): peaks as near as that are the same."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from autotune.confidence import t_quantile
 from autotune.outcome import Drift, Lost, Ok, Sample, StepTiming
-from autotune.search.comparison import Paired
+from autotune.search.comparison import MARGIN, Paired
 from autotune.search.context import SearchContext
 from autotune.search.drift import FLOOR, PRIOR_WEIGHT
 from autotune.search.incumbent import RACED, bound_of, is_bounded
@@ -24,8 +24,6 @@ from autotune.techniques.families import title as title_of
 from autotune.trial import History, RematchFinished, Trial
 from autotune.units import format_counted, format_duration
 
-MARGIN = 0.02
-"""Difference, as a share of the time of a step, below which two candidates count as equally fast."""
 MOST = 3
 """Finalists of a round."""
 LEAST = 2

@@ -22,9 +22,10 @@ from collections.abc import Sequence
 from autotune.candidate import Candidate
 from autotune.memory.calibration import Z
 from autotune.memory.predictor import Predictor
+from autotune.search.comparison import MARGIN
 from autotune.search.context import SearchContext
 from autotune.search.graph_walk import GraphWalk
-from autotune.search.prospects import MARGIN, Prospect, Prospects
+from autotune.search.prospects import Prospect, Prospects
 from autotune.search.room import SURE, Room
 from autotune.search.selection import Score, rank
 from autotune.search.strategy import Decision, Done, Learn, Try

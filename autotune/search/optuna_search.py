@@ -27,10 +27,10 @@ from typing import Any, Literal
 from autotune.candidate import OPEN, Candidate
 from autotune.memory.predictor import Predictor
 from autotune.outcome import Lost, NonFinite, Ok, Oom, Unsupported
+from autotune.search.comparison import MARGIN
 from autotune.search.context import SearchContext
 from autotune.search.enumeration import legal_rung, open_sizes, tried_sizes
 from autotune.search.ladder import FALLBACKS
-from autotune.search.prospects import MARGIN
 from autotune.search.selection import missing
 from autotune.search.strategy import Decision, Done, Learn, Skip, Try
 from autotune.search.tpe import Parameter, Places, Seen, draws

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from autotune.candidate import Candidate
 from autotune.memory.calibration import Z
 from autotune.outcome import Ok
+from autotune.search.comparison import MARGIN
 from autotune.search.context import SearchContext
 from autotune.search.incumbent import bound_of
 from autotune.search.probe_cost import ProbeCost
@@ -16,8 +17,6 @@ from autotune.search.room import Room
 from autotune.timing.speed_model import AtLeast, Expected, Observed, SpeedModel
 from autotune.trial import History, Trial
 
-MARGIN = 0.02
-"""Expected improvement, as a share of the best global step's time, below which nothing more is probed."""
 COMBINED = 0.03
 """Standard deviation of the logarithm by which a combination's price differs from the product of what its techniques do
 one by one. Assumed."""

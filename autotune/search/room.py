@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from statistics import NormalDist
 from typing import Literal
 
 from autotune.candidate import Candidate
@@ -64,10 +64,9 @@ class Room:
         if bounds is None:
             return 1.0
         deviation = (bounds.high - bounds.mean) / Z
-        free = self._context.usable - bounds.mean
         if deviation <= 0:
-            return float(free >= 0)
-        return (1 + math.erf(free / deviation / math.sqrt(2))) / 2
+            return float(bounds.mean <= self._context.usable)
+        return NormalDist(bounds.mean, deviation).cdf(self._context.usable)
 
     def largest(self, rung: Candidate) -> int:
         """Return the largest micro-batch that the goal has use for, whether or not it fits."""

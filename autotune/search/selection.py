@@ -165,24 +165,32 @@ def _in_layers(left: Sequence[Score], objective: Objective) -> list[Score]:
     ranked: list[Score] = []
     while left:
         front = undominated(left, objective)
-        quickest = min(entry.seconds for entry in front)
-        ranked += sorted(front, key=_order(chosen_by(front, objective), objective, quickest))
+        ranked += sorted(front, key=_order(front, objective))
         left = [entry for entry in left if entry not in front]
     return ranked
 
 
-def _order(by: ChosenBy, objective: Objective, quickest: float) -> Callable[[Score], tuple[float, ...]]:
-    """Return what orders scores that the objective does not tell apart, of which the fastest measured `quickest`."""
+def _order(front: Sequence[Score], objective: Objective) -> Callable[[Score], tuple[float, ...]]:
+    """Return what orders these scores, which the objective does not tell apart."""
     if objective.name in {"memory", "energy"}:
         return lambda s: (s.seconds, s.peak, s.trial.number)
 
+    close = _close(front)
+    by_prediction = chosen_by(front, objective) == "prediction"
+
     def order(entry: Score) -> tuple[float, ...]:
-        if entry.seconds > (1 + CLOSE) * quickest:
+        if entry not in close:
             return 1.0, entry.seconds, entry.peak, entry.trial.number
-        expected = (entry.expected or 0.0) if by == "prediction" else 0.0
+        expected = (entry.expected or 0.0) if by_prediction else 0.0
         return 0.0, expected, entry.peak, entry.seconds, entry.trial.number
 
     return order
+
+
+def _close(front: Sequence[Score]) -> list[Score]:
+    """Return those that measured nearly as fast as the fastest of them."""
+    quickest = min(entry.seconds for entry in front)
+    return [entry for entry in front if entry.seconds <= (1 + CLOSE) * quickest]
 
 
 def fastest(scores: Sequence[Score]) -> list[Score]:
@@ -205,8 +213,7 @@ def chosen_by(front: Sequence[Score], objective: Objective) -> ChosenBy:
     if objective.name in {"memory", "energy"}:
         compared: ChosenBy = "memory" if objective.name == "memory" else "energy"
         return compared if len(front) == 1 else "speed"
-    quickest = min(entry.seconds for entry in front)
-    close = [entry for entry in front if entry.seconds <= (1 + CLOSE) * quickest]
+    close = _close(front)
     if len(close) == 1:
         return "speed"
     return "prediction" if all(entry.expected is not None for entry in close) else "memory"
