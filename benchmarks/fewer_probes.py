@@ -10,7 +10,8 @@ predicted run's global step over that of the other: on a busy machine the speeds
 by less than their noise.
 
 Targets, over all cases: at most 0.6 as many probes as without it, at most a quarter as many that run out of memory,
-and the same rung in every case.
+and the same rung in every case. No number was asked first: these were set on 2026-11-22, after the record of the day
+before had shown 26 probes against 53, 1 out of memory against 12, and the same rung in all of its cases.
 """
 
 from __future__ import annotations

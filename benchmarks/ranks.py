@@ -9,7 +9,8 @@ row of one rank shows. The states are what a rank holds of parameters, gradients
 backward to the optimizer step.
 
 Target: every peak that a trace prices is predicted within 10%, or 4 MiB. What a process holds beyond tensors
-is not in a prediction.
+is not in a prediction. No number was asked first: this was set on 2026-11-22, after the record of the day before had
+shown errors of at most 6%.
 """
 
 from __future__ import annotations
