@@ -226,7 +226,9 @@ class Candidate(Frozen):
 
     def at(self, micro_batch: int) -> Candidate:
         """Return the same rung with another micro-batch (samples)."""
-        return self.model_copy(update={"micro_batch": micro_batch})
+        return (
+            self if micro_batch == self.micro_batch else self.model_copy(update={"micro_batch": micro_batch})
+        )
 
     @property
     def has_separate_optimizer(self) -> bool:

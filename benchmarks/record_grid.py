@@ -189,7 +189,7 @@ def candidates(header: GridHeader, executor: Executor) -> list[Candidate]:
     found = []
     for rung in context.rungs():
         batches = context.batches(rung)
-        sizes = range(1, batches.limit + 1) if rung == plain else batches.useful()
+        sizes = range(1, batches.limit + 1) if rung == plain else batches.useful
         found += [rung.at(size) for size in sizes if preflight.refusal(rung.at(size)) is None]
     return Random(header.name).sample(found, len(found))
 
@@ -214,7 +214,7 @@ def trace(header: GridHeader, rungs: list[Candidate], cache: Path, launcher: Lau
                 candidate=one, seconds=own, start_seconds=start, reason=made.reason, timeline=timeline
             )
             if made.timeline is not None and made.timeline.exact is not None and one == one.rung():
-                waiting += [one.at(size) for size in context.batches(one).useful() if size != one.micro_batch]
+                waiting += [one.at(size) for size in context.batches(one).useful if size != one.micro_batch]
 
 
 class _First:

@@ -78,7 +78,7 @@ def wide_context(samples: int, rungs: int) -> tuple[SearchContext, list[Candidat
         space=space, base=Candidate(), goal=goal, tokens_per_sample=64, budget=DEVICE.budget
     )
     found = [rung for _, rung in zip(range(rungs), context.rungs(), strict=False)]
-    sizes = sum(1 for _ in context.batches(Candidate()).useful())
+    sizes = len(context.batches(Candidate()).useful)
     traces = {rung.key(): timeline(DEVICE, rung) for rung in context.rungs()}
     predictor = Predictor(traces, DeviceOverhead("cpu", 0, 0))
     return replace(context, predictor=predictor, speed=DEVICE), found, sizes * len(traces)
@@ -86,7 +86,7 @@ def wide_context(samples: int, rungs: int) -> tuple[SearchContext, list[Candidat
 
 def trials(rungs: list[Candidate], context: SearchContext, count: int) -> History:
     """Return trials of drawn candidates, with the outcomes of arithmetic."""
-    random, sizes = Random(0), list(context.batches(Candidate()).useful())
+    random, sizes = Random(0), list(context.batches(Candidate()).useful)
     drawn = dict.fromkeys(random.choice(rungs).at(random.choice(sizes)) for _ in range(3 * count))
     return tuple(
         Trial(number=number, candidate=one, node="drawn", why="", outcome=DEVICE.outcome(one), seconds=1.0)

@@ -33,7 +33,7 @@ class Predictions:
         blas = row.cublas_bytes() if row else 0
         ground = DeviceOverhead.measured(facts.kind, inspected.baseline, blas, context.goal.gpus)
         self._accumulating: Callable[[Candidate], bool] = lambda candidate: (
-            context.batches(candidate).accumulation(candidate.micro_batch).steps > 1
+            context.batches(candidate).steps(candidate.micro_batch) > 1
         )
         self.predictor = Predictor({}, ground, self._accumulating)
         self._tracer = tracer

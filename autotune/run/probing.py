@@ -29,7 +29,7 @@ def probe_request(
     """Return the request for a candidate at a run's goal; without a `context` the model is not known yet."""
     steps = 1
     if context is not None:
-        steps = context.batches(candidate).accumulation(candidate.micro_batch).steps
+        steps = context.batches(candidate).steps(candidate.micro_batch)
     return ProbeRequest(
         kind=kind, model=spec.model, candidate=candidate, seq_len=spec.goal.seq_len, lengths=spec.goal.lengths,
         accumulation_steps=steps, device=site.device.torch_name,

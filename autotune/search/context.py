@@ -98,11 +98,19 @@ class SearchContext:
         A row counts for the tokens that it really holds. Padding counts for nothing: it teaches nothing, and a global
         batch would shrink with every token of it. Fewer ranks take samples where some share a model.
         """
-        lengths, tokens = self.goal.lengths, self.tokens_per_sample
-        if lengths is not None:
-            tokens = lengths.tokens_per_row(candidate.sequences, self.goal.seq_len)
-        ranks = max(1, self.goal.gpus // candidate.tensor_parallel)
-        return MicroBatches(self.target, tokens, ranks, self.goal.exact)
+        kind = candidate.sequences, candidate.tensor_parallel
+        if kind not in self._batches:
+            lengths, tokens = self.goal.lengths, self.tokens_per_sample
+            if lengths is not None:
+                tokens = lengths.tokens_per_row(candidate.sequences, self.goal.seq_len)
+            ranks = max(1, self.goal.gpus // candidate.tensor_parallel)
+            self._batches[kind] = MicroBatches(self.target, tokens, ranks, self.goal.exact)
+        return self._batches[kind]
+
+    @cached_property
+    def _batches(self) -> dict[tuple[str, int], MicroBatches]:
+        """By what a row holds, and how many ranks share a model."""
+        return {}
 
     @cached_property
     def allowances(self) -> tuple[dict[str, Any], ...]:
@@ -164,8 +172,8 @@ class SearchContext:
     ) -> Self:
         """Return this context with what was learnt since; what does not follow from that is kept as it was computed."""
         context = replace(self, predictor=predictor, speed=speed, untraceable=untraceable, refused=refused)
-        if "ladder" in self.__dict__:
-            context.__dict__["ladder"] = self.ladder
+        for kept in {"ladder", "_batches"} & self.__dict__.keys():
+            context.__dict__[kept] = self.__dict__[kept]
         return context
 
     def is_open(self, rung: Candidate) -> bool:
@@ -185,9 +193,7 @@ class SearchContext:
     def refusal(self, candidate: Candidate) -> Refusal | None:
         """Return why a candidate is illegal in the space, or cannot run as far as the context is known; or None."""
         batches = self.batches(candidate)
-        steps = (
-            batches.accumulation(candidate.micro_batch).steps if batches.allows(candidate.micro_batch) else 1
-        )
+        steps = batches.steps(candidate.micro_batch) if batches.allows(candidate.micro_batch) else 1
         device = self.site.device if self.site else None
         # A simulated device trains nowhere: nothing has to be installed.
         machine = self.site.machine if self.site and not self.site.device.simulated else None

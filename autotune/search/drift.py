@@ -44,7 +44,7 @@ def drift_of(
             continue
         if trial.outcome.timing is None or proof.outcome.timing is None:
             continue
-        steps = context.batches(trial.candidate).accumulation(trial.candidate.micro_batch).steps
+        steps = context.batches(trial.candidate).steps(trial.candidate.micro_batch)
         first, second = (timing.global_step(steps) for timing in (trial.outcome.timing, proof.outcome.timing))
         if first > 0 and second > 0:
             repeats.append(math.log(second / first) ** 2 / 2)

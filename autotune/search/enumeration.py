@@ -29,7 +29,7 @@ def open_sizes(rung: Candidate, tried: Tried, context: SearchContext) -> Iterato
     """
     sizes = tried.get(rung, {})
     end = closed_from(rung, tried, context)
-    for size in context.batches(rung).useful():
+    for size in context.batches(rung).useful:
         if end is not None and size >= end:
             return
         if size not in sizes:

@@ -171,7 +171,7 @@ def pairs_of(history: History, rematches: Sequence[RematchFinished], context: Se
     for rematch in rematches:
         trial, outcome = trials.get(rematch.number), rematch.outcome
         if trial is not None and isinstance(outcome, Ok) and outcome.timing is not None:
-            steps = context.batches(trial.candidate).accumulation(trial.candidate.micro_batch).steps
+            steps = context.batches(trial.candidate).steps(trial.candidate.micro_batch)
             count = outcome.timing.last_micro_step.count
             seconds = outcome.timing.global_step(steps)
             error = outcome.timing.interval(steps) / seconds / t_quantile(count - 1) if count > 1 else 0.0

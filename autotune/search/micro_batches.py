@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from bisect import bisect_right
+from collections.abc import Set
 from dataclasses import dataclass
+from functools import cached_property
 
 from autotune.accumulation import Accumulation, accumulate, is_balanced, largest_micro_batch
 from autotune.bounds import MOST_SAMPLES
-from autotune.errors import InputError
 
 NONE: frozenset[int] = frozenset()
 
@@ -25,34 +26,42 @@ class MicroBatches:
     exact: bool = False
     """Whether the global batch has to be met exactly."""
 
-    @property
+    @cached_property
     def limit(self) -> int:
         """The largest that the global batch has use for, or any. Raises InputError where that is below 1."""
         useful = largest_micro_batch(self.target, self.tokens_per_sample, self.ranks, self.exact)
         return min(useful, MOST_SAMPLES)
 
-    def useful(self) -> Iterator[int]:
-        """Yield every one that is worth a probe, smallest first."""
-        return (size for size in range(1, self.limit + 1) if self.is_useful(size))
+    @cached_property
+    def useful(self) -> tuple[int, ...]:
+        """Every one that is worth a probe, smallest first. Raises InputError as `limit` does."""
+        if self.exact:
+            return tuple(size for size in range(1, self.limit + 1) if self.allows(size))
+        sizes = [1]
+        while (steps := self.steps(sizes[-1])) > 1:
+            sizes.append(-(-self.target // ((steps - 1) * self._per_sample)))  # the smallest with fewer steps
+        return tuple(sizes[: bisect_right(sizes, self.limit)])
 
     def between(self, low: int, wanted: int, high: int, without: Set[int] = NONE) -> int | None:
         """Return a useful one strictly between `low` and `high`, near `wanted`; None if there is none.
 
         It is none of `without`.
         """
-        downwards = range(min(wanted, high - 1), low, -1)
-        upwards = range(max(wanted, low) + 1, high)
-        sizes = (size for size in (*downwards, *upwards) if size not in without)
-        return next((size for size in sizes if self.is_useful(size)), None)
+        at_most = self.up_to(low, min(wanted, high - 1), without)
+        return self._next(max(wanted, low), high - 1, without) if at_most is None else at_most
 
     def up_to(self, low: int, high: int, without: Set[int] = NONE) -> int | None:
         """Return the largest useful one above `low` and at most `high`, none of `without`; None if there is none."""
-        sizes = (size for size in range(min(high, self.limit), low, -1) if size not in without)
-        return next((size for size in sizes if self.is_useful(size)), None)
+        for size in reversed(self.useful[: bisect_right(self.useful, high)]):
+            if size <= low:
+                return None
+            if size not in without:
+                return size
+        return None
 
     def above(self, low: int) -> int | None:
         """Return the smallest useful one above `low`; None where the global batch has use for none."""
-        return next((size for size in range(low + 1, self.limit + 1) if self.is_useful(size)), None)
+        return self._next(low, self.limit)
 
     def is_useful(self, micro_batch: int) -> bool:
         """Tell whether one is worth a probe: it divides the goal exactly, or is balanced."""
@@ -60,14 +69,24 @@ class MicroBatches:
             return self.allows(micro_batch)
         return is_balanced(self.target, micro_batch, self.tokens_per_sample, self.ranks)
 
+    def steps(self, micro_batch: int) -> int:
+        """Return how many micro-steps of one make up the global batch, or just exceed it."""
+        return max(1, -(-self.target // (micro_batch * self._per_sample)))
+
     def accumulation(self, micro_batch: int) -> Accumulation:
         """Return how one adds up to the global batch. Raises InputError where `exact` forbids it."""
         return accumulate(self.target, micro_batch, self.tokens_per_sample, self.ranks, exact=self.exact)
 
     def allows(self, micro_batch: int) -> bool:
         """Tell whether this micro-batch can make up the global batch."""
-        try:
-            self.accumulation(micro_batch)
-        except InputError:
-            return False
-        return True
+        return not self.exact or self.target % (micro_batch * self._per_sample) == 0
+
+    @property
+    def _per_sample(self) -> int:
+        """Tokens that one sample on each rank counts for together."""
+        return self.tokens_per_sample * self.ranks
+
+    def _next(self, low: int, high: int, without: Set[int] = NONE) -> int | None:
+        """Return the smallest useful one above `low` and at most `high`, none of `without`; None if there is none."""
+        following = self.useful[bisect_right(self.useful, low) : bisect_right(self.useful, high)]
+        return next((size for size in following if size not in without), None)

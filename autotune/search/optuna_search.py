@@ -315,7 +315,7 @@ class _Search:
         timing, batches = self._context.speed.timing(candidate), self._context.batches(candidate)
         if timing is None or not batches.allows(candidate.micro_batch):
             return None
-        return timing.global_step(batches.accumulation(candidate.micro_batch).steps)
+        return timing.global_step(batches.steps(candidate.micro_batch))
 
     def _seconds(self, trial: Trial) -> float | None:
         """Return the measured seconds of a global step of a trial that fits; None of any other."""
@@ -327,7 +327,7 @@ class _Search:
             or not batches.allows(trial.candidate.micro_batch)
         ):
             return None
-        return trial.outcome.timing.global_step(batches.accumulation(trial.candidate.micro_batch).steps)
+        return trial.outcome.timing.global_step(batches.steps(trial.candidate.micro_batch))
 
     def _excess(self, trial: Trial) -> float | None:
         """Return by what share of the budget a trial was above what may be used, at least; None where it was not.

@@ -73,13 +73,13 @@ class Prospects:
         batches = self._context.batches(candidate)
         if timing is None or not batches.allows(candidate.micro_batch):
             return None
-        return timing.global_step(batches.accumulation(candidate.micro_batch).steps)
+        return timing.global_step(batches.steps(candidate.micro_batch))
 
     def probe_seconds(self, candidate: Candidate, global_step: float) -> float:
         """Return what a probe is expected to take whose global step takes so many seconds."""
         if self._simulated:
             return 0.0
-        steps = self._context.batches(candidate).accumulation(candidate.micro_batch).steps
+        steps = self._context.batches(candidate).steps(candidate.micro_batch)
         return self._cost.seconds(candidate, global_step, steps)
 
     def to_probe(self, rungs: dict[Candidate, None], best: float) -> list[Prospect]:
@@ -197,7 +197,7 @@ class Prospects:
         raw = self.seconds(trial.candidate)
         if raw is None:
             return None
-        steps = self._context.batches(trial.candidate).accumulation(trial.candidate.micro_batch).steps
+        steps = self._context.batches(trial.candidate).steps(trial.candidate.micro_batch)
         seconds = timing.global_step(steps)
         return Observed(trial.candidate, raw, seconds, timing.interval(steps) / seconds / Z)
 

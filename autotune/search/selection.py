@@ -250,7 +250,7 @@ def _expected(history: History, context: SearchContext) -> dict[int, float]:
     )
     return {
         trial.number: calibration.correct(trial.candidate.rung().key(), raw).global_step(
-            context.batches(trial.candidate).accumulation(trial.candidate.micro_batch).steps
+            context.batches(trial.candidate).steps(trial.candidate.micro_batch)
         )
         for trial, raw in known
         if context.batches(trial.candidate).allows(trial.candidate.micro_batch)

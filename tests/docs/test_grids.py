@@ -78,7 +78,7 @@ def test_each_definition_has_trials_enough(definition, grid):
     )  # fmt: skip
     context = search_context(header)
     rungs = list(context.rungs())
-    useful = len(list(context.batches(Candidate()).useful()))
+    useful = len(context.batches(Candidate()).useful)
     assert len(rungs) * useful + context.batches(Candidate()).limit - useful >= 60
     assert definition.model().config
     assert isinstance(grid.points[Candidate()].outcome, Ok)

@@ -272,7 +272,7 @@ def test_the_fastest_of_all_that_fits_is_found_in_a_few_probes(budget):
         micro, step = device.times(candidate)
         return context.batches(candidate).accumulation(candidate.micro_batch).steps * micro + step
 
-    everything = (rung.at(size) for rung in context.ladder.rungs for size in context.batches(rung).useful())
+    everything = (rung.at(size) for rung in context.ladder.rungs for size in context.batches(rung).useful)
     oracle = min(seconds(one) for one in everything if isinstance(device.outcome(one), Ok))
     found = min(seconds(trial.candidate) for trial in history if isinstance(trial.outcome, Ok))
     assert found <= 1.01 * oracle
