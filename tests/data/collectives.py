@@ -20,8 +20,11 @@ from autotune.worker.measuring.gloo_collectives import Collectives
 LATE = 0.3
 
 
-def waiting(rank):
-    if rank == 1:
+def waiting(rank, store):
+    if rank == 0:
+        store.set("waits", "")
+    else:
+        store.wait(["waits"])  # however late that is on a busy machine, this is later
         time.sleep(LATE)
     dist.all_reduce(torch.ones(8))
 
@@ -53,7 +56,7 @@ def main(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     seen = {}
     cases = {
-        "waiting": partial(waiting, rank),
+        "waiting": partial(waiting, rank, dist.FileStore(f"{folder}/waits", 2)),
         "c++": of_cpp(),
         "python": of_python(),
         "functional": functional(),

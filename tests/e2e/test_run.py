@@ -141,7 +141,7 @@ def test_kill_9_leaves_no_process_and_resume_repeats_no_finished_probe(tmp_path)
     process = start(tmp_path)
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60  # of a busy machine
     while probes_alive(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert probes_alive(tmp_path) == []
