@@ -9,24 +9,37 @@ SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical
 # Tests of deadlines and of processes that end wait more than they compute.
 ONE_MORE := --numprocesses=$(shell echo $$(($$(nproc) + 1)))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Hundreds of processes import the same files. Each would compile them anew, and pytest rewrite the asserts of all tests.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-long check-record test-versions coverage test-fast test-stability test-gpu fuzz lint format clean
+.PHONY: run environments test side-by-side style types test-long long apart check-record test-versions coverage test-fast test-stability test-gpu fuzz lint format clean
 
 run: $(VENV)/ready  ## the main job on this machine's CPU, with a real model
 	$(BIN)/autotune run --model gpt2 --seq-len 128 --target-global-batch 8K --device cpu:3GiB \
 		--sample-time 3s --proof-time 15s --max-probes 5
 
-test: lint $(VENV)/ready  ## what needs no GPU, in ten minutes; what compares speeds comes last and one by one
-	$(SIDE_BY_SIDE) $(ONE_MORE) -m "not gpu and not alone and not long"
+environments: $(VENV)/ready $(APART)/ready
+
+test: style  ## what needs no GPU, in ten minutes; what compares speeds comes last and one by one
+	$(MAKE) --jobs=2 types side-by-side
 	$(BIN)/python -m pytest -m "alone and not long" tests/e2e
+
+side-by-side: $(VENV)/ready
+	$(SIDE_BY_SIDE) $(ONE_MORE) -m "not gpu and not alone and not long"
 
 test-long: $(APART)/ready  ## the rest that needs no GPU (minutes a file, DeepSpeed, torchao), with a record of it
 	$(BIN)/python -m tests.long_record begin build/long
-	$(SIDE_BY_SIDE) -m "long and not gpu and not alone" --junit-xml=build/long/long.xml
-	PYTHONPATH=$(APART) DS_ACCELERATOR=cpu $(SIDE_BY_SIDE) --dist=loadfile --no-loadscope-reorder -m "not gpu" -k "float8 or deepspeed" \
-		--junit-xml=build/long/apart.xml tests/numerics tests/memory
+	$(MAKE) --jobs=2 long apart
 	$(BIN)/python -m pytest -m "alone and long" --junit-xml=build/long/alone.xml tests/e2e
 	$(BIN)/python -m tests.long_record end build/long
+
+long: $(APART)/ready
+	$(SIDE_BY_SIDE) -m "long and not gpu and not alone" --junit-xml=build/long/long.xml
+
+# One process more: what it tests waits for ranks and for a compiler.
+apart: $(APART)/ready
+	PYTHONPATH=$(APART) DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -k "float8 or deepspeed" \
+		--junit-xml=build/long/apart.xml tests/numerics tests/memory
 
 check-record: $(VENV)/ready  ## whether test-long's record, tests/long_record.json, is of the code as it stands
 	$(BIN)/python -m tests.long_record check
@@ -52,9 +65,13 @@ test-gpu: $(VENV)/ready  ## what needs an NVIDIA GPU
 fuzz: $(VENV)/ready  ## FUZZ_EXAMPLES (100,000) odd inputs from FUZZ_SEED (0): codes as documented, no traceback
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.fuzz
 
-lint: $(VENV)/ready
+lint: style types
+
+style: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(VENV)/ready
 	$(BIN)/mypy autotune
 
 format: $(VENV)/ready

@@ -31,7 +31,8 @@ LONG = (
 
 
 FIRST = (
-    "tests/numerics/test_pairs.py::test_several_ranks", "tests/numerics/test_compile.py::test_a_gpus",
+    "tests/e2e/test_readme.py::test_what", "tests/numerics/test_pairs.py::test_several_ranks",
+    "tests/numerics/test_compile.py::test_a_gpus",
     "tests/memory/test_fake_cuda.py", "tests/docs/test_benchmarks.py::test_the_smallest",
     "tests/numerics/test_ranks.py", "tests/numerics/test_tensor_parallel.py",
     "tests/memory/test_checkpointed_blocks.py", "tests/numerics/test_compile.py",
