@@ -1,4 +1,7 @@
-"""One rank of trainings whose matrices are cut; rank 0 writes what they gave. Started by torch's launcher."""
+"""One rank of trainings whose matrices are cut; rank 0 writes what they gave.
+
+python -m tests.numerics.on_tensor_ranks FILE CASES RANKS
+"""
 
 import os
 import sys
@@ -82,18 +85,27 @@ def whole(tensor):
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
 
 
-def main(file, cases):
-    size = int(os.environ["WORLD_SIZE"])
+def forked(rank, size, file, cases):
+    """Be one of several processes that share what was imported."""
+    place = {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "AUTOTUNE_RENDEZVOUS": f"{file}.rendezvous",
+    }
+    os.environ.update({name: str(value) for name, value in place.items()}, GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
     formed = process_group.form_group(torch.device("cpu"), size, 2)
     with replaced(
         [(process_group, "form_group", lambda *_: formed), (process_group, "end_group", lambda: None)]
     ):
         results = [train(case, size) for case in [*globals()[cases], DROPPING][: None if size == 2 else -1]]
         results.append([built(name, size, tensor_parallel=2, sharding=SHARDED[size]) for name in BUILT])
-    if os.environ["RANK"] == "0":
+    if rank == 0:
         torch.save(results, file)
     process_group.end_group()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    into, which, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    torch.multiprocessing.start_processes(forked, (count, into, which), count, start_method="fork")

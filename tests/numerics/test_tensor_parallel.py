@@ -6,7 +6,6 @@ accumulates over a handful of products in the two blocks.
 """
 
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,17 +14,13 @@ from tests.numerics.building import built
 from tests.numerics.on_tensor_ranks import BUILT, DROPPING, FOUR, TWO, train
 from tests.numerics.once import once
 
-ROOT = Path(__file__).parents[2]
 TOLERANCE = {"fp32": 2e-6, "bf16": 0.02, "bf16-pure": 0.02}
 """Of the norm of all gradients: some ten roundings to 24 bits, or to 8."""
 
 
 def launch(factory, name, ranks, cases):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-    file = once(
-        factory, name, lambda into: [*command, "-m", "tests.numerics.on_tensor_ranks", str(into), cases]
-    )
-    return torch.load(file)
+    command = [sys.executable, "-m", "tests.numerics.on_tensor_ranks"]
+    return torch.load(once(factory, name, lambda into: [*command, str(into), cases, str(ranks)]))
 
 
 @pytest.fixture(scope="module")
