@@ -1,15 +1,12 @@
-"""The faults: each a name, and what it does to a run before that is resumed to its end."""
+"""The faults: what ends tuners, workers and supervisors, what fills disks, and other moments."""
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
-import resource
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -18,42 +15,11 @@ from typing import Any
 import autotune.run.journal
 from autotune.probe.protocol import ProbeRequest, Progress
 from autotune.run.events import Entry
-from benchmarks.fault_trial import (
-    ENDED_BY,
-    MACHINE,
-    Expected,
-    Trial,
-    apart,
-    fill,
-    read_only,
-    small_disk,
-)
+from benchmarks.fault_case import INPUT, Case, case
+from benchmarks.fault_disks import full_disks, limited, no_temporary_room, read_only_runs
+from benchmarks.fault_trial import ENDED_BY, Expected, Trial
 from benchmarks.fault_tuner import Hooks, Kind, finish, start, tree
 from benchmarks.fault_worker import PHASES
-
-INPUT = 2
-"""The exit code of a tuner whose run cannot be used."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One fault. `run` takes an empty folder and what undisturbed runs come to, and returns the misses."""
-
-    group: str
-    name: str
-    kind: Kind
-    run: Callable[[Path, Expected], list[str]]
-    predict: bool = True
-
-
-def _case(group: str, name: str, kind: Kind, work: Callable[[Trial, Expected], None], **more: Any) -> Case:
-    def run(folder: Path, expected: Expected) -> list[str]:
-        trial = Trial(kind, folder, more.get("predict", True))
-        work(trial, expected)
-        return trial.misses
-
-    return Case(group, name, kind, run, **more)
-
 
 # A tuner that a signal ends when a line was written.
 
@@ -72,7 +38,7 @@ def at_lines(
     for (index, entry), number, times in itertools.product(lines, numbers, (1, 2)):
         name = f"{number.name} after line {index + 1} ({entry.type}){', twice' if times == 2 else ''}"
         work = partial(_end_after, entry, index, number, times)
-        yield _case("lines", name, kind, work, predict=kind == "arithmetic")
+        yield case("lines", name, kind, work, predict=kind == "arithmetic")
 
 
 def _end_after(
@@ -104,7 +70,7 @@ def in_phases(kind: Kind, phases: dict[str, tuple[str, ...]], numbers: Iterable[
             name = (
                 f"worker of {work} {signal.Signals(number).name} in {phase}{', twice' if times == 2 else ''}"
             )
-            yield _case(
+            yield case(
                 "phases", name, kind, partial(_hit, work, phase, {"worker": number}, times), predict=False
             )
 
@@ -115,7 +81,7 @@ def supervisors(kind: Kind, works: Iterable[str]) -> Iterator[Case]:
         works, (("supervisor",), ("keeper",), ("tuner",), ("supervisor", "tuner"), ("keeper", "tuner"))
     ):
         name = f"{' and '.join(parts)} killed in {work}"
-        yield _case(
+        yield case(
             "supervisors",
             name,
             kind,
@@ -157,122 +123,6 @@ def _hit(
     trial.ends_as(expected)
 
 
-# A disk that is full.
-
-
-def full_disks(kind: Kind, expected: Expected, rooms: Iterable[int]) -> Iterator[Case]:
-    """Return the cases in which files, renames and a whole file system take no more."""
-    for index, entry in enumerate(expected.lines):
-        name = f"no room for line {index + 1} ({entry.type})"
-        yield _case("disk", name, "arithmetic", partial(_limited, index))
-    for what, number in itertools.product(("write_text", "replace"), range(4)):
-        yield _case("disk", f"{what} {number + 1} refused", "arithmetic", partial(_refused, what, number))
-        yield _case("disk", f"killed at {what} {number + 1}", "arithmetic", partial(_killed_at, what, number))
-    for pages in rooms:
-        name = f"a file system with room for {4 * pages} KiB"
-        yield Case("disk", name, kind, partial(_small_disk, kind, pages), predict=False)
-
-
-def _limited(index: int, trial: Trial, expected: Expected) -> None:
-    room = expected.offsets[index] + 7  # a few bytes of the line still fit
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    hooks = Hooks(setup=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard)))
-    _full(trial.disturbed(hooks, MACHINE).said, trial)
-    trial.ends_as(expected)
-
-
-def _full(said: str, trial: Trial) -> None:
-    if "autotune resume" not in said:
-        trial.miss(f"does not say how to go on: {said.strip()[-200:]}")
-
-
-def _refused(what: str, number: int, trial: Trial, expected: Expected) -> None:
-    def refuse() -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    ended = trial.tuner(Hooks(setup=partial(_at_call, what, number, refuse)))
-    if ended.code == MACHINE:
-        _full(ended.said, trial)
-    elif ended.code != 0:
-        trial.miss(f"exit code {ended.code}: {ended.said.strip()[-200:]}")
-    trial.ends_as(expected)
-
-
-def _killed_at(what: str, number: int, trial: Trial, expected: Expected) -> None:
-    ended = trial.tuner(
-        Hooks(setup=partial(_at_call, what, number, lambda: os.kill(os.getpid(), signal.SIGKILL)))
-    )
-    if ended.code not in {0, -signal.SIGKILL}:
-        trial.miss(f"exit code {ended.code}: {ended.said.strip()[-200:]}")
-    trial.ends_as(expected)
-
-
-def _at_call(what: str, number: int, action: Callable[[], None]) -> None:
-    """Do something instead of a call of a path's method, of that number in this process."""
-    method, calls = getattr(Path, what), itertools.count()
-
-    def counted(path: Path, *given: Any, **named: Any) -> Any:
-        if next(calls) == number:
-            action()
-        return method(path, *given, **named)
-
-    setattr(Path, what, counted)
-
-
-def _small_disk(kind: Kind, pages: int, folder: Path, expected: Expected) -> list[str]:
-    def work() -> list[str]:
-        small_disk(folder / "runs", 4096)
-        trial = Trial(kind, folder, predict=False)
-        filler = fill(folder / "runs", 4096 * pages)
-        ended = trial.tuner()
-        if ended.code == MACHINE:
-            _full(ended.said, trial)
-        elif ended.code != 0:
-            trial.miss(f"exit code {ended.code}: {ended.said.strip()[-200:]}")
-        filler.unlink()
-        trial.ends_as(expected)
-        return trial.misses
-
-    return apart(work)
-
-
-def no_temporary_room(kind: Kind, predict: bool = False) -> Case:
-    """Return the case in which neither /dev/shm nor TMPDIR takes a byte."""
-
-    def run(folder: Path, expected: Expected) -> list[str]:
-        def work() -> list[str]:
-            trial = Trial(kind, folder, predict)
-            for place in (Path("/dev/shm"), trial.temporary):
-                small_disk(place, 1)
-                fill(place)
-            trial.tuner()
-            for place in (Path("/dev/shm"), trial.temporary):
-                (place / "filler").unlink()
-            trial.ends_as(expected)
-            return trial.misses
-
-        return apart(work)
-
-    return Case("folders", "/dev/shm and TMPDIR full", kind, run, predict=predict)
-
-
-def read_only_runs(kind: Kind) -> Case:
-    """Return the case of a run's folder that cannot be written."""
-
-    def run(folder: Path, expected: Expected) -> list[str]:
-        def work() -> list[str]:
-            read_only(folder)
-            trial.disturbed(Hooks(), INPUT)
-            return trial.misses
-
-        trial = Trial(kind, folder, predict=False)
-        trial.misses += apart(work)
-        trial.ends_as(expected)
-        return trial.misses
-
-    return Case("folders", "runs folder read-only", kind, run, predict=False)
-
-
 # Other moments, and other tuners.
 
 
@@ -294,13 +144,13 @@ def clock_set_back(kind: Kind) -> Case:
 
         def setup() -> None:
             clock = time.time
-            autotune.run.journal.datetime = Backwards
+            vars(autotune.run.journal)["datetime"] = Backwards
             time.time = lambda: clock() + offset[0].total_seconds()
 
         trial.disturbed(Hooks(after_line=after_line, setup=setup), -signal.SIGKILL)
         trial.ends_as(expected)
 
-    return _case("others", "wall clock set back at each line", kind, work, predict=kind == "arithmetic")
+    return case("others", "wall clock set back at each line", kind, work, predict=kind == "arithmetic")
 
 
 def two_tuners(kind: Kind) -> Case:
@@ -318,7 +168,7 @@ def two_tuners(kind: Kind) -> Case:
             trial.miss(f"the second tuner: {second[-200:]}")
         trial.ends_as(expected)
 
-    return _case("others", "a second tuner on the same run", kind, work, predict=kind == "arithmetic")
+    return case("others", "a second tuner on the same run", kind, work, predict=kind == "arithmetic")
 
 
 def many_tuners(kind: Kind, count: int) -> Case:
@@ -366,7 +216,7 @@ def real_cases(expected: Expected) -> list[Case]:
         *at_lines("real", [proof], (signal.SIGTERM,)),
         *itertools.islice(at_lines("real", [second], (signal.SIGINT,)), 1),
         *(
-            _case("phases", f"worker of {work} {number.name} in {phase}", "real",
+            case("phases", f"worker of {work} {number.name} in {phase}", "real",
                   partial(_hit, work, phase, {"worker": number}, 1), predict=False)
             for work, phase, number in (
                 ("train", "forward", signal.SIGKILL), ("train", "backward", signal.SIGSTOP),
@@ -374,13 +224,13 @@ def real_cases(expected: Expected) -> list[Case]:
             )
         ),
         *(
-            _case("supervisors", f"{' and '.join(parts)} killed in {work}", "real",
+            case("supervisors", f"{' and '.join(parts)} killed in {work}", "real",
                   partial(_hit, work, "build", dict.fromkeys(parts, signal.SIGKILL), 1), predict=False)
             for work, parts in (
                 ("train", ("supervisor",)), ("train", ("supervisor", "tuner")), ("prove", ("keeper", "tuner"))
             )
         ),
-        _case("disk", "no room for the second probe's verdict", "real", partial(_limited, second[0] + 1),
+        case("disk", "no room for the second probe's verdict", "real", partial(limited, second[0] + 1),
               predict=False),
         no_temporary_room("real"),
         two_tuners("real"),

@@ -28,7 +28,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.fault_cases import Case, arithmetic_cases, real_cases  # noqa: E402
+from benchmarks.fault_case import Case  # noqa: E402
+from benchmarks.fault_cases import arithmetic_cases, real_cases  # noqa: E402
 from benchmarks.fault_soak import soak  # noqa: E402
 from benchmarks.fault_trial import MARGIN, Expected, NotAllowed, undisturbed  # noqa: E402
 from benchmarks.recording import RESULTS, record  # noqa: E402

@@ -48,10 +48,11 @@ from autotune.tracing.client import LocalTracer
 from benchmarks.grid_definitions import LIVE, Definition
 from benchmarks.grid_definitions import SMALLEST as SMALLEST_GRID
 from benchmarks.grid_oracle import Oracle, search_context, target_speed, told
+from benchmarks.grid_recorder import LIMITS, Recorder, begin, request
 from benchmarks.long_training import LONG_WORKER, TIMEOUT
 from benchmarks.peer_searches import PEERS
 from benchmarks.peers import OURS, ReplaySession, Result, account, missed_by, result_of, table_of
-from benchmarks.record_grid import LIMITS, Recorder, begin, replace_limits, request
+from benchmarks.record_grid import replace_limits
 from benchmarks.recording import RESULTS, record
 from benchmarks.verdict import SMALLEST, unmeasured, verdict
 
@@ -79,8 +80,9 @@ class LiveSession(ReplaySession):
 
 def speed_of(candidate: Candidate, outcome: Outcome, context: SearchContext) -> float:
     """Return tokens per second at the global batch; 0 for what did not train, or ended before its speed was known."""
-    known = isinstance(outcome, Ok) and outcome.timing is not None
-    return target_speed(candidate, outcome, context) if known else 0.0
+    if isinstance(outcome, Ok) and outcome.timing is not None:
+        return target_speed(candidate, outcome, context)
+    return 0.0
 
 
 def ours(definition: Definition, header: GridHeader, folder: Path, proof_time: float) -> Result:
