@@ -72,7 +72,7 @@ style: $(VENV)/ready
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/ready
-	$(BIN)/mypy autotune
+	$(BIN)/mypy autotune benchmarks
 
 format: $(VENV)/ready
 	$(BIN)/ruff check --fix .

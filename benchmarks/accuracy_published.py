@@ -88,7 +88,7 @@ def trace_published(row: Expressed, seq_len: int, ranks: int) -> str:
     from autotune.worker.tracing.trace import CannotTrace, trace
     from benchmarks import published_litgpt, published_models, published_titan
 
-    def built(_: ModelSpec, __: int, device: Any, ___: str) -> BuiltModel:
+    def built(_spec: ModelSpec, _seq_len: int, device: Any, _precision: str) -> BuiltModel:
         name, _, tuning = row.model.partition(" ")
         with device:
             if tuning:

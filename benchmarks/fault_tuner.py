@@ -214,7 +214,7 @@ def start(root: Path, kind: Kind, hooks: Hooks, mark: str) -> tuple[int, int]:
 
 
 def _instrument(kind: Kind, hooks: Hooks) -> None:
-    autotune.executors.find.find_executor = partial(executor_of, kind, hooks)  # type: ignore[assignment]
+    autotune.executors.find.find_executor = partial(executor_of, kind, hooks)
     if kind != "real":
         autotune.executors.find.find_tracer = lambda *_: ArithmeticTracer()
     append, written = Journal.append, iter(range(10**9))
@@ -225,7 +225,7 @@ def _instrument(kind: Kind, hooks: Hooks) -> None:
         if hooks.after_line is not None:
             hooks.after_line(entry, number)
 
-    Journal.append = counted  # type: ignore[method-assign]
+    Journal.append = counted  # type: ignore[method-assign, assignment]
 
 
 def finish(pid: int, read: int) -> Tuner:

@@ -92,6 +92,7 @@ class Ladder:
             return {**row, "phase": outcome.phase, "requested": outcome.requested, "free": outcome.free}
         if not isinstance(outcome, Ok):
             return {**row, "detail": detail(outcome)}
+        assert outcome.timing is not None
         seconds = outcome.timing.global_step(ACCUMULATION)
         speed = ACCUMULATION * size * self.facts.tokens_per_sample / seconds
         peak = self.executor.describe().device.peak_flops.get(rung.math_type)

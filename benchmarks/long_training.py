@@ -35,6 +35,7 @@ from autotune.executors.ranks import RanksExecutor
 from autotune.options import Limits
 from autotune.outcome import Ok
 from autotune.probe.launch import WORKER, launch
+from autotune.probe.protocol import Inspection
 from autotune.run.best import Best
 from autotune.run.proof import CPU_NOISE, proof_request
 from autotune.search.selection import throughput
@@ -168,8 +169,10 @@ def train_on(best: Best, folder: Path, smallest: bool) -> dict[str, Any]:
         executor = RanksExecutor([device] * best.gpus, launcher, best.nodes)
     finding = executor.run(request, folder / "long", timeout=TIMEOUT)
     outcome = finding.answer
+    assert not isinstance(outcome, Inspection)
     if not isinstance(outcome, Ok):
         return {"failed": [f"{outcome.kind}: {detail(outcome)}"]}
+    assert outcome.timing is not None
     memory = outcome.memory
     _, speed, _ = throughput(outcome.timing, best.accumulation)
     drift = memory.allocated - best.memory.allocated

@@ -116,8 +116,11 @@ def measure(devices: dict[str, CpuDevice], request: ProbeRequest, number: int) -
             result = LocalExecutor(devices[name]).run(request, Path(folder), timeout=600.0)
         if not isinstance(result.answer, Ok):
             raise unmeasured("malloc_speed", f"the probe did not train: {result.answer}")
-        timing = result.answer.timing.micro_step
-        found[name] = {"micro_step": timing.mean, "peak": float(result.answer.memory.peak())}
+        assert result.answer.timing is not None
+        found[name] = {
+            "micro_step": result.answer.timing.micro_step.mean,
+            "peak": float(result.answer.memory.peak()),
+        }
     return found
 
 

@@ -118,7 +118,8 @@ def measure(probe: ProbeRequest, steps: int = 2) -> int:
             del norm, kept
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
-    return max(accumulate(event.nbytes() for event in events))
+    peak: int = max(accumulate(event.nbytes() for event in events))
+    return peak
 
 
 def part_one(precision: str, only: str | None = None, smallest: bool = False) -> list[Row]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -38,7 +40,7 @@ class Regressor(nn.Module):
         return nn.functional.mse_loss(self.leave(x).squeeze(-1), target)
 
 
-def build():
+def build() -> tuple[nn.Module, Callable[[int, int], dict[str, Tensor]]]:
     """Return the module and what makes its batches."""
 
     def batch(micro_batch: int, seq_len: int) -> dict[str, Tensor]:

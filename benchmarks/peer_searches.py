@@ -44,12 +44,19 @@ class Tried:
 class Session(Protocol):
     """What a search asks, and what keeps its account."""
 
-    context: SearchContext
-    plain: Candidate
-    """The rung that searches of the micro-batch alone stay on, at micro-batch 1."""
     tried: list[Tried]
     elapsed: float
     """Seconds so far, every start included."""
+
+    @property
+    def context(self) -> SearchContext:
+        """What bounds the search."""
+        ...
+
+    @property
+    def plain(self) -> Candidate:
+        """The rung that searches of the micro-batch alone stay on, at micro-batch 1."""
+        ...
 
     def probe(self, candidate: Candidate, steps: int | None = None) -> Outcome:
         """Train a candidate for so many optimizer steps (None: until its speed is known); return what came of it."""
@@ -154,7 +161,7 @@ def accelerate(session: Session) -> Candidate | None:
 
     start = session.context.batches(session.plain).limit
 
-    @find_executable_batch_size(starting_batch_size=start)
+    @find_executable_batch_size(starting_batch_size=start)  # type: ignore[untyped-decorator]  # not followed
     def train(batch_size: int) -> int:
         ask(session, batch_size, steps=2)  # an OOM can come as late as the optimizer's second step
         return batch_size

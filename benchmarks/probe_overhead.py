@@ -116,11 +116,12 @@ def main() -> int:
         budget=facts.budget, seed=0, sample_seconds=0.1, sample_steps=2, folder="",
     )  # fmt: skip
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder, WarmLauncher() as warm:
+        launchers: tuple[Launcher, ...] = (launch, warm)
         first = measure(device, warm, request, Path(folder) / "first")
         rows = [
             measure(device, launcher, request, Path(folder) / f"{number}-{place}")
             for number in range(options.repeat)
-            for place, launcher in enumerate((launch, warm))
+            for place, launcher in enumerate(launchers)
         ]
     cold, forked = ([row for row in rows if row["launcher"] == name] for name in ("cold", "warm"))
     if len(cold) != len(forked):

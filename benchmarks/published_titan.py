@@ -97,8 +97,8 @@ class Block(nn.Module):
             part[:, :, :, None].expand(-1, -1, -1, self.heads // self.kv_heads, -1).reshape(query.shape)
             for part in (key, value)
         )
-        parts = (part.transpose(1, 2) for part in (query, key, value))
-        result = functional.scaled_dot_product_attention(*parts, is_causal=True)
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        result = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.out(result.transpose(1, 2).contiguous().view(batch, length, -1))
 
 

@@ -35,7 +35,7 @@ from autotune.executors.ranks import RanksExecutor
 from autotune.memory.closed_form import States, states
 from autotune.outcome import Memory, Ok
 from autotune.probe.folder import ProbeFolder
-from autotune.probe.protocol import ProbeRequest
+from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.run.proof import CPU_NOISE
 from autotune.search.wording import detail
 from autotune.techniques.axis import Context
@@ -124,9 +124,11 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
             RanksExecutor(devices, nodes=nodes_of(case)) if ranks > 1 else LocalExecutor(devices[0])
         )
         outcome = executor.run(probe, folder / "probe", timeout=TIMEOUT).answer
+        assert not isinstance(outcome, Inspection)
         if not isinstance(outcome, Ok):
             raise unmeasured("ranks", f"{name_of(case)} came to {outcome.kind}: {detail(outcome)}")
         memory = memory_of_ranks(folder / "probe", ranks)
+    assert outcome.timing is not None
     fullest = max(memory, key=lambda held: held.allocated)
     predicted = timeline.allocated(MICRO_BATCH, accumulating=MICRO_STEPS > 1) if timeline else None
     row |= {

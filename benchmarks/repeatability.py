@@ -79,8 +79,9 @@ def launch(executor: LocalExecutor, case: str, kind: str, seconds: float, folder
 
 def compared(candidate: Candidate, probe: Ok, proof: Ok) -> dict[str, Any]:
     """Return the ratios of speeds (proof over probe), and what the intervals of both allow for."""
-    first, again = (ok.timing.global_step(ACCUMULATION) for ok in (probe, proof))
-    shares = [ok.timing.interval(ACCUMULATION) / ok.timing.global_step(ACCUMULATION) for ok in (probe, proof)]
+    timings = [ok.timing for ok in (probe, proof) if ok.timing is not None]
+    first, again = (timing.global_step(ACCUMULATION) for timing in timings)
+    shares = [timing.interval(ACCUMULATION) / timing.global_step(ACCUMULATION) for timing in timings]
     each = {
         name: _per_micro_step(probe, statistic) / _per_micro_step(proof, statistic)
         for name, statistic in STATISTICS.items()
@@ -98,9 +99,9 @@ def compared(candidate: Candidate, probe: Ok, proof: Ok) -> dict[str, Any]:
 
 def _per_micro_step(ok: Ok, statistic: Callable[[Sequence[float]], float]) -> float:
     """Return seconds of a micro-step: the optimizer's, which a proof has fewer of, are taken off the steps."""
-    return (
-        statistic([step - ok.timing.optimizer_step.mean for step in ok.step_seconds]) / ok.accumulation_steps
-    )
+    assert ok.timing is not None
+    optimizer = ok.timing.optimizer_step.mean
+    return statistic([step - optimizer for step in ok.step_seconds]) / ok.accumulation_steps
 
 
 def refused(row: dict[str, Any], target: float, with_intervals: bool) -> bool:

@@ -34,7 +34,7 @@ from autotune.search.context import SearchContext
 from autotune.search.shipped import load_space
 from autotune.search.space import Space
 from autotune.search.strategies import STRATEGIES
-from autotune.search.strategy import Done, decide
+from autotune.search.strategy import Done, Try, decide
 from autotune.site import MachineFacts, Site
 from autotune.specs import DeviceFacts, DeviceSpec, Goal, ModelSpec, RunSpec
 from autotune.testing.arithmetic import Arithmetic, timeline
@@ -141,6 +141,7 @@ def continued(name: StrategyName, context: SearchContext, history: History, prob
         decision = decide(STRATEGIES[name], history, context)
         if isinstance(decision, Done):
             break
+        assert isinstance(decision, Try), "everything has been traced"
         history += (
             Trial(
                 number=len(history) + 1, candidate=decision.candidate, node=decision.node, why=decision.why,

@@ -38,10 +38,12 @@ from rich.table import Table  # noqa: E402
 from autotune.candidate import Candidate  # noqa: E402
 from autotune.devices.hardware import Hardware, find_hardware  # noqa: E402
 from autotune.models.resolve import resolve  # noqa: E402
+from autotune.outcome import Phase  # noqa: E402
 from autotune.probe.protocol import ProbeRequest  # noqa: E402
 from autotune.specs import ModelSpec  # noqa: E402
+from autotune.timeline.op_counts import Operator  # noqa: E402
 from autotune.timeline.timeline import Timeline  # noqa: E402
-from autotune.timing.collectives import collectives  # noqa: E402
+from autotune.timing.collectives import ParallelStrategy, collectives  # noqa: E402
 from autotune.timing.roofline import Extra, Machine, step_time  # noqa: E402
 from autotune.worker.tracing.trace import trace  # noqa: E402
 from benchmarks import published_decoder  # noqa: E402
@@ -139,14 +141,15 @@ def sharded(row: dict[str, str], timeline: Timeline) -> Extra:
     if ranks == 1:
         return Extra()
     wide = 2 if row["model"].startswith("MPT") else 1  # the optimizer's state is not narrowed: see `machine`
-    strategy = "zero2" if "GRAD_OP" in row["sharding"] else "zero3"
+    strategy: ParallelStrategy = "zero2" if "GRAD_OP" in row["sharding"] else "zero3"
     reduce = 2 if "PURE" in row["precision"] else 4
     units = int(row["layers"]) + 1
     found = collectives(strategy, parameters, units, ranks, compute=2, reduce=reduce, synchronized=True)
     gathers = [(operator, count) for operator, count in found if operator.kind == "all_gather"]
     rest = [(operator, count) for operator, count in found if operator.kind != "all_gather"]
     half = [(operator, -(-count // 2)) for operator, count in gathers]
-    phases = {"forward": half, "backward": (half if strategy == "zero3" else []) + rest}
+    backward = half if strategy == "zero3" else []
+    phases: dict[Phase, list[tuple[Operator, int]]] = {"forward": half, "backward": backward + rest}
     # FSDP1 reduces in every micro-step, unless it is told not to.
     return Extra(micro_step=phases, last_micro_step=phases, optimizer_share=wide / ranks)
 

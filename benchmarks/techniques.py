@@ -35,7 +35,7 @@ from autotune.devices.find import find, resolve_device
 from autotune.errors import AutotuneError
 from autotune.executors.local import LocalExecutor
 from autotune.outcome import Ok
-from autotune.probe.protocol import ProbeRequest
+from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.search.wording import detail
 from autotune.specs import DeviceSpec, ModelSpec
 from autotune.techniques.check import refusal
@@ -44,6 +44,7 @@ from autotune.tracing.client import LocalTracer
 from autotune.units import MIB
 from autotune.worker.build import composition
 from autotune.worker.measuring.steps import gradient_norm
+from autotune.worker.replacing import replaced
 from autotune.worker.techniques import mapped_files, offload_store
 from autotune.worker.techniques.mapped_files import MappedFiles
 from autotune.worker.tracing.trace import trace
@@ -92,7 +93,7 @@ STEPS = 3
 """Timed optimizer steps, after one that warms up; the median counts."""
 LIMITS = {"cpu": (0.001, 0.05), "cuda": (0.03, 0.10)}
 """Median and worst relative error of a predicted peak that are the targets."""
-SMALLEST_MODEL = {"tiny-gpt2": ("tiny-gpt2", {}, 32, 1)}
+SMALLEST_MODEL: dict[str, tuple[str, dict[str, Any], int, int]] = {"tiny-gpt2": ("tiny-gpt2", {}, 32, 1)}
 TIMEOUT = 600.0
 """Seconds for one probe, or one trace, on a GPU's machine."""
 
@@ -155,13 +156,15 @@ _UNCOUNTED: set[int] = set()
 @contextmanager
 def uncounted() -> Iterator[None]:
     """Let offload use `UncountedFiles`."""
-    real = (offload_store.MappedFiles, mapped_files.is_mapped)
-    offload_store.MappedFiles = UncountedFiles
-    mapped_files.is_mapped = lambda tensor: tensor.untyped_storage().data_ptr() in _UNCOUNTED
+
+    def is_mapped(tensor: Any) -> bool:
+        return tensor.untyped_storage().data_ptr() in _UNCOUNTED
+
+    changes = [(offload_store, "MappedFiles", UncountedFiles), (mapped_files, "is_mapped", is_mapped)]
     try:
-        yield
+        with replaced(changes):
+            yield
     finally:
-        offload_store.MappedFiles, mapped_files.is_mapped = real
         _UNCOUNTED.clear()
 
 
@@ -235,8 +238,10 @@ class OnGpu:
             )
             row = self._predicted(probe.model_copy(update={"kind": "trace"}), folder / "trace", candidate)
             outcome = self.executor.run(probe, folder / "probe", timeout=TIMEOUT).answer
+        assert not isinstance(outcome, Inspection)
         if not isinstance(outcome, Ok):
             return {**row, "verdict": outcome.kind, "detail": detail(outcome)}
+        assert outcome.timing is not None
         memory = outcome.memory
         return {
             **row, "verdict": "ok", "measured": memory.allocated, "reserved": memory.reserved,
