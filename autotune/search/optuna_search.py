@@ -16,25 +16,22 @@ history anew, with a seed that follows from both.
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import product
 from random import Random
 from typing import Any, Literal
 
 from autotune.candidate import OPEN, Candidate
 from autotune.memory.predictor import Predictor
-from autotune.outcome import Lost, NonFinite, Ok, Oom, Unsupported
+from autotune.outcome import Lost, Ok
 from autotune.search.comparison import MARGIN
 from autotune.search.context import SearchContext
 from autotune.search.enumeration import legal_rung, open_sizes, tried_sizes
-from autotune.search.ladder import FALLBACKS
 from autotune.search.selection import missing
 from autotune.search.strategy import Decision, Done, Learn, Skip, Try
-from autotune.search.tpe import Parameter, Places, Seen, draws
-from autotune.techniques.consent import leaves_alone
+from autotune.search.tpe import Places, Seen, draws
+from autotune.search.tpe_axes import SIZE, TpeAxes
 from autotune.trial import History, Trial
 from autotune.units import format_bytes, format_duration
 
@@ -46,8 +43,6 @@ NEAREST = "nearest"
 """The node of a probe of what is predicted not to fit, where nothing else is left."""
 DRAWS = 16
 """Draws before the first open candidate in order is taken: then few are left, or hard to come by."""
-SIZE = "micro_batch"
-"""The parameter that is no axis: where a micro-batch is between 1 and the largest useful one, as a share of octaves."""
 
 
 class OptunaSearch:
@@ -66,6 +61,7 @@ class _Search:
     def __init__(self, history: History, context: SearchContext) -> None:
         self._history = history
         self._context = context
+        self._axes = TpeAxes(history, context)
         self._tried = tried_sizes(history)
         self._simulated = context.site is not None and context.site.device.simulated
         self._predictor = self._learned(context.predictor)
@@ -83,7 +79,7 @@ class _Search:
         """Return what to trace or to probe of what is predicted to be fast; None where that is done."""
         if len(self._history) >= STARTS:
             return None
-        plain = self._plain(self._fallbacks)
+        plain = self._axes.plain(self._axes.fallbacks)
         if self._predictor is None or self._context.speed is None:
             size = next(iter(self._sizes(plain)), None) if self._context.is_open(plain) else None
             if self._history or size is None:
@@ -114,14 +110,13 @@ class _Search:
         """Return what TPE draws; None where nothing that it drew is open."""
         seed = zlib.crc32(f"{self._context.seed} {len(self._history)}".encode())
         random = Random(seed)
-        for values in self._draws(seed):
-            share = values.pop(SIZE)
-            drawn = {axis: self._values[axis][int(values.get(axis, 0))] for axis in self._values}
+        for places in self._draws(seed):
+            share, drawn = places[SIZE], self._axes.drawn(places)
             rung = legal_rung(
                 {axis: drawn[axis] for axis in random.sample(list(drawn), len(drawn))}, self._context
             )
-            if self._is_within(rung) and self._context.is_open(rung) and (sizes := self._sizes(rung)):
-                size = min(sizes, key=lambda size: abs(self._share(rung.at(size)) - share))
+            if self._axes.is_within(rung) and self._context.is_open(rung) and (sizes := self._sizes(rung)):
+                size = min(sizes, key=lambda size: abs(self._axes.share(rung.at(size)) - share))
                 over = sum(self._excess(trial) is not None for trial in self._history)
                 why = f"drawn by TPE from {len(self._history)} trials, {over} of which did not fit"
                 return self._try(rung.at(size), "TPE", why)
@@ -137,7 +132,7 @@ class _Search:
             why = f"{DRAWS} draws are predicted not to fit, and what came nearest did not"
             return Done(why, "settled", skipped=tuple(self._skipped.values()))
         for number, rung in enumerate(rungs, start=1):
-            if self._is_in_turn(rung) and (sizes := self._sizes(rung)):
+            if self._axes.is_in_turn(rung) and (sizes := self._sizes(rung)):
                 why = f"few are left: {DRAWS} draws found nothing new"
                 return self._try(rung.at(sizes[0]), f"rung {number}", why)
         why = f"nothing else of the {len(rungs)} legal rungs of the space is open"
@@ -159,76 +154,11 @@ class _Search:
                 best, since = seconds, 0
         return None if best is None else since
 
-    @cached_property
-    def _values(self) -> dict[str, tuple[Any, ...]]:
-        """Return the values of each axis of the space that are searched: of fallbacks the one whose turn it is.
-
-        What was allowed though it changes what is learned is no fallback, and is searched beside that.
-        """
-        return self._listed | {
-            axis: (
-                taken,
-                *(value for value in self._listed[axis] if not leaves_alone(axis, value) and value != taken),
-            )
-            for axis, taken in self._fallbacks.items()
-        }
-
-    @cached_property
-    def _listed(self) -> dict[str, tuple[Any, ...]]:
-        """Return the values of each axis of the space; of one that takes numbers these first, in order."""
-        values = {axis: self._context.values(axis) for axis in self._context.space.axes}
-        return {
-            axis: tuple(sorted(those, key=lambda one: (type(one) is not int, one if type(one) is int else 0)))
-            if axis in OPEN
-            else those
-            for axis, those in values.items()
-        }
-
-    @cached_property
-    def _fallbacks(self) -> dict[str, Any]:
-        """Return the values of the axes that change only where the device refuses what comes before."""
-        axes = [axis for axis in FALLBACKS if axis in self._listed]
-        usual = [
-            tuple(value for value in self._listed[axis] if leaves_alone(axis, value)) or self._listed[axis]
-            for axis in axes
-        ]
-        every = [dict(zip(axes, values, strict=True)) for values in product(*usual)]
-        for values in every:
-            outcomes = [
-                trial.outcome
-                for trial in self._history
-                if all(getattr(trial.candidate, axis) == value for axis, value in values.items())
-            ]
-            refused = any(
-                isinstance(outcome, NonFinite)
-                or (isinstance(outcome, Unsupported) and outcome.axis in (None, *FALLBACKS))
-                for outcome in outcomes
-            )
-            trains = any(isinstance(outcome, Ok | Oom) for outcome in outcomes)
-            if self._context.is_open(self._plain(values)) and (trains or not refused):
-                return values
-        return every[0]
-
-    def _plain(self, fallbacks: dict[str, Any]) -> Candidate:
-        """Return the base as far as the space has its values, and its first ones."""
-        base = self._context.base.rung()
-        others = {
-            axis: values[0] for axis, values in self._listed.items() if getattr(base, axis) not in values
-        }
-        return base.model_copy(update=others | fallbacks)
-
-    def _is_in_turn(self, rung: Candidate) -> bool:
-        return all(getattr(rung, axis) in self._values[axis] for axis in self._fallbacks)
-
-    def _is_within(self, candidate: Candidate) -> bool:
-        """Tell whether every value is one of the space's: where rules leave no other, the base's may not be."""
-        return all(getattr(candidate, axis) in values for axis, values in self._values.items())
-
     def _singles(self, plain: Candidate) -> list[Candidate]:
         """Return the plain rung and those that differ from it in one axis; of numbers a model has too many."""
         changed = [
             plain.model_copy(update={axis: value})
-            for axis, values in self._values.items()
+            for axis, values in self._axes.values.items()
             for value in values
             if not (axis in OPEN and type(value) is int)
         ]
@@ -242,9 +172,9 @@ class _Search:
         )
         wanted: dict[str, Any] = {}
         for _, _, rung in faster:
-            (axis,) = (axis for axis in self._values if getattr(rung, axis) != getattr(plain, axis))
+            (axis,) = (axis for axis in self._axes.values if getattr(rung, axis) != getattr(plain, axis))
             wanted.setdefault(axis, getattr(rung, axis))
-        rest = {axis: getattr(plain, axis) for axis in self._values if axis not in wanted}
+        rest = {axis: getattr(plain, axis) for axis in self._axes.values if axis not in wanted}
         rung = legal_rung(wanted | rest, self._context)
         return [rung] if self._context.is_open(rung) else []
 
@@ -297,7 +227,7 @@ class _Search:
         ):
             return None
         near = []
-        for rung in filter(self._is_in_turn, rungs):
+        for rung in filter(self._axes.is_in_turn, rungs):
             size = next(open_sizes(rung, self._tried, self._context), None)
             if size is None or rung in self._context.refused:
                 continue
@@ -340,30 +270,14 @@ class _Search:
         predicted = 0.0 if bounds is None else bounds.mean - self._context.usable
         return max(1.0, lacking[1] or 0.0, predicted) / self._context.budget
 
-    def _share(self, candidate: Candidate) -> float:
-        """Return where a micro-batch is between 1 and the largest useful one, in octaves: from 0 to 1."""
-        limit = self._context.batches(candidate).limit
-        return min(1.0, math.log(candidate.micro_batch) / math.log(limit)) if limit > 1 else 0.0
-
     def _draws(self, seed: int) -> Iterator[Places]:
         """Yield where in its values each axis is, and the micro-batch, as TPE draws them from the history."""
-        parameters = {SIZE: Parameter("share")}
-        for axis, values in self._values.items():
-            if len(values) > 1:
-                parameters[axis] = Parameter("ordered" if axis in OPEN else "unordered", len(values))
         seen = [
-            Seen(self._places(trial.candidate), self._seconds(trial), self._excess(trial))
+            Seen(self._axes.places(trial.candidate), self._seconds(trial), self._excess(trial))
             for trial in self._history
-            if not isinstance(trial.outcome, Lost) and self._is_within(trial.candidate)
+            if not isinstance(trial.outcome, Lost) and self._axes.is_within(trial.candidate)
         ]
-        return draws(parameters, seen, seed, DRAWS)
-
-    def _places(self, candidate: Candidate) -> Places:
-        """Return where in its values each axis of a candidate is, and its micro-batch."""
-        places: Places = {
-            axis: values.index(getattr(candidate, axis)) for axis, values in self._values.items()
-        }
-        return {**places, SIZE: self._share(candidate)}
+        return draws(self._axes.parameters(), seen, seed, DRAWS)
 
     def _try(self, candidate: Candidate, node: str, why: str) -> Try:
         ahead = max(0, STARTS - len(self._history)) + PATIENCE - (self._since or 0)
