@@ -24,8 +24,9 @@ LONG = (
     "tests/e2e/test_readme.py", "tests/fuzz/test_fuzz.py", "tests/memory/test_checkpointed_blocks.py",
     "tests/memory/test_fake_cuda.py", "tests/memory/test_offloaded_gradients.py",
     "tests/memory/test_shared_programs.py", "tests/memory/test_short_traces.py", "tests/numerics/test_compile.py",
-    "tests/numerics/test_deepspeed.py", "tests/numerics/test_pairs.py", "tests/numerics/test_ranks.py",
-    "tests/numerics/test_tensor_parallel.py", "tests/packaging/test_sdist.py", "tests/packaging/test_wheel.py",
+    "tests/numerics/test_deepspeed.py", "tests/numerics/test_float8_pairs.py", "tests/numerics/test_pairs.py",
+    "tests/numerics/test_ranks.py", "tests/numerics/test_tensor_parallel.py", "tests/packaging/test_sdist.py",
+    "tests/packaging/test_wheel.py",
 )  # fmt: skip
 """What `make test-long` runs: each takes a minute or two of a processor, and together half of all tests' time."""
 

@@ -1,22 +1,15 @@
 """What 8-bit products allocate, byte by byte: torch makes them on a processor too, if by copies in 32 bits."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from autotune.techniques.check import refused
 from autotune.worker.build import composition
 from autotune.worker.tracing import kernel_workspace
 from autotune.worker.tracing.trace import trace
 from tests.memory.test_trace import SEQ_LEN, measured, request
+from tests.numerics.emulated import on_a_gpu
 
 pytest.importorskip("torchao", reason="torchao is not installed: pip install 'autotune[torchao]'")
-
-
-def on_a_gpu(candidate, context):
-    """Judge a candidate as for a GPU, whatever it is to run on."""
-    return refused(candidate, replace(context, kind="cuda"))
 
 
 def emulated(args, kwargs):

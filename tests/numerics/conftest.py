@@ -1,5 +1,12 @@
+import sys
+from functools import cache
+
 import pytest
 import torch
+
+from tests.numerics.once import once
+
+pytest.register_assert_rewrite("tests.numerics.compared")
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -9,3 +16,15 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def of_ranks(tmp_path_factory):
+    """Return what gives the trainings of a group of `on_pairs`, each made once."""
+
+    @cache
+    def results(group):
+        command = [sys.executable, "-m", "tests.numerics.on_pairs", group]
+        return torch.load(once(tmp_path_factory, f"pairs-{group}.pt", lambda into: [*command, str(into)]))
+
+    return results

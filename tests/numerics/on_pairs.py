@@ -1,7 +1,8 @@
 """Every legal pair of values of axes that a processor can run, by a covering array, against the plain run.
 
-Left out, because a processor runs nothing of them or does nothing with them: flash and flex attention, liger-kernel,
-fp8, TF32, the CUDA allocator's options; and a loader's workers, which make batches of a user's own dataset alone.
+Of fp8, which a processor emulates, the pairs that are legal on a GPU. Left out, because a processor runs nothing of
+them or does nothing with them: flash and flex attention, liger-kernel, TF32, the CUDA allocator's options; and a
+loader's workers, which make batches of a user's own dataset alone.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 
-from autotune.candidate import Candidate
+from autotune.candidate import Candidate, DeviceKind
 from autotune.lengths import Lengths
 from autotune.specs import ModelSpec
 from autotune.techniques.axis import Context
@@ -31,6 +32,7 @@ from autotune.worker.techniques import activation_offload, compilation
 from autotune.worker.techniques.sharding import process_group
 from tests.data.requests import family, request
 from tests.numerics.covering import Covering, Pair, Values
+from tests.numerics.emulated import judged_as_on_a_gpu
 
 STEPS, SAMPLES, SEQ_LEN = 2, 8, 32
 LENGTHS = Lengths(file="lengths.csv", digest="0", counts=((5, 8), (20, 3), (SEQ_LEN, 2)))
@@ -61,20 +63,24 @@ class Group:
     nodes: int = 1
     axes: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     families: tuple[str, ...] = ("gpt2", "llama", "mixtral")
+    kind: DeviceKind = "cpu"
+    """As whose candidates these are judged; they train on a processor."""
 
 
+SHARDINGS: dict[str, tuple[Any, ...]] = {
+    "sharding": ("ddp", "zero1", "zero2", "fsdp2"), "reduce_dtype": ("fp32", "bf16"),
+}  # fmt: skip
+ACROSS_NODES: dict[str, tuple[Any, ...]] = {"sharding": ("hsdp",), "reduce_dtype": ("fp32", "bf16")}
 ONE_BUDGET: dict[str, tuple[Any, ...]] = {"activation_memory_budget": ("none", "50%")}
 """One rank tries all three with every other axis. To the compiler they are one number of one option, and beside shards
 each candidate that is compiled takes as long as ten others."""
+FLOAT8: dict[str, tuple[Any, ...]] = {"precision": ("fp8",), **ONE_BUDGET}
+WITH_LINEAR_LAYERS = ("llama", "mixtral", "qwen3")
+"""GPT-2's blocks have none for fp8 to replace."""
 GROUPS = {
     "one": Group(),
-    "two": Group(
-        2,
-        axes={
-            "sharding": ("ddp", "zero1", "zero2", "fsdp2"), "reduce_dtype": ("fp32", "bf16"), **ONE_BUDGET,
-        },
-    ),
-    "nodes": Group(4, 2, axes={"sharding": ("hsdp",), "reduce_dtype": ("fp32", "bf16"), **ONE_BUDGET}),
+    "two": Group(2, axes={**SHARDINGS, **ONE_BUDGET}),
+    "nodes": Group(4, 2, axes={**ACROSS_NODES, **ONE_BUDGET}),
     "cut": Group(2, axes={"tensor_parallel": (2,)}, families=("llama", "gemma2", "qwen3")),
     "cut-shards": Group(
         4,
@@ -84,6 +90,9 @@ GROUPS = {
     "deepspeed": Group(
         2, axes={"engine": ("deepspeed",), "sharding": ("zero1", "zero2", "zero3"), **ONE_BUDGET}
     ),
+    "float8": Group(axes=FLOAT8, families=WITH_LINEAR_LAYERS, kind="cuda"),
+    "float8-two": Group(2, axes={**FLOAT8, **SHARDINGS}, families=WITH_LINEAR_LAYERS, kind="cuda"),
+    "float8-nodes": Group(4, 2, axes={**FLOAT8, **ACROSS_NODES}, families=WITH_LINEAR_LAYERS, kind="cuda"),
 }  # fmt: skip
 SAME_BITS = frozenset(
     {
@@ -101,7 +110,7 @@ def arrays() -> dict[str, Covering]:
     found: dict[str, Covering] = {}
     known: frozenset[Pair] = frozenset()
     for name, group in GROUPS.items():
-        context = Context(world_size=group.ranks, nodes=group.nodes, kind="cpu")
+        context = Context(world_size=group.ranks, nodes=group.nodes, kind=group.kind)
         found[name] = Covering({**AXES, **group.axes}, context).fill(known)
         known |= frozenset(found[name].covered)
     return found
@@ -126,7 +135,8 @@ class Result:
 def train(values: Values, spec: ModelSpec, size: int = 1, nodes: int = 1) -> Result:
     """Take two optimizer steps of as many samples, however many ranks share them."""
     micro_batch = SAMPLES * values.get("tensor_parallel", 1) // size
-    with tempfile.TemporaryDirectory() as folder:
+    judged = judged_as_on_a_gpu() if values["precision"] == "fp8" else nullcontext()
+    with tempfile.TemporaryDirectory() as folder, judged:
         probe = request(spec, Path(folder), seq_len=SEQ_LEN, micro_batch=micro_batch, **values)
         lengths = None if probe.candidate.sequences == "full" else LENGTHS
         probe = probe.model_copy(update={"world_size": size, "nodes": nodes, "lengths": lengths})

@@ -4,39 +4,31 @@ Rounding is of 3 bits of fraction for inputs and weights (half a step is 2^-4 = 
 (2^-3 = 13%), each value for itself; sums over 64 of them lose most of it.
 """
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from autotune.techniques.check import refused as refused_in
-from autotune.worker.build import composition
 from autotune.worker.build.composition import assemble
 from autotune.worker.errors import CannotRun
 from autotune.worker.techniques import compilation
 from tests.data.requests import request
+from tests.numerics.emulated import judged_as_on_a_gpu
 from tests.numerics.runs import COPIED, MODELS, plain, train
 from tests.reasons import refused
 
 pytest.importorskip("torchao", reason="torchao is not installed: pip install 'autotune[torchao]'")
 
 
-def on_a_gpu(candidate, context):
-    """Judge a candidate as for a GPU, whatever it is to run on."""
-    return refused_in(candidate, replace(context, kind="cuda"))
-
-
 @pytest.fixture
-def anywhere(monkeypatch):
+def anywhere():
     """Let a processor take fp8, as `cuda` may."""
-    monkeypatch.setattr(composition, "refused", on_a_gpu)
+    with judged_as_on_a_gpu():
+        yield
 
 
 @pytest.fixture(scope="module")
 def reference():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(composition, "refused", on_a_gpu)
+    with judged_as_on_a_gpu():
         return train("llama", precision="fp8")
 
 
