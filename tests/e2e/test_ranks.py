@@ -14,7 +14,6 @@ from tests.e2e.conftest import QUICK, autotune, budget, cpu, probes_alive
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_two_ranks_are_tuned_to_a_proven_winner_that_trains_as_it_was_exported(tmp_path):
     each = budget(128 * MIB)
     done = autotune(

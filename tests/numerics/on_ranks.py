@@ -1,4 +1,4 @@
-"""One rank of real trainings under every sharding; rank 0 writes losses and parameters. Started by torch's launcher."""
+"""One rank of real trainings under every sharding; rank 0 writes losses and parameters."""
 
 import gc
 import os
@@ -194,11 +194,12 @@ def forked(rank, size, file, cases):
         "AUTOTUNE_RENDEZVOUS": f"{file}.rendezvous",
     }
     os.environ.update({name: str(value) for name, value in place.items()}, GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
     main(file, cases)
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ:
+    if "RANK" in os.environ:  # by torch's launcher
         main(*sys.argv[1:])
     else:  # python -m tests.numerics.on_ranks FILE CASES RANKS
         into, which, count = sys.argv[1], sys.argv[2], int(sys.argv[3])

@@ -8,7 +8,6 @@ may differ by some eight roundings of 2^-9, one in 64. With uneven padding the r
 
 import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +17,8 @@ from tests.numerics.on_ranks import ACCUMULATION, BUILT, CASES, HYBRID, MICRO_BA
 from tests.numerics.once import once
 from tests.numerics.runs import norm
 
-ROOT = Path(__file__).parents[2]
+ON_RANKS = [sys.executable, "-m", "tests.numerics.on_ranks"]
+"""Forks its ranks: processes that share one import."""
 BF16 = 2**-6
 ROUNDING = 2**-9
 """Half a unit in the last place of bf16's eight digits, by which a reduction in bf16 rounds: what each rank sends, and
@@ -27,21 +27,16 @@ each partial sum, of which two nodes of two have two. It does not all go one way
 
 @pytest.fixture(scope="module")
 def of_two(tmp_path_factory):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    file = once(
-        tmp_path_factory,
-        "ranks-of-two.pt",
-        lambda into: [*launch, "-m", "tests.numerics.on_ranks", str(into)],
+    return torch.load(
+        once(tmp_path_factory, "ranks-of-two.pt", lambda into: [*ON_RANKS, str(into), "CASES", "2"])
     )
-    return torch.load(file)
 
 
 @pytest.fixture(scope="module")
 def of_four(tmp_path_factory):
-    """Two nodes of two ranks: processes that share one import, because there are four."""
-    launch = [sys.executable, "-m", "tests.numerics.on_ranks"]
+    """Return what two nodes of two ranks give."""
     return torch.load(
-        once(tmp_path_factory, "ranks-of-four.pt", lambda into: [*launch, str(into), "HYBRID", "4"])
+        once(tmp_path_factory, "ranks-of-four.pt", lambda into: [*ON_RANKS, str(into), "HYBRID", "4"])
     )
 
 
