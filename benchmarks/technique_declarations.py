@@ -15,6 +15,7 @@ from autotune.search.space import Space
 from autotune.techniques.axis import Axis, Value
 from autotune.techniques.check import RULES, Exclusion
 from autotune.techniques.consent import BY_CONSENT
+from autotune.techniques.constraint import ANY
 from autotune.techniques.families import FAMILIES, axes_of
 from benchmarks.markdown import block, table
 
@@ -126,6 +127,7 @@ def _tried(axis: str, values: tuple[object, ...]) -> str:
         f"`{name}`"
         for name, space in _shipped().items()
         if any(_is_among((node.set or {}).get(axis), axis, values) for node in space.graph.nodes.values())
+        or (A_NUMBER in values and ANY in space.axes.get(axis, ()))
     ]
     if not spaces:
         return "**Tried by:** no shipped search space. Name it in your own, or predict it with `autotune estimate`."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -21,6 +21,7 @@ from autotune.specs import Goal, ModelFacts, ModelSpec, RunSpec
 from autotune.techniques.axis import Context
 from autotune.techniques.check import Refusal, refused
 from autotune.techniques.consent import ByConsent, allowed
+from autotune.techniques.constraint import ANY
 from autotune.techniques.sharding import lacks_groups, lacks_nodes, usual_sharding
 
 MOST_COMBINATIONS = 50_000
@@ -140,10 +141,14 @@ class SearchContext:
 
     @cached_property
     def ladder(self) -> Ladder:
-        """Every rung that may be tried; of a space with too many combinations those of its graph alone."""
-        combinations = math.prod(len(self.values(axis)) for axis in self.space.axes)
-        if combinations <= MOST_COMBINATIONS:
-            return Ladder(self.base, tuple(self.space.axes), tuple(self.rungs()))
+        """Every rung that may be tried; of a space with too many combinations those of its graph alone.
+
+        Of an axis that takes any number those are left out which the space does not list: which of them is best follows
+        from the memory at hand (`search.partial_checkpointing`).
+        """
+        values = {axis: self.space.values(axis) for axis in self.space.axes}
+        if math.prod(map(len, values.values())) <= MOST_COMBINATIONS:
+            return Ladder(self.base, tuple(self.space.axes), tuple(self._open(values)))
         walked = [
             rung.model_copy(update=allowed)
             for allowed in ({}, *self.allowances)
@@ -157,8 +162,10 @@ class SearchContext:
 
         An axis that the space leaves out keeps its value in `base`.
         """
-        axes = self.space.axes
-        for values in product(*(self.values(axis) for axis in axes)):
+        yield from self._open({axis: self.values(axis) for axis in self.space.axes})
+
+    def _open(self, axes: Mapping[str, Sequence[Any]]) -> Iterator[Candidate]:
+        for values in product(*axes.values()):
             rung = self.base.model_copy(update=dict(zip(axes, values, strict=True))).rung()
             if self.is_open(rung):
                 yield rung
@@ -172,9 +179,25 @@ class SearchContext:
     ) -> Self:
         """Return this context with what was learnt since; what does not follow from that is kept as it was computed."""
         context = replace(self, predictor=predictor, speed=speed, untraceable=untraceable, refused=refused)
-        for kept in {"ladder", "_batches"} & self.__dict__.keys():
+        for kept in {"ladder", "_batches", "_takes_numbers"} & self.__dict__.keys():
             context.__dict__[kept] = self.__dict__[kept]
         return context
+
+    def takes_numbers(self, rung: Candidate) -> bool:
+        """Tell whether a rung checkpoints all blocks where the space lets it be any number of them."""
+        if rung.checkpointing == "none" or rung.checkpointed_blocks != "all":
+            return False
+        if rung not in self._takes_numbers:
+            several = self.model is not None and self.model.blocks > 1
+            allowed = ANY in self.space.axes.get("checkpointed_blocks", ())
+            one = rung.model_copy(update={"checkpointed_blocks": 1})
+            self._takes_numbers[rung] = several and allowed and self.is_open(one)
+        return self._takes_numbers[rung]
+
+    @cached_property
+    def _takes_numbers(self) -> dict[Candidate, bool]:
+        """What was asked of rungs so far."""
+        return {}
 
     def is_open(self, rung: Candidate) -> bool:
         """Tell whether a rung may be tried: it is legal, can run as far as is known, and the goal has use for it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from autotune.candidate import Candidate
+from autotune.candidate import OPEN, Candidate
 from autotune.techniques.consent import leaves_alone
 from autotune.techniques.families import slowdown
 
@@ -66,7 +66,8 @@ class Ladder:
     def plain(self, rung: Candidate) -> Candidate:
         """Return a rung without the techniques that cost time to save memory."""
         if rung not in self._plain:
-            slower = [axis for axis in self._axes if slowdown(axis, getattr(rung, axis)) > 1]
+            # How many blocks are checkpointed goes with that they are.
+            slower = [axis for axis in self._axes if axis in OPEN or slowdown(axis, getattr(rung, axis)) > 1]
             changes = {axis: getattr(self._base, axis) for axis in slower}
             self._plain[rung] = rung.model_copy(update=changes)
         return self._plain[rung]
@@ -113,6 +114,11 @@ class Ladder:
         two may spare the same. 0 where not even one sample fits; None where a technique was not traced alone, or
         may not stand alone.
         """
+        found = self.guess_taken(rung, taken)
+        return None if found is None else max(0, int((usable - found.fixed) / found.per_sample))
+
+    def guess_taken(self, rung: Candidate, taken: Callable[[Candidate], Taken | None]) -> Taken | None:
+        """Return what a rung takes, by what its techniques spare one by one; None as for `guess_size`."""
         reference = taken(self.reference(rung))
         if reference is None or len(self.parts(rung)) < len(self.differing(rung)):
             return None
@@ -123,4 +129,4 @@ class Ladder:
                 return None
             fixed += alone.fixed - reference.fixed
             per_sample += alone.per_sample - reference.per_sample
-        return max(0, int((usable - fixed) / max(1.0, per_sample)))
+        return Taken(fixed, max(1.0, per_sample))

@@ -12,6 +12,7 @@ from autotune.outcome import Ok
 from autotune.search.comparison import MARGIN
 from autotune.search.context import SearchContext
 from autotune.search.incumbent import bound_of
+from autotune.search.partial_checkpointing import PartialCheckpointing
 from autotune.search.probe_cost import ProbeCost
 from autotune.search.room import Room
 from autotune.timing.speed_model import AtLeast, Expected, Observed, SpeedModel
@@ -54,6 +55,7 @@ class Prospects:
         self._room = room
         self._simulated = simulated
         self._cost = ProbeCost(history)
+        self._partial = PartialCheckpointing(context, room, self.seconds, self._guess)
         self._model = SpeedModel(
             [seen for trial in history if (seen := self._observed(trial))],
             [bound for trial in history if (bound := self._bounded(trial))],
@@ -97,6 +99,7 @@ class Prospects:
             if prospect.improvement >= MARGIN
         ]
         fitting = [rung.at(size) for rung in hopeful for size in [*room.sure(rung), *room.likely(rung)]]
+        fitting += [one for rung in traced for one in self._partial.fitting(rung)]
         new = [candidate for candidate in fitting if not room.is_tried(candidate)]
         found = self._judged([*self._priced(new), *self._unpriced(rungs)], best)
         return [replace(one, improvement=one.improvement * room.fit(one.candidate)) for one in found]
@@ -121,12 +124,23 @@ class Prospects:
             if size == 0:
                 continue
             seconds = self._guess(rung, size)
+            some = self._partial.hoped(rung)
+            if some is not None and seconds is not None and some.seconds < seconds:
+                size, seconds = some.candidate.micro_batch, some.seconds
             # Without one, the reference itself is to be traced first.
             guess = _Priced(rung.at(size), best if seconds is None else seconds, False)
             (uncertain if leader is None or seconds is None or rung in parts else combined).append(guess)
         found = self._judged(uncertain, best)
         if leader is not None:
             found += self._judged(combined, leader.expected.seconds, COMBINED)
+        partly = [
+            _Priced(one.candidate, one.seconds, False)
+            for rung in rungs
+            if self._room.covers(rung) and not self._room.is_closed(rung, 1)
+            for one in self._partial.to_trace(rung)
+        ]
+        # Between numbers of blocks that are priced there is little to err about.
+        found += self._judged(partly, leader.expected.seconds if leader else best, COMBINED)
         # A smaller micro-batch may be as fast, so only what any probe of it takes counts against it.
         return [
             replace(one, candidate=rung, cost=0.0 if self._simulated else self._cost.start(rung.compile))

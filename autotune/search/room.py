@@ -7,8 +7,9 @@ from typing import Literal
 
 from autotune.candidate import Candidate
 from autotune.memory.calibration import Z
+from autotune.memory.fewest_checkpointed import fewest_checkpointed, with_checkpointed_blocks
 from autotune.memory.predictor import Predictor
-from autotune.outcome import Ok, Oom
+from autotune.outcome import Lost, Ok, Oom, Timeout
 from autotune.search.context import SearchContext
 from autotune.search.enumeration import Tried, closed_from, tried_sizes
 from autotune.search.ladder import Taken
@@ -34,7 +35,9 @@ class Room:
         self._context = context
         self._predictor = predictor
         self._simulated = simulated
+        self._bound: Literal["mean", "high"] = "mean" if simulated else "high"
         self._taken: dict[Candidate, Taken | None] = {}
+        self._by_family: dict[Candidate, list[Candidate]] | None = None
         self._overrun = any(
             isinstance(trial.outcome, Oom)
             or (isinstance(trial.outcome, Ok) and not context.fits(trial.outcome.memory))
@@ -80,8 +83,7 @@ class Room:
         only longer.
         """
         batches = self._context.batches(rung)
-        bound: Literal["mean", "high"] = "mean" if self._simulated else "high"
-        most = self._predictor.largest(rung, self._context.usable, self._limit(rung), bound) or 0
+        most = self._predictor.largest(rung, self._context.usable, self._limit(rung), self._bound) or 0
         sizes: list[int] = []
         while len(sizes) < SIZES and (size := batches.up_to(0, most)) is not None:
             sizes.append(size)
@@ -101,6 +103,70 @@ class Room:
         size = self._context.batches(rung).up_to(0, most)
         return [] if size is None or self.fit(rung.at(size)) >= SURE else [size]
 
+    def peak(self, candidate: Candidate) -> float | None:
+        """Return the peak (bytes) that has to be within what is usable for a candidate to fit; None without a trace."""
+        bounds = self._predictor.bounds(candidate)
+        return None if bounds is None else float(getattr(bounds, self._bound))
+
+    def fewest_checkpointed(self, rung: Candidate, size: int) -> Candidate | None:
+        """Return a rung at a micro-batch with the fewest of its blocks checkpointed that surely fits.
+
+        Of the numbers that a trace tells of, and that no probe of as many and as small a micro-batch forbids. None
+        where not even all blocks make it fit.
+        """
+        assert self._context.model is not None
+        blocks = self._context.model.blocks
+        found = fewest_checkpointed(
+            self._predictor, rung.at(size), self._context.usable, blocks, self._bound, known_only=True
+        )
+        if not isinstance(found, Candidate) or found.checkpointing == "none":
+            return found if isinstance(found, Candidate) else None
+        failed, trained = self._failed(rung, size, blocks), self._trained(rung, size)
+        if failed and not trained:
+            failed += (blocks - failed) // 4  # by how much it was over, it did not say
+        count = blocks if found.checkpointed_blocks == "all" else found.checkpointed_blocks
+        allowed = (
+            with_checkpointed_blocks(found, one, blocks) for one in range(max(count, failed + 1), blocks + 1)
+        )
+        return next((one for one in allowed if self.covers(one)), None)
+
+    def is_barred(self, rung: Candidate) -> bool:
+        """Tell whether a number of a rung's blocks failed, checkpointed, for another reason than memory or time."""
+        return any(
+            not isinstance(outcome, (Ok, Oom, Timeout, Lost))
+            for one in self._numbers(rung)
+            for outcome in self.tried[one].values()
+        )
+
+    def _failed(self, rung: Candidate, size: int, blocks: int) -> int:
+        """Return the largest number of checkpointed blocks that did not do at this micro-batch, or a smaller one."""
+        failed = 0
+        for one in self._numbers(rung):
+            end = closed_from(one, self.tried, self._context)
+            if end is not None and size >= end:
+                slow = any(isinstance(outcome, Timeout) for outcome in self.tried[one].values())
+                count = one.checkpointed_blocks
+                failed = max(failed, blocks if slow or count == "all" else count)
+        return failed
+
+    def _trained(self, rung: Candidate, size: int) -> bool:
+        """Tell whether a number of blocks, but not all, trained at this micro-batch or a larger one."""
+        return any(
+            isinstance(outcome, Ok) and tried >= size and self._context.fits(outcome.memory)
+            for one in self._numbers(rung)
+            if one.checkpointed_blocks != "all"
+            for tried, outcome in self.tried[one].items()
+        )
+
+    def _numbers(self, rung: Candidate) -> list[Candidate]:
+        """Return the rungs that were tried and differ from this one in the number of checkpointed blocks alone."""
+        if self._by_family is None:
+            self._by_family = {}
+            for one in self.tried:
+                family = one.model_copy(update={"checkpointed_blocks": "all"})
+                self._by_family.setdefault(family, []).append(one)
+        return self._by_family.get(rung, [])
+
     def hoped(self, rung: Candidate) -> int:
         """Return the largest useful micro-batch that a rung may fit with, which is not traced yet.
 
@@ -108,6 +174,10 @@ class Room:
         """
         size = self._context.ladder.guess_size(rung, (1 + SLACK) * self._context.usable, self._takes)
         return self.largest(rung) if size is None else self._context.batches(rung).up_to(0, size) or 0
+
+    def guess_taken(self, rung: Candidate) -> Taken | None:
+        """Return what a rung takes, by its trace or else by its techniques one by one; None where these are unknown."""
+        return self._takes(rung) or self._context.ladder.guess_taken(rung, self._takes)
 
     def _limit(self, rung: Candidate) -> int:
         """Return the largest micro-batch of a rung that nothing forbids so far."""

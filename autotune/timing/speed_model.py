@@ -33,9 +33,11 @@ NOISE = 0.02
 AXIS: dict[str, float] = {
     "precision": 0.15, "attention": 0.15, "compile": 0.2, "kernels": 0.15, "loss": 0.08, "activation_offload": 0.2,
     "offload": 0.3, "offload_to": 0.3, "sharding": 0.2, "engine": 0.2, "tensor_parallel": 0.2, "checkpointing": 0.05,
+    "checkpointed_blocks": 0.0,
 }  # fmt: skip
 """Of the part of an axis whose value is not the default. Assumed: large where a link, disk or compiler decides, that
-the roofline knows least of; small for recomputation, which repeats what was counted already."""
+the roofline knows least of; small for recomputation, which repeats what was counted already; none for the number of
+blocks that are computed again, which lies between none and all."""
 OTHER_AXIS = 0.05
 """The same for the axes that are not named: they change a small part of a step."""
 
