@@ -139,11 +139,17 @@ def compare(speeds: Mapping[Candidate, Sequence[float]]) -> GridEquals:
 
 
 def _slower(ours: Sequence[float], theirs: Sequence[float]) -> bool:
-    ratios = [math.log(b / a) for a, b in zip(ours, theirs, strict=True)]
+    mean, half = paired(theirs, ours)
+    return mean > half
+
+
+def paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of the logarithms of two speeds' ratios of each round, and its 95% interval's half-width."""
+    ratios = [math.log(a / b) for a, b in zip(ours, theirs, strict=True)]
     if len(ratios) < 2:
-        return False
+        return ratios[0], math.inf
     error = statistics.stdev(ratios) / math.sqrt(len(ratios))
-    return statistics.fmean(ratios) > t_quantile(len(ratios) - 1) * error
+    return statistics.fmean(ratios), t_quantile(len(ratios) - 1) * error
 
 
 def told(candidate: Candidate) -> str:

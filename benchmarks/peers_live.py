@@ -5,17 +5,20 @@
 Each probe of a peer is a process of its own, under the budget that the kernel enforces, and is measured once for all
 peers; they are charged as `benchmarks.peers` charges them: a search whose trials share a process pays for start and
 imports once. Ours is a whole run with its proof and an empty cache of traces, charged its wall time. `grid` is left
-out: how fast a configuration can be is not known here, so shares are of the fastest that anybody delivered. What each
-delivers is then trained in a fresh process under the same budget: 50 optimizer steps of the longest sequences, with
-evaluations and checkpoints (`long_training_worker.py`). Its speed there is what is compared.
+out: how fast a configuration can be is not known here. So what was delivered is measured again, in rounds of which each
+measures all of it, every other round backwards, and shares are of the fastest of these; what cannot be told from that
+counts as it. Then each is trained in a fresh process under the same budget: 50 optimizer steps of the longest
+sequences, with evaluations and checkpoints (`long_training_worker.py`).
 
 Targets, of the default strategy: those of `benchmarks.peers`, and no configuration that does not survive the 50 steps.
+The four cases take about a quarter of an hour on 2 cores that do nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -47,17 +50,21 @@ from autotune.tracing.cache import VARIABLE
 from autotune.tracing.client import LocalTracer
 from benchmarks.grid_definitions import LIVE, Definition
 from benchmarks.grid_definitions import SMALLEST as SMALLEST_GRID
-from benchmarks.grid_oracle import Oracle, search_context, target_speed, told
+from benchmarks.grid_oracle import Oracle, rounds_of, search_context, target_speed, told
 from benchmarks.grid_recorder import LIMITS, Recorder, begin, request
 from benchmarks.long_training import LONG_WORKER, TIMEOUT
-from benchmarks.peer_searches import PEERS
+from benchmarks.peer_searches import PEERS, Tried
 from benchmarks.peers import OURS, ReplaySession, Result, account, missed_by, result_of, table_of
-from benchmarks.record_grid import replace_limits
+from benchmarks.record_grid import repeat, replace_limits
 from benchmarks.recording import RESULTS, record
 from benchmarks.verdict import SMALLEST, unmeasured, verdict
 
 NOISE = 0.03
 """Share by which two measurements of the same speed may differ: probes measure until they know theirs that well."""
+ROUNDS = 5
+"""In which what was delivered is measured again."""
+PROOF_TIME = 6.0
+"""Seconds of our proof's training: a run's own are longer, but so is a run's model."""
 SEARCHES = tuple(peer for peer in PEERS if peer.name != "grid")
 QUICK = ("Composer",)
 """The peers of the smallest case."""
@@ -120,48 +127,64 @@ def survive(header: GridHeader, candidate: Candidate, executor: Executor) -> Out
     return finding.answer
 
 
+def compared(recorder: Recorder, delivered: list[Candidate], rounds: int, console: Console) -> Oracle:
+    """Measure what was delivered again, in alternation, and return all that is known of the case then."""
+    known = read_grid(recorder.path)
+    for one in delivered:  # ours may be what nobody else has tried
+        if one not in known.points:
+            recorder.measure(known.header, one)
+    points = read_grid(recorder.path).points
+    repeat(recorder, [one for one in delivered if isinstance(points[one].outcome, Ok)], rounds, console)
+    return Oracle(read_grid(recorder.path))
+
+
 def rows_of(
-    results: list[Result],
-    survived: dict[Candidate, Outcome],
-    points: dict[Candidate, GridPoint],
-    context: SearchContext,
+    results: list[Result], survived: dict[Candidate, Outcome], oracle: Oracle
 ) -> list[dict[str, Any]]:
-    """Return a line of the record for each search: its speed in the 50 steps, and when ours had measured as much."""
-    speeds = {one: speed_of(one, outcome, context) for one, outcome in survived.items()}
-    fastest = max(speeds.values(), default=0.0)
+    """Return a line of the record for each search: its share in the rounds, and when ours had measured as much."""
     own = next(result for result in results if result.peer == OURS)
-    curve = [(one.ended, speed_of(one.candidate, one.outcome, context)) for one in own.tried]
+    curve = [(one.ended, speed_of(one.candidate, one.outcome, oracle.context)) for one in own.tried]
     rows = []
     for result in results:
-        delivered = result.delivered
-        point = None if delivered is None else points.get(delivered)
-        wanted = 0.0 if delivered is None or point is None else speed_of(delivered, point.outcome, context)
-        known = next(
-            (
-                one.ended
-                for one, (_, speed) in zip(own.tried, curve, strict=True)
-                if isinstance(one.outcome, Ok)
-                and (one.candidate == delivered or speed >= (1 - NOISE) * wanted)
-            ),
-            None,
-        )
+        one = result.delivered
+        trained = one is not None and bool(oracle.grid.samples(one))
+        share = oracle.share(one) if trained and oracle.speeds else 0.0
+        rounds = [] if one is None else rounds_of(oracle.grid, [one]).get(one, ())
         rows.append(
             {
                 "grid": result.grid, "peer": result.peer, "how": result.how,
-                "delivered": None if delivered is None else told(delivered),
-                "share": 0.0 if delivered is None or not fastest else speeds[delivered] / fastest,
-                "tokens_per_second": 0.0 if delivered is None else speeds[delivered],
-                "survives": delivered is not None and isinstance(survived[delivered], Ok),
+                "delivered": None if one is None else told(one),
+                "share": share, "tokens_per_second": statistics.fmean(rounds) if rounds else 0.0,
+                "rounds": list(rounds), "equal": trained and bool(oracle.speeds) and one in oracle.equals,
+                "survives": one is not None and isinstance(survived[one], Ok),
                 "seconds": result.seconds, "probes": len(result.tried), "oom": result.oom(),
-                "keeps_global_batch": result.keeps_batch, "known_after": 0.0 if wanted == 0.0 else known,
+                "keeps_global_batch": result.keeps_batch,
+                "known_after": known_after(own, one, oracle) if share else 0.0,
                 "curve": curve if result.peer == OURS else [],
             }
         )  # fmt: skip
     return rows
 
 
+def known_after(own: Result, delivered: Candidate | None, oracle: Oracle) -> float | None:
+    """Return the seconds until ours had probed what was delivered or what is as fast; None where it never did."""
+    assert delivered is not None, "it trained"
+    share = min(oracle.share(delivered), 1.0)
+    wanted = share * oracle.speeds[oracle.best]
+
+    def as_fast(tried: Tried) -> bool:
+        if not isinstance(tried.outcome, Ok):
+            return False
+        # In the rounds both were measured, which is what tells; else the probe has to say it.
+        again = tried.candidate in oracle.grid.repeats and oracle.share(tried.candidate) >= share
+        speed = speed_of(tried.candidate, tried.outcome, oracle.context)
+        return tried.candidate == delivered or again or speed >= (1 - NOISE) * wanted
+
+    return next((tried.ended for tried in own.tried if as_fast(tried)), None)
+
+
 def live(definition: Definition, folder: Path, smallest: bool, console: Console) -> list[dict[str, Any]]:
-    """Run every search on a case, train what each delivered, and return the rows."""
+    """Run every search on a case, measure again and train on what each delivered, and return the rows."""
     limits = replace_limits(LIMITS) if smallest else LIMITS
     path = folder / f"{definition.name}.jsonl"
     results = []
@@ -176,12 +199,15 @@ def live(definition: Definition, folder: Path, smallest: bool, console: Console)
             session = LiveSession(oracle, peer, recorder=recorder)
             results.append(result_of(session))
             console.print(f"{header.name}: {peer.name} ended after {session.elapsed:.0f} s")
-    results.append(ours(definition, header, folder, proof_time=1.0 if smallest else 15.0))
-    console.print(f"{header.name}: {OURS} ended after {results[-1].seconds:.0f} s")
+        results.append(ours(definition, header, folder, proof_time=1.0 if smallest else PROOF_TIME))
+        console.print(f"{header.name}: {OURS} ended after {results[-1].seconds:.0f} s")
+        delivered = list(dict.fromkeys(one.delivered for one in results if one.delivered is not None))
+        oracle = compared(recorder, delivered, 1 if smallest else ROUNDS, console)
     long = LocalExecutor(find(definition.device_spec()), partial(launch, worker=LONG_WORKER))
-    delivered = dict.fromkeys(one.delivered for one in results if one.delivered is not None)
     survived = {one: survive(header, one, long) for one in delivered}
-    return rows_of(results, survived, oracle.grid.points, oracle.context)
+    for one, outcome in survived.items():
+        console.print(f"{header.name}: {told(one)}: 50 more steps: {outcome.kind}")
+    return rows_of(results, survived, oracle)
 
 
 def unsafe(rows: list[dict[str, Any]]) -> list[str]:
@@ -211,18 +237,22 @@ def main() -> int:
     if not cases:
         raise unmeasured("peers_live", f"no case is called {', '.join(options.names)}")
     console, rows = Console(width=180), []
+    began, load = time.monotonic(), os.getloadavg()[0]
     for definition in cases:
         with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".recording-") as folder:
             rows += live(definition, Path(folder), options.smallest, console)
     missed = [*missed_by(rows), *unsafe(rows)]
     console.print(table_of(rows, missed))
     for row in rows:
-        console.print(f"{row['grid']}: {row['peer']}: {row['delivered']}, survives: {row['survives']}")
+        console.print(
+            f"{row['grid']}: {row['peer']}: {row['delivered']}, {row['share']:.1%} of the fastest, "
+            f"survives: {row['survives']}"
+        )
     versions = {package: installed(package) for package in packages}
     console.print(
         record(
             "peers_live", rows, options.out, smallest=options.smallest, ours=OURS, versions=versions,
-            missed=missed,
+            wall_seconds=time.monotonic() - began, load=load, missed=missed,
         )
     )  # fmt: skip
     return verdict([] if options.smallest else missed)

@@ -26,6 +26,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from autotune.candidate import Candidate
 from autotune.devices.recorded_grid import RecordedGrid, append_line, read_grid
 from autotune.errors import InputError
 from autotune.options import Limits
@@ -98,14 +99,13 @@ def _recorded(
             f"{header.name} {number}/{len(left)}: {told(one)}: {point.outcome.kind}, {point.seconds:.1f} s"
         )
     if most is None or len(left) <= most:
-        repeat(recorder, rounds, console)
+        repeat(recorder, Oracle(read_grid(recorder.path)).fastest(BEST), rounds, console)
     return len(trials)
 
 
-def repeat(recorder: Recorder, rounds: int, console: Console) -> None:
-    """Measure the fastest again in alternation, and store which of them cannot be told apart."""
+def repeat(recorder: Recorder, best: list[Candidate], rounds: int, console: Console) -> None:
+    """Measure candidates again in alternation, and store which of them cannot be told from the fastest."""
     grid = read_grid(recorder.path)
-    best = Oracle(grid).fastest(BEST)
     for number in range(1, rounds + 1):
         for one in best if number % 2 else reversed(best):
             if any(point.round == number for point in grid.repeats.get(one, ())):

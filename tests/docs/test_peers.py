@@ -1,6 +1,7 @@
 """The bench of peers on a grid of arithmetic: what searches deliver and are charged, and which targets are missed."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -12,7 +13,7 @@ from autotune.testing.grids import COLD, START, TRACE, arithmetic_lines, write_g
 from autotune.units import MIB
 from benchmarks import grid_definitions
 from benchmarks.grid_definitions import Definition
-from benchmarks.grid_oracle import Oracle
+from benchmarks.grid_oracle import Oracle, compare, rounds_of
 from benchmarks.peer_searches import PEERS, Peer, Tried
 from benchmarks.peers import (
     OURS,
@@ -195,26 +196,56 @@ def test_live_probes_are_measured_once_for_all_searches(oracle):
     ]
 
 
-def slower(timing):
-    twice = timing.last_micro_step.model_copy(update={"mean": 2 * timing.last_micro_step.mean})
-    return timing.model_copy(update={"micro_step": twice, "last_micro_step": twice})
+def slower(timing, factor=2.0):
+    parts = ("micro_step", "last_micro_step", "optimizer_step")
+    found = {name: getattr(timing, name) for name in parts if getattr(timing, name) is not None}
+    return timing.model_copy(
+        update={name: part.model_copy(update={"mean": factor * part.mean}) for name, part in found.items()}
+    )
 
 
-def test_a_live_search_is_judged_by_what_survives(oracle):
-    fits, refused = Candidate(micro_batch=4), Candidate(micro_batch=8)
+def remeasured(oracle, **speeds):
+    """Return a case whose delivered candidates were measured again: so many times as fast as the first time."""
+    grid = oracle.grid
+    repeats, speeds = {}, {Candidate(micro_batch=int(name[1:])): factors for name, factors in speeds.items()}
+    for one, factors in speeds.items():
+        point = grid.points[one]
+        repeats[one] = tuple(
+            point.model_copy(
+                update={"round": number, "outcome": point.outcome.model_copy(
+                    update={"timing": slower(point.outcome.timing, 1 / factor)})}
+            )
+            for number, factor in enumerate(factors, start=1)
+        )  # fmt: skip
+    again = replace(grid, repeats=repeats)
+    return Oracle(replace(again, equals=compare(rounds_of(again, repeats))))
+
+
+def test_a_live_search_is_judged_by_what_survives_and_by_the_rounds(oracle):
+    fits, small, refused = Candidate(micro_batch=4), Candidate(micro_batch=1), Candidate(micro_batch=8)
     points = oracle.grid.points
     own = Result("a", OURS, "ours", fits, 9.0, (Tried(fits, points[fits].outcome, 5.0),), True)
-    other = Result("a", "other", "", refused, 4.0, (), True)
-    survived = {one: points[one].outcome for one in (fits, refused)}
-    first, second = rows_of([own, other], survived, points, oracle.context)
+    others = [Result("a", "other", "", one, 4.0, (), True) for one in (refused, small)]
+    survived = {one: points[one].outcome for one in (fits, small, refused)}
+    case = remeasured(oracle, x4=(2.0, 2.01, 1.99), x1=(2.0, 2.01, 1.99))
+    first, second, third = rows_of([own, *others], survived, case)
     assert (first["share"], first["survives"], first["known_after"]) == (1.0, True, 5.0)
-    assert (second["share"], second["survives"]) == (0.0, False)
+    assert (second["share"], second["survives"], second["known_after"]) == (0.0, False, 0.0)
+    assert 0 < third["share"] < 1
+    assert third["known_after"] == 5.0
+    assert len(first["rounds"]) == 3
     assert unsafe([first, second]) == []
-    # What ours has probed, it knows, whatever noise made of its speed.
-    slow = points[fits].outcome.model_copy(update={"timing": slower(points[fits].outcome.timing)})
-    noisy = Result("a", OURS, "ours", fits, 9.0, (Tried(fits, slow, 5.0),), True)
-    _, same = rows_of(
-        [noisy, Result("a", "other", "", fits, 4.0, (), True)], survived, points, oracle.context
-    )
-    assert same["known_after"] == 5.0
     assert len(unsafe([first | {"survives": False}])) == 1
+    # What was the slower of two when it was probed may be the faster in the rounds, and these decide.
+    turned, _, one = rows_of([own, *others], survived, remeasured(oracle, x4=(0.1, 0.11), x1=(1.0, 1.01)))
+    assert turned["share"] < 1 == one["share"]
+
+
+def test_ours_knows_what_it_has_probed_whatever_noise_made_of_its_speed(oracle):
+    fits = Candidate(micro_batch=4)
+    first = oracle.grid.points[fits].outcome
+    slow = first.model_copy(update={"timing": slower(first.timing)})
+    noisy = Result("a", OURS, "ours", fits, 9.0, (Tried(fits, slow, 5.0),), True)
+    other = Result("a", "other", "", fits, 4.0, (), True)
+    _, same = rows_of([noisy, other], {fits: first}, remeasured(oracle, x4=(1.0, 1.0)))
+    assert same["known_after"] == 5.0
