@@ -20,11 +20,14 @@ def with_optimizer(
 ) -> Timeline | None:
     """Return the timeline of a candidate that has the passes of `passes` and the optimizer of `donor`.
 
-    `plain` is `donor` with the optimizer of `passes`. None where the three do not fit together: passes that leave
-    other gradients, gradients that do not leave the device as they arrive, a build that the optimizer changes though it
-    is another, or a trace for one micro-batch alone.
+    `plain` is `donor` with the optimizer of `passes`. Passes that were traced for one micro-batch alone give a timeline
+    for that one. None where the three do not fit together: passes that leave other gradients, gradients that do not
+    leave the device as they arrive, a build that the optimizer changes though it is another, or an optimizer that was
+    traced for one micro-batch alone.
     """
     if not all(_composable(timeline) for timeline in (passes, plain, donor)):
+        return None
+    if plain.exact is not None or donor.exact is not None:  # whose own passes may not be those of this micro-batch
         return None
     if candidate.offload == "gradients":
         leaving = leaving_gradients(passes, plain, donor)
@@ -72,8 +75,7 @@ def with_optimizer(
 
 def _composable(timeline: Timeline) -> bool:
     return (
-        timeline.exact is None
-        and timeline.several is None
+        timeline.several is None
         and timeline.evaluation is None
         and timeline.micro_steps == 1
         and timeline.work is not None

@@ -7,6 +7,7 @@ import pytest
 
 from autotune.candidate import Candidate, alike
 from autotune.timeline.composed import with_optimizer
+from autotune.worker.tracing import trace as trace_module
 from autotune.worker.tracing.step_tracer import StepTracer
 from autotune.worker.tracing.trace import trace, trace_alike
 from tests.data.requests import family, request
@@ -21,18 +22,24 @@ def traced(ranks, others, **fields):
     asked = asked.model_copy(update={"world_size": ranks})
     members = [asked.candidate.model_copy(update=other) for other in others]
     ((plain, *rest),) = alike([asked.candidate, *members])
-    return [trace_alike(asked, rest)[candidate] for candidate in (plain, *members)], members
+    found = trace_alike(asked, rest)
+    return [found.get(one) or trace(as_asked(asked, one)) for one in (plain, *members)], members
 
 
-def said(timeline):
-    """Return all that is priced of a timeline."""
-    peaks = [timeline.peak(size, steps) for size in (1, 2, 7) for steps in (False, True)]
+def as_asked(asked, candidate):
+    """Return a request for another candidate."""
+    return asked.model_copy(update={"candidate": candidate})
+
+
+def said(timeline, sizes=(1, 2, 7)):
+    """Return all that is priced of a timeline, at some micro-batches."""
+    peaks = [timeline.peak(size, steps) for size in sizes for steps in (False, True)]
     work = [
         sorted(timeline.work.of(phase, size))
-        for size in (1, 5)
+        for size in sizes
         for phase in ("forward", "backward", "optimizer")
     ]
-    places = [timeline.allocated(3, place=place) for place in ("device", "host", "disk")]
+    places = [timeline.allocated(size, place=place) for size in sizes for place in ("device", "host", "disk")]
     return [(peak.bytes, peak.phase, peak.step, peak.breakdown) for peak in peaks], work, places
 
 
@@ -73,6 +80,21 @@ def test_passes_traced_alone_take_the_optimizer_of_others(name, ranks, fields, m
     assert composed.facts["rung"] == whole.facts["rung"]
 
 
+def test_passes_that_hold_for_one_micro_batch_take_the_optimizer_of_others(monkeypatch):
+    (plain, *donors), _ = traced(1, OPTIMIZERS)
+    monkeypatch.setattr(trace_module, "_attempts", lambda *_: ())  # as where sizes are not affine
+    (passes, *whole), members = traced(1, OPTIMIZERS, checkpointing="full", micro_batch=3)
+    for candidate, donor, expected in zip(members, donors, whole, strict=True):
+        composed = with_optimizer(candidate, passes, plain, donor)
+        assert composed.exact == expected.exact == 3
+        assert said(composed, (3,)) == said(expected, (3,))
+    monkeypatch.setattr(StepTracer, "_updated", None)  # no optimizer steps
+    asked = request(family("llama"), Path(), precision="bf16", checkpointing="full", micro_batch=3)
+    ((candidate, alone),) = trace_alike(asked, (), donor=plain).items()
+    assert candidate.micro_batch == alone.exact == 3
+    assert said(alone, (3,)) == said(passes, (3,))
+
+
 def test_what_does_not_fit_is_not_composed():
     (plain, donor), _ = traced(1, OPTIMIZERS[:1])
     assert with_optimizer(Candidate(), plain, plain, donor) is not None
@@ -80,7 +102,8 @@ def test_what_does_not_fit_is_not_composed():
     (passes,) = other.values()
     assert with_optimizer(Candidate(), passes, plain, donor) is None, "other gradients"
     assert with_optimizer(Candidate(), passes, passes, donor) is None, "another build"
-    assert with_optimizer(Candidate(), replace(plain, exact=4), plain, donor) is None
+    assert with_optimizer(Candidate(), plain, replace(plain, exact=4), donor) is None
+    assert with_optimizer(Candidate(), plain, plain, replace(donor, exact=4)) is None
     lora = request(family("llama"), Path(), precision="bf16", adapters="lora")
     (adapted,) = trace_alike(lora, ()).values()
     assert with_optimizer(Candidate(), adapted, plain, donor) is None, "fewer gradients"

@@ -134,7 +134,19 @@ def _attempted(
         if found:
             return found
         return _affine(request, others, began, settled, whole=whole)
+    if donor is not None:
+        exact = _with_donor(request.candidate, _exact(request, began, whole=whole, passes_alone=True), donor)
+        if exact is not None:
+            return {request.candidate: exact}
     return {request.candidate: _exact(request, began, whole=whole)}
+
+
+def _with_donor(candidate: Candidate, passes: Timeline, donor: Timeline) -> Timeline | None:
+    """Return the timeline of passes that were traced alone, with a donor's optimizer; None where it does not fit."""
+    composed = with_optimizer(candidate, passes, donor, donor)
+    if composed is None:
+        return None
+    return replace(composed, facts={**composed.facts, "seconds": passes.facts["seconds"]})
 
 
 def _attempts(candidate: Candidate, on_cuda: bool) -> tuple[bool, ...]:
@@ -201,6 +213,7 @@ def _affine(
             small = tracer.micro_step(pair.least)
         first = tracer.update()
         large = tracer.micro_step(pair.more, longer=True)
+        same = _matched(small, large)  # at once: where they differ the rest is of no use
         update = tracer.update()
         single = tracer.micro_step(1)
         of_small, _, of_large, of_update, of_single = tracer.calls
@@ -211,7 +224,6 @@ def _affine(
             tracer.update()  # of the micro-step that is under way: an evaluation comes between two steps
             evaluated = tracer.evaluate()
         sizes, category = recorder.sizes, recorder.category
-        same = _matched(small, large)
         slope = [0] * len(sizes)
         # Of blocks another number of them makes as much; compiled ones reduce in parts whose number is not affine.
         beside = set(same) - _made_in(small, small_blocks)
@@ -249,12 +261,8 @@ def _affine(
         found = {request.candidate: timeline(request, began, building, first, later, of_update)}
         if donor is not None:
             tracer.drop()
-            passes = found[request.candidate]
-            composed = with_optimizer(request.candidate, passes, donor, donor)
-            facts = {"seconds": passes.facts["seconds"]}
-            return (
-                {request.candidate: replace(composed, facts={**composed.facts, **facts})} if composed else {}
-            )
+            composed = _with_donor(request.candidate, found[request.candidate], donor)
+            return {} if composed is None else {request.candidate: composed}
         if request.evaluation:  # for the sake of one candidate
             return found
         for number, candidate in enumerate(others):
@@ -282,11 +290,14 @@ def _slope(pair: TracedSizes, small: int, large: int) -> int:
     return growth
 
 
-def _exact(request: ProbeRequest, began: float, micro_steps: int = 1, whole: str = "") -> Timeline:
+def _exact(
+    request: ProbeRequest, began: float, micro_steps: int = 1, whole: str = "", passes_alone: bool = False
+) -> Timeline:
+    """Trace steps of the candidate's own micro-batch; with `passes_alone` no optimizer steps."""
     micro_batch = request.candidate.micro_batch
     with recording(request, micro_steps) as (recorder, training, building):
         shortening = None if whole else Shortening.of(training, request)
-        tracer = StepTracer(recorder, training, micro_steps, short=shortening)
+        tracer = StepTracer(recorder, training, micro_steps, short=shortening, passes_alone=passes_alone)
         if request.candidate.optimizer_in_backward:
             tracer.make_state(building)
         if request.candidate.engine == "torch":
