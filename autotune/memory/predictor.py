@@ -220,10 +220,10 @@ class Predictor:
             bounds = self.bounds(rung.at(micro_batch))
             return bounds is not None and float(getattr(bounds, bound)) <= usable
 
+        allocated = timeline.allocations()
+
         def may_fit(micro_batch: int) -> bool:
-            raw = self.ground.held(rung) + timeline.allocated(
-                micro_batch, self._accumulating(rung.at(micro_batch))
-            )
+            raw = self.ground.held(rung) + allocated(micro_batch, self._accumulating(rung.at(micro_batch)))
             bounds = self.calibration.correct(_rung(rung), float(raw))
             return float(getattr(bounds, bound)) <= usable
 

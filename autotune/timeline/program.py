@@ -55,7 +55,7 @@ class Program(NamedTuple):
         """Return the bytes alive after every event."""
         # Releases index from the end: ~s is s from the back of the doubled, mirrored list.
         deltas = [*sizes, *(-size for size in reversed(sizes))]
-        return list(accumulate([deltas[event] for event in self.events]))
+        return list(accumulate(map(deltas.__getitem__, self.events)))
 
     def fullest(self, sizes: Sequence[int], blas_workspace: int = 0) -> Fullest:
         """Return where most bytes are alive, with the workspaces (bytes each) that cuBLAS has taken by then."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
@@ -149,6 +149,22 @@ class Timeline:
         """Return the bytes of `peak` alone; fast."""
         program = self.program(micro_batch, accumulating)
         return max(program.levels(self.of(accumulating).sizes_in(place, micro_batch)), default=0)
+
+    def allocations(self) -> Callable[[int, bool], int]:
+        """Return `allocated` of the device as a function of (micro-batch, accumulating), for many micro-batches.
+
+        Programs are composed once, and not for each of them.
+        """
+        programs: dict[tuple[bool, bool], Program] = {}
+
+        def allocated(micro_batch: int, accumulating: bool) -> int:
+            kind = micro_batch == 1, accumulating
+            if kind not in programs:
+                programs[kind] = self.program(micro_batch, accumulating)
+            sizes = self.of(accumulating).sizes_in("device", micro_batch)
+            return max(programs[kind].levels(sizes), default=0)
+
+        return allocated
 
     def evaluated(self, micro_batch: int, evaluation_micro_batch: int) -> int:
         """Return the bytes of the peak of an evaluation after training at `micro_batch`, counted as in `peak`."""

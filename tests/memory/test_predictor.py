@@ -170,6 +170,18 @@ def test_the_largest_micro_batch_is_the_last_that_fits(largest):
     assert predictor.largest(RUNG, 10 * MIB, 100) == 0
 
 
+def test_a_rungs_programs_are_composed_once_for_all_micro_batches_that_are_tried(monkeypatch):
+    whole, composed, program = timeline(), [], Timeline.program
+    expected = [whole.allocated(size, steps) for size in (1, 2, 30) for steps in (False, True)]
+    allocated = whole.allocations()
+    assert [allocated(size, steps) for size in (1, 2, 30) for steps in (False, True)] == expected
+    monkeypatch.setattr(Timeline, "program", lambda *asked: composed.append(asked) or program(*asked))
+    usable = Predictor({RUNG.rung().key(): whole}, GROUND).predict(RUNG.at(62)).peak
+    composed.clear()
+    assert Predictor({RUNG.rung().key(): whole}, GROUND).largest(RUNG, usable, 100) == 62
+    assert len(composed) == 3, "of one sample, of several, and for the one that is looked at closely"
+
+
 def test_an_oom_below_the_budget_lifts_the_prediction():
     predictor = Predictor({RUNG.rung().key(): timeline()}, GROUND)
     usable = 1000 * MIB
