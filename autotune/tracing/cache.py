@@ -22,7 +22,7 @@ from autotune.tracing.import_closure import import_closure
 VARIABLE = "AUTOTUNE_CACHE"
 """Environment variable that names another folder for the cache."""
 KEPT = 1024
-"""Traces kept, the newest: a model's whole ladder is some hundred of 20 to 100 KiB each."""
+"""Traces kept, the newest: a model's whole ladder is some hundred of 20 to 200 KiB each."""
 
 _IRRELEVANT = {
     "protocol", "kind", "also", "accumulation_steps", "budget", "headroom", "seed", "sample_seconds", "sample_steps",
@@ -59,7 +59,7 @@ class TraceCache:
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(gzip.compress(timeline.dump().encode(), compresslevel=6, mtime=0))
+            temporary.write_bytes(gzip.compress(timeline.dump().encode(), compresslevel=1, mtime=0))
             temporary.replace(path)
             self._prune()
         with contextlib.suppress(OSError):

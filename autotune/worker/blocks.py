@@ -109,5 +109,6 @@ def _size(modules: list[nn.Module]) -> int:
     """Count the parameters of the modules, each once, without embedding tables."""
     parts = {id(part): part for module in modules for part in module.modules()}.values()
     tables = {id(part.weight) for part in parts if isinstance(part, nn.Embedding)}
-    unique = {id(p): p for module in modules for p in module.parameters() if id(p) not in tables}
-    return sum(parameter.numel() for parameter in unique.values())
+    # Each part's own: `parameters()` would go through all parts of each module, under their names.
+    unique = {id(p): p for part in parts for p in part._parameters.values() if p is not None}
+    return sum(parameter.numel() for key, parameter in unique.items() if key not in tables)
