@@ -14,6 +14,7 @@ from autotune.techniques.check import refused as refused_in
 from autotune.techniques.check import this_machine
 from autotune.worker.build import composition
 from autotune.worker.build.composition import assemble
+from autotune.worker.build.model_init import construct
 from tests.data.requests import request
 from tests.numerics.runs import MODELS, plain, train
 from tests.reasons import reasons, refused
@@ -48,7 +49,10 @@ def test_the_model_is_patched_while_it_trains_and_not_after(liger):
 
 
 def test_what_liger_lacks_is_told(liger, tmp_path, monkeypatch):
-    with refused("kernels", "context"):
+    # The model's configuration tells, before it is built.
+    unbuilt = tuple(one for one in composition.TECHNIQUES if one is not construct)
+    with monkeypatch.context() as changed, refused("kernels", "context"):
+        changed.setattr(composition, "TECHNIQUES", unbuilt)
         assemble(request(MODELS["gpt2"], tmp_path, kernels="liger"))
     with refused("kernels", "axes"):
         assemble(request(MODELS["llama"], tmp_path, kernels="liger", checkpointing="selective"))

@@ -127,6 +127,14 @@ def _check_attention(draft: BuildContext) -> None:
         raise lacking("attention", "flash_attention_2", "flash-attn")
 
 
+def _check_kernels(draft: BuildContext) -> None:
+    kind = (draft.request.model.config or {}).get("model_type")
+    if draft.request.candidate.kernels == "liger" and kind is not None:
+        from autotune.worker.techniques.kernels import check_type
+
+        check_type(kind)
+
+
 def _form_group(draft: BuildContext) -> None:
     candidate = draft.request.candidate
     if not candidate.distributed and (candidate.offload != "full" or draft.files is not None):
@@ -296,6 +304,7 @@ TECHNIQUES: tuple[Callable[[BuildContext], None], ...] = (
     _check,  # first: it may refuse, and costs nothing
     _set_precision,  # likewise
     _check_attention,
+    _check_kernels,  # before the model is built, which what is refused need not wait for
     _form_group,  # before anything depends on the rank
     construct,  # under full offload the parameters are born where they will live
     _check_packing,  # while the model is still as its library made it

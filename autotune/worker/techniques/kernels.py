@@ -21,14 +21,8 @@ def fused_kernels(built: BuiltModel) -> Iterator[None]:
     type in this process gets them meanwhile. Raises CannotRun where liger-kernel is not installed, or knows no such
     type.
     """
-    patch, types = patcher()
-    kind = getattr(built.config, "model_type", None)
-    if kind not in types:
-        raise CannotRun(
-            "kernels",
-            "context",
-            f"liger-kernel has no kernels for {type(built.model).__name__} ({kind}); it has for {', '.join(types)}",
-        )
+    patch, _ = patcher()
+    check_type(getattr(built.config, "model_type", None))
     # For types whose loss it does not fuse with the head, it exchanges torch's own function.
     patched = (sys.modules[type(built.model).__module__], torch.nn.functional)
     before = [(module, dict(vars(module))) for module in patched]
@@ -41,6 +35,17 @@ def fused_kernels(built: BuiltModel) -> Iterator[None]:
             for name, value in values.items():
                 if getattr(module, name) is not value:
                     setattr(module, name, value)
+
+
+def check_type(kind: str | None) -> None:
+    """Raise CannotRun where liger-kernel has no kernels for models of a type, or is not installed."""
+    _, types = patcher()
+    if kind not in types:
+        raise CannotRun(
+            "kernels",
+            "context",
+            f"liger-kernel has no kernels for models of type {kind}; it has for {', '.join(types)}",
+        )
 
 
 def patcher() -> tuple[Callable[..., None], Collection[str]]:
