@@ -55,11 +55,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session):
-    """Keep the collector away from what was imported: its passes over torch's objects take a sixth of each trace.
-
-    A trace freezes what it finds and would thaw it all again, also that.
-    """
-    gc.unfreeze = lambda: None
+    """Keep the collector away from what was imported: its passes over torch's objects take a sixth of each trace."""
     gc.collect()
     gc.freeze()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import os
 import sys
@@ -155,6 +156,11 @@ class Probe:
             self._channel.send(Progress(phase="start", traced=rungs[-1]))
 
         donors: dict[Candidate, Timeline] = {}
+        # Each trace begins with a collection, which what was imported would make take a sixth of a second.
+        import autotune.worker.tracing.trace
+
+        gc.collect()
+        gc.freeze()
         with kept_programs():
             for group in alike((self._request.candidate, *self._request.also)):
                 for candidate, timeline in self._traced(group, donors).items():

@@ -1,6 +1,7 @@
 """The trace against real training on the CPU, byte by byte; and the rules by which the CUDA stand-in differs."""
 
 import gc
+import json
 from itertools import accumulate
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from autotune.worker.build.composition import assemble
 from autotune.worker.measuring.steps import gradient_norm
 from autotune.worker.techniques import activation_offload, offload_store
 from autotune.worker.techniques.mapped_files import MappedFiles
-from autotune.worker.tracing.storage_recorder import StorageRecorder
+from autotune.worker.tracing.storage_recorder import StorageRecorder, _known_operators
 from autotune.worker.tracing.trace import CannotTrace, trace, trace_alike
 
 SEQ_LEN = 64
@@ -314,6 +315,24 @@ def test_a_trace_survives_its_cache():
     again = type(timeline).parse(timeline.dump())
     assert again == timeline
     assert again.peak(3) == timeline.peak(3)
+
+
+def test_a_trace_is_the_same_whatever_was_traced_before():
+    def said(timeline):
+        return {name: value for name, value in json.loads(timeline.dump()).items() if name != "facts"}
+
+    asked = [request(seq_len=48, **fields) for fields in ({}, {"precision": "bf16", "optimizer": "adafactor"})]
+    _known_operators.cache_clear()
+    first = said(trace(asked[0]))
+    _known_operators.cache_clear()
+    trace(asked[1])
+    assert said(trace(asked[0])) == first
+
+
+def test_a_trace_keeps_the_collector_away_from_what_was_frozen_before():
+    frozen = gc.get_freeze_count()  # what the tests' process imported
+    trace(request(optimizer="sgd"))
+    assert gc.get_freeze_count() >= frozen > 0
 
 
 def test_what_is_written_into_a_tensor_that_was_given_is_no_allocation():

@@ -21,7 +21,7 @@ def done(run, *tensors, device="cpu"):
         fakes = [recorder.from_tensor(tensor) for tensor in tensors]
         recorder.mark("forward")
         run(*fakes)
-    return [recorder.log._operators[call] for call in recorder.log.calls["forward"] if call != NOTHING]
+    return [recorder.log.operators[call] for call in recorder.log.calls["forward"] if call != NOTHING]
 
 
 def only(run, *tensors, device="cpu"):

@@ -69,9 +69,10 @@ class _NotHashable(Exception):
 class FakeOpCache:
     """Outcomes by operator and arguments, for one fake-tensor mode."""
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeTensorMode, outcomes: dict[Any, OpResult]) -> None:
+        """Take what is known already, to which is added: it holds for all modes whose operators are numbered alike."""
         self._mode = mode
-        self._outcomes: dict[Any, OpResult] = {}
+        self._outcomes = outcomes
         self._changing: dict[Any, bool] = {}
 
     def key(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:
@@ -87,13 +88,16 @@ class FakeOpCache:
             )
         if changing:
             return None
+        # The type of what is made without one, and of fp32 products.
+        settings = torch.get_default_dtype(), torch.get_float32_matmul_precision()
         try:
             described = tuple(map(_described, args))
             if kwargs:
-                return func, described, tuple((name, _described(value)) for name, value in kwargs.items())
+                named = tuple((name, _described(value)) for name, value in kwargs.items())
+                return func, settings, described, named
         except _NotHashable:
             return None
-        return func, described
+        return func, settings, described
 
     def find(self, key: Any) -> OpResult | None:
         """Return the outcome of a remembered call."""

@@ -39,6 +39,8 @@ def recording(
     on_cuda = request.device.startswith("cuda")
     _import_libraries(request.candidate)
     # Nothing that a trace makes survives it, and the collector's passes over torch's own objects cost a fifth of it.
+    # Who traces often freezes what was imported beforehand, and this leaves it so.
+    frozen = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     # What is in a cycle would be released whenever the collector runs; here that is at the end of each micro-step.
@@ -71,7 +73,8 @@ def recording(
                 yield recorder, training, building
             training.close()
     finally:
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
         if collecting:
             gc.enable()
 

@@ -19,18 +19,38 @@ Calls = dict[Phase, list[int]]
 """By phase, the numbers of the operators that ran, in order."""
 
 
+class OpNumbers:
+    """The numbers of operators by what they do, which several traces may share."""
+
+    def __init__(self) -> None:
+        self.operators: list[Operator] = []
+        self.facts: dict[Any, OpFacts] = {}
+        self._numbers: dict[Operator, int] = {}
+
+    def of(self, operator: Operator) -> int:
+        """Return an operator's number, a new one for a new operator."""
+        found = self._numbers.get(operator)
+        if found is None:
+            found = self._numbers[operator] = len(self.operators)
+            self.operators.append(operator)
+        return found
+
+
 class OpCounter:
     """Numbers operators by what they do, and keeps the numbers of those that ran."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, numbers: OpNumbers) -> None:
         self._device = device
-        self._operators: list[Operator] = []
-        self._numbers: dict[Operator, int] = {}
-        self._facts: dict[Any, OpFacts] = {}
+        self._numbers = numbers
         self.calls: Calls = {}
         """Of the stretch that is being recorded."""
         self.running: list[int] = []
         """The calls of the current phase; NOTHING among them stands for no work."""
+
+    @property
+    def operators(self) -> list[Operator]:
+        """The operators by their numbers."""
+        return self._numbers.operators
 
     def begin(self) -> None:
         """Start a stretch; what ran before is left to whoever has taken `calls`."""
@@ -45,26 +65,19 @@ class OpCounter:
         """Note a fused kernel: it reads or writes each of its tensors once."""
         size = sum({value.untyped_storage()._cdata: tensor_bytes(value) for value in tensors}.values())
         operator = Operator("fused", "memory", "none", 1, 0, size)
-        self.running.append(self._number(operator))
+        self.running.append(self._numbers.of(operator))
 
     def number(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
         """Return the number of what a call did."""
-        facts = self._facts.get(func)
+        facts = self._numbers.facts.get(func)
         if facts is None:
-            facts = self._facts[func] = OpFacts(func)
+            facts = self._numbers.facts[func] = OpFacts(func)
         operator = facts.describe(self._device, args, kwargs, result)
-        return NOTHING if operator is None else self._number(operator)
+        return NOTHING if operator is None else self._numbers.of(operator)
 
     def launched(self, name: str, elements: int, moved: int) -> None:
         """Note a kernel that is no operator of torch: the numbers that it computes, and the bytes that it moves."""
-        self.running.append(self._number(Operator(name, "memory", "none", 1, elements, moved)))
-
-    def _number(self, operator: Operator) -> int:
-        found = self._numbers.get(operator)
-        if found is None:
-            found = self._numbers[operator] = len(self._operators)
-            self._operators.append(operator)
-        return found
+        self.running.append(self._numbers.of(Operator(name, "memory", "none", 1, elements, moved)))
 
     def work(
         self, least: Calls, more: Calls, single: Calls | None, update: Calls, micro_batch: int, apart: int = 1
@@ -80,7 +93,7 @@ class OpCounter:
         The optimizer step does not know the micro-batch. What ran at only one of the two counts as constant. For a
         trace that holds for one micro-batch alone, `more` is `least` itself.
         """
-        folder = _Folder(self._operators, micro_batch, apart)
+        folder = _Folder(self.operators, micro_batch, apart)
         of_micro = {phase: folder.affine(calls, more.get(phase, [])) for phase, calls in least.items()}
         of_single = {phase: folder.same(calls) for phase, calls in (single or {}).items()}
         micro = {phase: counted(indices) for phase, indices in of_micro.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,10 +18,10 @@ from autotune.outcome import Phase
 from autotune.timeline.step_events import CATEGORIES, PLACES, Accumulated, Category, StepEvents
 from autotune.worker.measuring.memory_breakdown import local
 from autotune.worker.tracing.constant_values import KnownValues
-from autotune.worker.tracing.fake_op_cache import FakeOpCache
+from autotune.worker.tracing.fake_op_cache import FakeOpCache, OpResult
 from autotune.worker.tracing.kernel_workspace import Workspace
 from autotune.worker.tracing.module_attribution import Attribution
-from autotune.worker.tracing.op_counter import OpCounter
+from autotune.worker.tracing.op_counter import OpCounter, OpNumbers
 
 _GRADIENT, _ACTIVATION, _WORKSPACE, _TEMPORARY = (
     CATEGORIES.index(name) for name in ("gradient", "activation", "workspace", "temporary")
@@ -45,6 +46,12 @@ def _zero(dtype: torch.dtype) -> float:
 def _given(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[Any, ...]:
     """Return all arguments: an operator may write into one that it is given by name, and return it."""
     return (*args, *kwargs.values()) if kwargs else args
+
+
+@cache
+def _known_operators(device: str) -> tuple[OpNumbers, dict[Any, OpResult]]:
+    """Return what operators do and give, as all traces of this process for a kind of device have found so far."""
+    return OpNumbers(), {}
 
 
 class _Storage(weakref.ref):  # type: ignore[type-arg]
@@ -73,11 +80,12 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
         self.place: list[int] = []
         self.module: list[int] = []
         self._modules = Attribution()
-        self.log = OpCounter(device)
+        numbers, outcomes = _known_operators(device)
+        self.log = OpCounter(device, numbers)
         self._device = device
         self._workspace_of = scratch
         self._known = KnownValues()
-        self._cache = FakeOpCache(self)
+        self._cache = FakeOpCache(self, outcomes)
         self._inside = False
         self._to_disk = False
         self._muted = False
