@@ -55,6 +55,21 @@ def test_passes_whose_gradients_leave_are_composed_of_those_whose_gradients_stay
     assert composed.facts["optimizer_of"]
 
 
+def test_compiled_passes_that_hold_for_one_micro_batch_are_composed():
+    """What a block saves of its weights leaves the device where their rows can be divided by the micro-batch."""
+    wide = family("llama", num_hidden_layers=BLOCKS, hidden_size=1024)
+    passes = {"compile": "regional", "activation_offload": True}
+    leaving = {"offload": "gradients", "optimizer_kernel": "foreach"}
+    own, plain, donor, expected = (
+        trace(request(wide, Path(), device="cuda:0", **fields))
+        for fields in (passes, {}, leaving, {**passes, **leaving})
+    )
+    candidate = request(wide, Path(), **passes, **leaving).candidate
+    composed = with_optimizer(candidate, own, plain, donor)
+    assert own.exact == composed.exact == 1
+    assert said(composed, (1,)) == said(expected, (1,))
+
+
 def test_gradients_that_do_not_leave_as_they_arrive_are_not_composed():
     leaving = {"offload": "gradients"}
     candidate = request(model("gpt2"), Path(), **leaving).candidate

@@ -26,6 +26,7 @@ from autotune.worker.tracing import kernel_workspace
 from autotune.worker.tracing.fakes.cuda import fake_cuda
 from autotune.worker.tracing.fakes.flash import fake_flash
 from autotune.worker.tracing.fakes.triton import fake_triton
+from autotune.worker.tracing.shortening import Shortening
 from autotune.worker.tracing.step_tracer import COMPILED, StepTracer
 from autotune.worker.tracing.storage_recorder import StorageRecorder
 from autotune.worker.training import Training
@@ -66,10 +67,6 @@ def recording(
             with recorder.watching(training.model):
                 if request.candidate.engine == "deepspeed":
                     StepTracer(recorder, training, micro_steps).settle_whole(building)
-                elif _sharded(request):
-                    # Blocks are compiled for each size; a user's own batches are made once for each.
-                    compiled = request.candidate.compile != "none" and request.model.source != "function"
-                    StepTracer(recorder, training).settle(building, COMPILED.least if compiled else None)
                 yield recorder, training, building
             training.close()
     finally:
@@ -77,6 +74,25 @@ def recording(
             gc.unfreeze()
         if collecting:
             gc.enable()
+
+
+def prepare_ranks(
+    request: ProbeRequest,
+    recorder: StorageRecorder,
+    training: Training,
+    building: StepEvents,
+    short: Shortening | None,
+) -> None:
+    """Take the first pass of sharded training, which prepares; nothing for other trainings, or a library's engine.
+
+    It runs through all blocks that later passes run through, which of those of `short` are those of its longer choice.
+    """
+    if request.candidate.engine == "deepspeed" or not _sharded(request):
+        return
+    # Blocks are compiled for each size; a user's own batches are made once for each.
+    compiled = request.candidate.compile != "none" and request.model.source != "function"
+    first = StepTracer(recorder, training, short=short)
+    first.settle(building, COMPILED.least if compiled else None, longer=True)
 
 
 def _import_libraries(candidate: Candidate) -> None:

@@ -158,14 +158,14 @@ class StepTracer:
         self.calls.append(recorder.log.calls)
         return segment
 
-    def settle(self, building: StepEvents, micro_batch: int | None = None) -> None:
+    def settle(self, building: StepEvents, micro_batch: int | None = None, longer: bool = False) -> None:
         """Run one micro-step and keep of it what it leaves for good, as part of the build.
 
         The first pass of sharded training prepares: FSDP2 makes the tensors that it gathers into, and DDP's buckets
         become the gradients. Some models set themselves up in theirs. Its micro-batch is none of those that are
         compared: a user's batches are made once.
         """
-        first = self.micro_step(micro_batch or self._pair.more + 1)
+        first = self.micro_step(micro_batch or self._pair.more + 1, longer)
         with self._recorder.segment() as cleared:
             self.drop()
         building.events.extend(_lasting(StepEvents([*first.events, *cleared.events])))

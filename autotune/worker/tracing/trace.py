@@ -42,7 +42,7 @@ from autotune.worker.measuring.attention_kernel import AttentionKernels
 from autotune.worker.measuring.unfused import unfused_modules
 from autotune.worker.techniques.optimizer import optimizer_maker
 from autotune.worker.tracing.block_borders import BlockPasses, followed_blocks, traced_blocks
-from autotune.worker.tracing.fake_training import recording
+from autotune.worker.tracing.fake_training import prepare_ranks, recording
 from autotune.worker.tracing.fakes.compiler import GraphBreak
 from autotune.worker.tracing.op_counter import Calls
 from autotune.worker.tracing.shortening import Shortening, why_whole
@@ -200,6 +200,7 @@ def _affine(
     pair = PLAIN if request.candidate.compile == "none" else COMPILED
     with recording(request, micro_steps) as (recorder, training, building):
         shortening = None if whole else Shortening.of(training, request)
+        prepare_ranks(request, recorder, training, building, shortening)
         blocks = followed_blocks(request, training.model)
         modules = [block for _, block in blocks]
         tracer = StepTracer(
@@ -297,6 +298,7 @@ def _exact(
     micro_batch = request.candidate.micro_batch
     with recording(request, micro_steps) as (recorder, training, building):
         shortening = None if whole else Shortening.of(training, request)
+        prepare_ranks(request, recorder, training, building, shortening)
         tracer = StepTracer(recorder, training, micro_steps, short=shortening, passes_alone=passes_alone)
         if request.candidate.optimizer_in_backward:
             tracer.make_state(building)
