@@ -25,7 +25,6 @@ device may hand out segments in another order.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -60,7 +59,7 @@ class OutOfDeviceMemory(Exception):
 
 @dataclass(frozen=True)
 class AllocatorUsage:
-    """Peaks of a simulated stream of requests, in bytes."""
+    """Peaks of a simulated allocator, in bytes."""
 
     requested_peak: int
     """Most bytes that tensors asked for at one time."""
@@ -279,25 +278,3 @@ class CachingAllocator:
             return False
         pool.map(block, mapped)
         return True
-
-
-def simulate(
-    events: Iterable[tuple[int, int]],
-    capacity: int | None = None,
-    expandable_segments: bool = False,
-    max_split_size: int | None = None,
-) -> AllocatorUsage:
-    """Replay `(identity, size)` events and return the peaks.
-
-    A positive size allocates under that identity, a size of 0 or less releases it; an identity may be used
-    again after its release. Raises OutOfDeviceMemory when `capacity` (bytes) does not do.
-    """
-    allocator = CachingAllocator(capacity, expandable_segments, max_split_size)
-    allocate, release = allocator.allocate, allocator.release
-    live: dict[int, Block] = {}
-    for identity, size in events:
-        if size > 0:
-            live[identity] = allocate(size)
-        else:
-            release(live.pop(identity))
-    return allocator.usage()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from itertools import pairwise
 
-from autotune.memory.allocator import AllocatorUsage, OutOfDeviceMemory, simulate
+from autotune.memory.allocator import AllocatorUsage, CachingAllocator, OutOfDeviceMemory
+from autotune.memory.pool import Block
 from autotune.timeline.timeline import Timeline
 
 
@@ -26,15 +28,25 @@ def allocator_usage(
     """
     program = timeline.program(micro_batch, accumulating)
     sizes = timeline.of(accumulating).sizes_in("device", micro_batch, rounding=1)
+    allocator = CachingAllocator(capacity, expandable_segments, max_split_size)
+    allocate, release = allocator.allocate, allocator.release
+    held: dict[int, list[Block]] = defaultdict(list)
+    starts = program.workspaces() if blas_workspace else []
+    events = program.events
     position = 0
-
-    def requests() -> Iterator[tuple[int, int]]:
-        nonlocal position
-        for position, name, size in program.requests(sizes, blas_workspace):  # noqa: B007
-            yield name, size
-
     try:
-        return simulate(requests(), capacity, expandable_segments, max_split_size)
+        for stretch, (begin, end) in enumerate(pairwise([0, *starts, len(events)])):
+            if stretch:
+                position = begin
+                allocate(blas_workspace)
+            for position in range(begin, end):
+                event = events[position]
+                if event >= 0:
+                    if sizes[event] > 0:
+                        held[event].append(allocate(sizes[event]))
+                elif sizes[~event] > 0:  # of a slot that is alive more than once the last goes first
+                    release(held[~event].pop())
     except OutOfDeviceMemory as refused:
         refused.phase = program.phase_at(position)[0]
         raise
+    return allocator.usage()

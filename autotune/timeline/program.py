@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -60,7 +59,7 @@ class Program(NamedTuple):
     def fullest(self, sizes: Sequence[int], blas_workspace: int = 0) -> Fullest:
         """Return where most bytes are alive, with the workspaces (bytes each) that cuBLAS has taken by then."""
         levels = [0, *self.levels(sizes)]  # the first is before all events
-        starts = self._workspaces() if blas_workspace else []
+        starts = self.workspaces() if blas_workspace else []
         at = max(range(len(levels)), key=levels.__getitem__)
         found = Fullest(levels[at], 0, max(0, at - 1), max(0, at - 1))
         for held, (start, end) in enumerate(pairwise([*starts, len(levels) - 1]), 1):
@@ -71,28 +70,11 @@ class Program(NamedTuple):
                 found = Fullest(total, held * blas_workspace, max(0, at - 1), max(start, at - 1))
         return found
 
-    def _workspaces(self) -> list[int]:
+    def workspaces(self) -> list[int]:
         """Return the events before which cuBLAS takes a workspace: for the thread of forward, and for autograd's."""
         return [
             next(start for start, name, _ in self.marks if name == phase) for phase in ("forward", "backward")
         ]
-
-    def requests(self, sizes: Sequence[int], blas_workspace: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (index of the event, name, size) of the allocator's requests; a slot's last instance goes first."""
-        kept = self._workspaces() if blas_workspace else []
-        names: dict[int, list[int]] = defaultdict(list)
-        counter = 0
-        for position, event in enumerate(self.events):
-            if position in kept:
-                counter += 1
-                yield position, counter, blas_workspace
-            if event >= 0:
-                if sizes[event] > 0:
-                    counter += 1
-                    names[event].append(counter)
-                    yield position, counter, sizes[event]
-            elif sizes[~event] > 0:
-                yield position, names[~event].pop(), 0
 
 
 def compose(parts: Parts, micro: StepEvents, accumulating: bool, updates: int) -> Program:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.memory.allocator import CachingAllocator, OutOfDeviceMemory, simulate
+from autotune.memory.allocator import CachingAllocator, OutOfDeviceMemory
 from autotune.units import MIB
 
 
@@ -85,11 +85,11 @@ def test_fragmented_memory_is_flushed_and_the_request_retried_before_it_is_refus
 
 def test_expandable_segments_do_not_fragment_where_fixed_ones_do():
     sizes = [size * MIB for size in range(12, 60, 4)]  # each release leaves a hole too small for the next
-    stream = [event for identity, size in enumerate(sizes) for event in ((identity, size), (identity, 0))]
-    assert simulate(stream).reserved_peak == sum(sizes)
-    assert (
-        simulate(stream, expandable_segments=True).reserved_peak == 60 * MIB
-    )  # the largest, in 20 MiB handles
+    fixed, expandable = CachingAllocator(), CachingAllocator(expandable_segments=True)
+    for allocator, size in itertools.product((fixed, expandable), sizes):
+        allocator.release(allocator.allocate(size))
+    assert fixed.usage().reserved_peak == sum(sizes)
+    assert expandable.usage().reserved_peak == 60 * MIB  # the largest, in 20 MiB handles
 
 
 def test_expandable_memory_between_used_blocks_goes_back_to_the_device_in_whole_handles():
