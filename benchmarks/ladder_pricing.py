@@ -7,8 +7,9 @@ techniques allow, in bf16. Each is traced or composed of others' traces (`autotu
 micro-batch that fits, and there the roofline's time of a global step of 4M tokens. Seconds are of all that, start of
 workers and imports included; processor seconds are those of all processes, which a busy machine does not change. MFU
 counts the plain rung's own FLOPs of forward and backward. Rungs drawn at random are traced once more, alone and through
-all blocks; compared are the bytes allocated and the seconds of a step, at micro-batches 1, 2 and 8. `--part N` prices
-the plain rung, N rungs drawn at random and what these can be composed of, and meets no target of seconds.
+all blocks; compared are the bytes allocated and the seconds of a step, at micro-batches 1, 2 and 8 (at the only one
+that a trace holds for, where it holds for one). `--part N` prices the plain rung, N rungs drawn at random and what
+these can be composed of, and meets no target of seconds.
 
 Targets, on 2 cores: a ladder within 60 s, and every drawn rung within 0.5% of its own trace.
 """
@@ -113,7 +114,11 @@ def price(rung: Candidate, timeline: Timeline, hardware: Hardware, case: Case) -
     """Return what the rung reaches; None where not even one sample fits."""
     ground = DeviceOverhead.measured("cuda", 0, hardware.cublas_bytes(), case.gpus)
     predictor = Predictor({}, ground, lambda _: True).with_timeline(rung, timeline)
-    largest = predictor.largest(rung, hardware.usable_bytes(), LARGEST)
+    if timeline.exact is None:
+        largest = predictor.largest(rung, hardware.usable_bytes(), LARGEST)
+    else:
+        bounds = predictor.bounds(rung)
+        largest = timeline.exact if bounds is not None and bounds.mean <= hardware.usable_bytes() else 0
     step = step_time(timeline, largest, Machine.of(hardware), True) if largest else None
     if step is None or not largest:
         return None
@@ -124,7 +129,7 @@ def price(rung: Candidate, timeline: Timeline, hardware: Hardware, case: Case) -
 
 def said(timeline: Timeline, hardware: Hardware) -> Iterator[float]:
     """Return what is compared of a rung's traces: bytes, and seconds of a step."""
-    for size in (1, 2, 8):
+    for size in filter(timeline.covers, (1, 2, 8)):
         yield float(timeline.allocated(size, accumulating=True))
         step = step_time(timeline, size, Machine.of(hardware), True)
         assert step is not None, "the trace knows its work"
@@ -205,6 +210,7 @@ def measure(name: str, case: Case, rungs: list[Candidate], drawn: int, seed: int
             "optimizer_of" in one.facts for rung, one in known.items() if not traces[rung].composed
         ),
         "untraceable": len(rungs) - len(known),
+        "for_one_micro_batch": sum(one.exact is not None for one in known.values()),
         "reasons": reasons,
         "through_all_blocks": sum(str(one.facts["blocks"]).startswith("all") for one in known.values()),
         "why_all_blocks": whole, "fitting": len(prices),
@@ -215,6 +221,7 @@ def measure(name: str, case: Case, rungs: list[Candidate], drawn: int, seed: int
     print(f"  {taken:.1f} s of processors, of which two have {2 * LIMIT:g} in that time")
     alone = f"of {row['traced_passes_alone']} the passes alone"
     print(f"  traced {row['traced']} ({alone}), composed {row['composed']}, untraceable {row['untraceable']}")
+    print(f"  {row['for_one_micro_batch']} are known at one micro-batch alone")
     for reason in (*reasons, *whole):
         print(f"    {reason}")
     for title, rung in (("winner", winner), ("plain", plain)):

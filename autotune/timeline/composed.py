@@ -27,7 +27,7 @@ def with_optimizer(
     """
     if not all(_composable(timeline) for timeline in (passes, plain, donor)):
         return None
-    if plain.exact is not None or donor.exact is not None:  # whose own passes may not be those of this micro-batch
+    if plain.exact is not None or donor.exact is not None:
         return None
     if candidate.offload == "gradients":
         leaving = leaving_gradients(passes, plain, donor)

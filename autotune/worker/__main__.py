@@ -142,6 +142,7 @@ class Probe:
 
     def _trace(self) -> TraceAnswer:
         """Trace before anything is computed or a device touched: that needs a fresh process."""
+        import autotune.worker.tracing.trace  # noqa: F401 - before what is imported is frozen
         from autotune.worker.tracing.fakes.compiler import kept_programs
 
         rungs: list[TracedRung] = []
@@ -157,8 +158,6 @@ class Probe:
 
         donors: dict[Candidate, Timeline] = {}
         # Each trace begins with a collection, which what was imported would make take a sixth of a second.
-        import autotune.worker.tracing.trace
-
         gc.collect()
         gc.freeze()
         with kept_programs():

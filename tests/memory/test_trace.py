@@ -321,7 +321,9 @@ def test_a_trace_is_the_same_whatever_was_traced_before():
     def said(timeline):
         return {name: value for name, value in json.loads(timeline.dump()).items() if name != "facts"}
 
-    asked = [request(seq_len=48, **fields) for fields in ({}, {"precision": "bf16", "optimizer": "adafactor"})]
+    asked = [
+        request(seq_len=48, **fields) for fields in ({}, {"precision": "bf16", "optimizer": "adafactor"})
+    ]
     _known_operators.cache_clear()
     first = said(trace(asked[0]))
     _known_operators.cache_clear()

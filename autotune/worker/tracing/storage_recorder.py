@@ -49,7 +49,7 @@ def _given(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[Any
 
 
 @cache
-def _known_operators(device: str) -> tuple[OpNumbers, dict[Any, OpResult]]:
+def _known_operators(device: str) -> tuple[OpNumbers, dict[Any, OpResult]]:  # noqa: ARG001 - it is known by that
     """Return what operators do and give, as all traces of this process for a kind of device have found so far."""
     return OpNumbers(), {}
 
