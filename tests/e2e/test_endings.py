@@ -84,6 +84,8 @@ def test_a_full_disk_loses_nothing_and_says_how_to_go_on(tmp_path):
         "basic",
         "--device",
         ROOMY,
+        "--max-probes",
+        "2",
         *QUICK,
     ]
     running = subprocess.Popen(

@@ -127,7 +127,7 @@ def start(folder: Path) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [
             *AUTOTUNE, "run", "--model", "tiny-gpt2", "--target-global-batch", "1K", "--device", ROOMY, *SHORT,
-            "--strategy", "graph",
+            "--strategy", "graph", "--max-probes", "2",
         ],
         cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
