@@ -16,8 +16,8 @@ from autotune.worker.techniques.sharding import process_group
 from autotune.worker.tracing.fakes import ranks as fake_ranks
 from autotune.worker.tracing.kernel_workspace import ON_CPU
 from autotune.worker.tracing.trace import trace
-from tests.memory.test_trace import measured
-from tests.memory.test_trace import request as plain
+from tests.memory.counted import measured
+from tests.memory.counted import request as plain
 
 CASES = (
     ("zero1", "fp32", "none"), ("zero2", "bf16", "optimizer"), ("zero3", "bf16", "none"), ("zero3", "fp32", "full"),

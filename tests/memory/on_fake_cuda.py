@@ -20,8 +20,8 @@ from autotune.worker.tracing.trace import trace
 from benchmarks import coverage
 from tests.data.own_family import WIDE
 from tests.data.requests import family
+from tests.memory.counted import request as traced
 from tests.memory.test_sharding import check_gathered, check_hybrid, check_states, held
-from tests.memory.test_trace import request as traced
 from tests.reasons import refused
 
 

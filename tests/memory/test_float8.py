@@ -6,7 +6,7 @@ import torch
 from autotune.worker.build import composition
 from autotune.worker.tracing import kernel_workspace
 from autotune.worker.tracing.trace import trace
-from tests.memory.test_trace import SEQ_LEN, measured, request
+from tests.memory.counted import SEQ_LEN, measured, request
 from tests.numerics.emulated import on_a_gpu
 
 pytest.importorskip("torchao", reason="torchao is not installed: pip install 'autotune[torchao]'")

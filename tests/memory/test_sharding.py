@@ -22,8 +22,8 @@ from autotune.worker.tracing.fakes import ranks as fake_ranks
 from autotune.worker.tracing.kernel_workspace import ON_CPU
 from autotune.worker.tracing.trace import trace
 from tests.data.requests import family
-from tests.memory.test_trace import InMemory, measured
-from tests.memory.test_trace import request as plain
+from tests.memory.counted import InMemory, measured
+from tests.memory.counted import request as plain
 from tests.reasons import reasons, refused
 
 HERE = Path(__file__).parent

@@ -2,7 +2,6 @@
 
 import gc
 import json
-from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -11,49 +10,12 @@ import torch
 from autotune.candidate import Candidate, alike
 from autotune.lengths import Lengths
 from autotune.models.resolve import resolve
-from autotune.probe.protocol import ProbeRequest
 from autotune.timeline.timeline import Timeline
 from autotune.worker.build.composition import assemble
-from autotune.worker.measuring.steps import gradient_norm
 from autotune.worker.techniques import activation_offload, offload_store
-from autotune.worker.techniques.mapped_files import MappedFiles
 from autotune.worker.tracing.storage_recorder import StorageRecorder, _known_operators
 from autotune.worker.tracing.trace import CannotTrace, trace, trace_alike
-
-SEQ_LEN = 64
-
-
-def request(model="tiny-gpt2", device="cpu", seq_len=SEQ_LEN, **fields):
-    spec = resolve(model, base=Path(__file__).parent)
-    return ProbeRequest(
-        kind="train", model=spec, candidate=Candidate(**{"precision": "fp32", **fields}), seq_len=seq_len,
-        accumulation_steps=1, device=device, budget=1 << 40, seed=0, sample_seconds=1, sample_steps=2, folder=".",
-    )  # fmt: skip
-
-
-def measured(probe, micro_steps=1):
-    """Train two real steps and return the peak of all bytes that torch's CPU allocator handed out."""
-    gc.collect()
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
-        training = assemble(probe)
-        for step in range(2):
-            losses = []
-            for index in range(micro_steps):
-                batch = training.batch(step * micro_steps + index, probe.candidate.micro_batch)
-                with training.reduction(index == micro_steps - 1):
-                    loss = training.loss(batch)
-                    (loss / micro_steps).backward()
-                losses.append(loss.detach())
-                del loss, batch
-            norm = gradient_norm(training)
-            training.optimizer.step()
-            training.optimizer.zero_grad()
-            del norm, losses
-        training.close()
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    events.sort(key=lambda event: event.start_ns())
-    return max(accumulate(event.nbytes() for event in events))
+from tests.memory.counted import SEQ_LEN, InMemory, evaluated, measured, request
 
 
 @pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-llama"])
@@ -77,26 +39,6 @@ def test_the_masks_of_padded_and_packed_rows_are_traced_as_they_are_made(sequenc
         real = measured(of(micro_batch=micro_batch))
         # The profiler counts the rows' own tensors on their way to the batch; a trace gives each the device's.
         assert timeline.allocated(micro_batch) == pytest.approx(real, rel=1e-3)
-
-
-def evaluated(probe, micro_batch):
-    """Train a step, and return the peak of the bytes that an evaluation after it has."""
-    gc.collect()
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
-        training = assemble(probe)
-        training.loss(training.batch(0, probe.candidate.micro_batch)).backward()
-        training.optimizer.step()
-        training.optimizer.zero_grad()
-        training.model.eval()
-        with torch.profiler.record_function("evaluation"), torch.no_grad():
-            training.loss(training.batch(1, micro_batch))
-        training.close()
-    events = profiler.profiler.kineto_results.events()
-    began = next(event.start_ns() for event in events if event.name() == "evaluation")
-    memory = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-    levels = accumulate(size for _, size in memory)
-    return max(level for (at, _), level in zip(memory, levels, strict=True) if at >= began)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -125,14 +67,6 @@ def test_partial_checkpointing_is_traced_as_it_runs(model, how):
         # As below; selective checkpointing keeps the state of two more generators' contexts a block.
         assert timeline.allocated(micro_batch) == pytest.approx(real, abs=2 * 3 * 5056 + 512)
     assert timeline.allocated(16) < 0.95 * trace(request(model)).allocated(16)
-
-
-class InMemory(MappedFiles):
-    """Files that torch's profiler does not count, as it does mapped ones."""
-
-    def zeros_like(self, tensor):
-        size = tensor.numel() * tensor.element_size()
-        return torch.frombuffer(bytearray(size), dtype=tensor.dtype).view(tensor.shape)
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])

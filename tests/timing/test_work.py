@@ -12,7 +12,7 @@ from autotune.timeline.timeline import Timeline
 from autotune.worker.tracing.op_counter import NOTHING
 from autotune.worker.tracing.storage_recorder import StorageRecorder
 from autotune.worker.tracing.trace import trace
-from tests.memory.test_trace import SEQ_LEN, request
+from tests.memory.counted import SEQ_LEN, request
 
 
 def done(run, *tensors, device="cpu"):
