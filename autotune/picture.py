@@ -9,11 +9,14 @@ from pathlib import Path
 from autotune.environment import how_to_install, installed
 from autotune.errors import InputError
 
+DRAWN_BY = {".png": "matplotlib", ".html": "plotly"}
+"""The library that draws to files of each ending. autotune does without both unless something is to be drawn."""
+
 
 def check_picture(flag: str, file: Path, drawn_by: Mapping[str, str]) -> None:
     """Raise InputError, naming the `flag`, where no picture can be written to a file.
 
-    `drawn_by` is the library that draws to files of each ending. autotune does without them unless something is drawn.
+    `drawn_by` is what of DRAWN_BY draws it.
     """
     about = flag.removeprefix("--")
     if file.suffix not in drawn_by:

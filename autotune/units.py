@@ -56,16 +56,16 @@ def parse_duration(text: str) -> float:
 
     Raises ValueError.
     """
-    stripped = text.strip()
+    stripped, wrong = text.strip(), f"{quoted(text)} is not a duration; write it like 90s, 10m or 1h30m"
     try:
         seconds = float(stripped)
     except ValueError:
         parts = _DURATION_PART.findall(stripped)
         if not parts or _DURATION_PART.sub("", stripped).strip():
-            raise ValueError(f"{quoted(text)} is not a duration; write it like 90s, 10m or 1h30m") from None
+            raise ValueError(wrong) from None
         seconds = sum(float(number) * _SECONDS[unit.lower()] for number, unit in parts)
     if not 0 <= seconds < float("inf"):
-        raise ValueError(f"{quoted(text)} is not a duration; write it like 90s, 10m or 1h30m")
+        raise ValueError(wrong)
     return seconds
 
 

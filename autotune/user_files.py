@@ -34,20 +34,19 @@ MOST_DIGITS = 100
 
 _HALF = re.compile("[\ud800-\udfff]")
 
+OPTIONS = "a file of options for `autotune run`"
+"""The kind that may leave out every key: the command line gives the rest."""
 KINDS: dict[str, frozenset[str]] = {
     "a best.yaml": frozenset({"candidate", "accumulation", "memory"}),
     "a search space": frozenset({"axes", "graph"}),
     "the spec.yaml of a run": frozenset({"goal", "space", "limits"}),
-    "a file of options for `autotune run`": frozenset({"model", "target_global_batch"}),
+    OPTIONS: frozenset({"model", "target_global_batch"}),
     "a table of hardware": frozenset({"hardware"}),
     "a model's config.json": frozenset({"model_type"}),
 }
 """Each kind of file by the keys that tell it from the others."""
 
 _SURELY_TOO_DEEP = re.compile(rf"(?:[\[{{]\s*){{{DEEPEST + 1}}}|(?:- +){{{DEEPEST + 1}}}")
-
-OPTIONS = "a file of options for `autotune run`"
-"""The kind that may leave out every key: the command line gives the rest."""
 
 
 def user_path(text: str | os.PathLike[str], flag: str) -> Path:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from autotune.candidate import Candidate, OffloadPlace
-from autotune.devices.device import PREPARE_TIMEOUT
 from autotune.devices.recorded_grid import RecordedGrid
+from autotune.devices.unused import UnusedDevice
 from autotune.specs import DeviceFacts
 
 
-class _Unwatched:
-    """Sees nothing, because nothing runs."""
-
-    peak: int | None = None
-
-
-class ReplayDevice:
+class ReplayDevice(UnusedDevice):
     """The device of a recorded grid, as it was when that was recorded."""
 
     def __init__(self, grid: RecordedGrid) -> None:
@@ -37,18 +29,6 @@ class ReplayDevice:
         """Return the variables that this candidate was measured under; the plainest one's where it was not."""
         point = self.grid.points.get(candidate)
         return dict(point.variables if point else self.grid.header.variables)
-
-    def data_limit(self) -> int | None:
-        """Return None: there is nothing to enforce."""
-        return None
-
-    def prepare(self, timeout: float = PREPARE_TIMEOUT) -> None:
-        """Return at once: nobody uses it."""
-
-    @contextmanager
-    def watch(self) -> Iterator[_Unwatched]:
-        """See nothing."""
-        yield _Unwatched()
 
     def offload_room(self, folder: Path, place: OffloadPlace) -> int:  # noqa: ARG002  it has no folder
         """Return the host memory or the disk that was free when the grid was begun."""

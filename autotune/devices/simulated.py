@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from autotune.candidate import Candidate, OffloadPlace, allocator_options
-from autotune.devices.device import PREPARE_TIMEOUT
 from autotune.devices.gpu import own_options
 from autotune.devices.hardware import Hardware
+from autotune.devices.unused import UnusedDevice
 from autotune.memory.predictor import CUDA_CONTEXT
 from autotune.specs import DeviceFacts
 from autotune.units import GIB
@@ -23,13 +21,7 @@ DISK = 3840 * 10**9
 8 GPUs)."""
 
 
-class _Unwatched:
-    """Sees nothing, because nothing is there."""
-
-    peak: int | None = None
-
-
-class SimulatedDevice:
+class SimulatedDevice(UnusedDevice):
     """One whole GPU of the table, with nobody else on it."""
 
     def __init__(self, row: Hardware) -> None:
@@ -58,18 +50,6 @@ class SimulatedDevice:
         return {
             "CUDA_VISIBLE_DEVICES": "", "PYTORCH_ALLOC_CONF": allocator, "PYTORCH_CUDA_ALLOC_CONF": allocator,
         }  # fmt: skip
-
-    def data_limit(self) -> int | None:
-        """Return None: there is nothing to enforce."""
-        return None
-
-    def prepare(self, timeout: float = PREPARE_TIMEOUT) -> None:
-        """Return at once: nobody uses it."""
-
-    @contextmanager
-    def watch(self) -> Iterator[_Unwatched]:
-        """See nothing."""
-        yield _Unwatched()
 
     def offload_room(self, folder: Path, place: OffloadPlace) -> int:  # noqa: ARG002  it has no folder
         """Return the host memory or the disk that is assumed beside the GPU."""

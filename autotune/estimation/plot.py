@@ -11,7 +11,7 @@ from autotune.estimation.curve import Curve, curve
 from autotune.estimation.pricing import Estimate
 from autotune.estimation.request import EstimateReport
 from autotune.estimation.tables import accumulated
-from autotune.picture import check_picture
+from autotune.picture import DRAWN_BY, check_picture
 from autotune.printable import printable, shortened
 from autotune.techniques.families import title as title_of
 from autotune.units import GIB
@@ -19,8 +19,6 @@ from autotune.units import GIB
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-DRAWN_BY = {".png": "matplotlib", ".html": "plotly"}
-"""The library that draws to files of each ending. autotune does without both unless something is to be drawn."""
 PARTS = (
     ("optimizer_state", "optimizer state", "#7b6fd0"),
     ("gradients", "gradients", "#d0a03c"),

@@ -10,6 +10,7 @@ from ruamel.yaml.scalarstring import SingleQuotedScalarString
 
 from autotune.exports.fields import Expressed, not_expressed, refuse
 from autotune.exports.shared import (
+    ALLOCATOR,
     launch_script,
     model_files,
     pretty,
@@ -39,8 +40,8 @@ FIELDS = {
     "optimizer": Expressed("training.json: optimizer"),
     "optimizer_kernel": Expressed("training.json: optimizer_kernel"),
     "sharding": Expressed("training.json: sharding, of `ddp` alone", _refuse_sharding),
-    "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
-    "max_split_size": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
+    "expandable_segments": Expressed(ALLOCATOR),
+    "max_split_size": Expressed(ALLOCATOR),
     "micro_batch": Expressed("training.json: micro_batch"),
 }
 

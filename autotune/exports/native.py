@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from autotune.candidate import Candidate
 from autotune.exports.fields import Expressed, refuse
-from autotune.exports.shared import launch_script, on_all_ranks, refuse_ranks, script
+from autotune.exports.shared import ALLOCATOR, launch_script, on_all_ranks, refuse_ranks, script
 from autotune.run.best import Best
 
-_LAUNCH = "launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"
 FIELDS = {
     **{name: Expressed("best.yaml: candidate") for name in Candidate.model_fields},
-    "expandable_segments": Expressed(_LAUNCH),
-    "max_split_size": Expressed(_LAUNCH),
-    "garbage_collection_threshold": Expressed(f"best.yaml: candidate; {_LAUNCH}"),
+    "expandable_segments": Expressed(ALLOCATOR),
+    "max_split_size": Expressed(ALLOCATOR),
+    "garbage_collection_threshold": Expressed(f"best.yaml: candidate; {ALLOCATOR}"),
 }
 
 

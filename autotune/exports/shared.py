@@ -11,6 +11,8 @@ from typing import Any
 from autotune.candidate import allocator_options
 from autotune.run.best import Best
 
+ALLOCATOR = "launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"
+"""Where an export has the options of CUDA's allocator: `launch_script` sets them."""
 SCRIPTS = Path(__file__).with_name("scripts")
 
 THREADS = """\

@@ -7,6 +7,7 @@ from typing import Any
 from autotune.candidate import Candidate
 from autotune.exports.fields import Expressed, not_expressed, refuse
 from autotune.exports.shared import (
+    ALLOCATOR,
     launch_script,
     model_files,
     on_all_ranks,
@@ -41,6 +42,7 @@ def _refuse_precision(best: Best) -> str | None:
     return refuse_precision(best)
 
 
+_ZERO = "deepspeed.json: zero_optimization, of DeepSpeed's alone"
 FIELDS = {
     "precision": Expressed("training_arguments.json: bf16, fp16", _refuse_precision),
     "tf32": Expressed("training_arguments.json: tf32 (no effect on a cpu)"),
@@ -51,22 +53,20 @@ FIELDS = {
     "pin_memory": Expressed("training_arguments.json: dataloader_pin_memory"),
     "prefetch_factor": Expressed("training_arguments.json: dataloader_prefetch_factor", refuse_prefetch),
     "kernels": Expressed("training_arguments.json: use_liger_kernel"),
-    "offload": Expressed(
-        "deepspeed.json: zero_optimization, of DeepSpeed's alone", lambda best: not_expressed(best, "offload")
-    ),
+    "offload": Expressed(_ZERO, lambda best: not_expressed(best, "offload")),
     "offload_to": Expressed(
-        "deepspeed.json: zero_optimization, of DeepSpeed's alone",
+        _ZERO,
         lambda best: not_expressed(best, "offload_to"),
     ),
     "optimizer": Expressed("training_arguments.json: optim"),
     "optimizer_kernel": Expressed("training_arguments.json: optim; SGD's is torch's choice", _refuse_kernel),
     "sharding": Expressed(
-        "deepspeed.json: zero_optimization, of DeepSpeed's alone",
+        _ZERO,
         lambda best: not_expressed(best, "sharding"),
     ),
     "engine": Expressed("deepspeed.json"),
-    "expandable_segments": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
-    "max_split_size": Expressed("launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"),
+    "expandable_segments": Expressed(ALLOCATOR),
+    "max_split_size": Expressed(ALLOCATOR),
     "micro_batch": Expressed("training_arguments.json: per_device_train_batch_size"),
 }
 

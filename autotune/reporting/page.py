@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.text import Text
 
 from autotune.errors import InputError
-from autotune.picture import check_picture
+from autotune.picture import DRAWN_BY, check_picture
 from autotune.printable import printable
 from autotune.probe.folder import write_atomically
 from autotune.reporting.columns import FittingTable
@@ -23,8 +23,6 @@ from autotune.search.wording import skipped
 from autotune.specs import ABSENT
 from autotune.techniques.families import title as title_of
 from autotune.units import format_counted
-
-DRAWN_BY = {".html": "plotly"}
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; margin: 0 auto; max-width: 1180px; }
@@ -46,7 +44,7 @@ ul { padding-left: 1.2rem; margin: .3rem 0; }
 
 def write_page(paths: RunPaths, file: Path) -> None:
     """Write the report of a run to an .html file. Raises InputError where that, or the run, cannot be used."""
-    check_picture("--html", file, DRAWN_BY)
+    check_picture("--html", file, {".html": DRAWN_BY[".html"]})
     text = page(Reported.read(paths))
     try:
         write_atomically(file, text)

@@ -21,10 +21,10 @@ from autotune.search.graph import DONE, LOST, Growth, Node
 from autotune.search.growth import Grower, Grown
 from autotune.search.path import SearchEnd, Step
 from autotune.search.strategy import Done, Skip, Try
+from autotune.search.wording import comes_nearest
 from autotune.techniques.axis import listed
 from autotune.techniques.families import title as title_of
 from autotune.trial import History, Trial
-from autotune.units import format_bytes
 
 
 class GraphWalk:
@@ -187,8 +187,7 @@ class _Walk:
             failed = edge_of(trial, self._context).startswith("oom")
             if failed and bounds is not None and bounds.mean <= least.prediction.peak:
                 return None
-        why = f"nothing is predicted to fit; this comes nearest, with {format_bytes(least.prediction.peak)}"
-        return self._try(least.candidate, least.node, why)
+        return self._try(least.candidate, least.node, comes_nearest(least.prediction.peak))
 
     def _foreseen(self, candidate: Candidate) -> str | None:
         bounds = self._predictor.bounds(candidate) if self._predictor else None

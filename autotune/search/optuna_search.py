@@ -32,8 +32,9 @@ from autotune.search.selection import missing
 from autotune.search.strategy import Decision, Done, Learn, Skip, Try
 from autotune.search.tpe import Places, Seen, draws
 from autotune.search.tpe_axes import SIZE, TpeAxes
+from autotune.search.wording import comes_nearest
 from autotune.trial import History, Trial
-from autotune.units import format_bytes, format_duration
+from autotune.units import format_duration
 
 STARTS = 4
 """Probes that are chosen by prediction, before anything is drawn."""
@@ -236,8 +237,7 @@ class _Search:
         if not near:
             return None
         peak, _, candidate = min(near)
-        why = f"nothing is predicted to fit; this comes nearest, with {format_bytes(round(peak))}"
-        return self._try(candidate, NEAREST, why)
+        return self._try(candidate, NEAREST, comes_nearest(round(peak)))
 
     def _price(self, candidate: Candidate) -> float | None:
         """Return the predicted seconds of a global step, as the roofline has them; None where nothing tells."""

@@ -21,6 +21,11 @@ PHASES = {
 """Phases as people read them."""
 
 
+def comes_nearest(peak: int) -> str:
+    """Return why what is predicted not to fit, with a peak of so many bytes, is tried all the same."""
+    return f"nothing is predicted to fit; this comes nearest, with {format_bytes(peak)}"
+
+
 def verdict(outcome: Outcome, context: SearchContext) -> str:
     """Return a verdict in a few words: `fits`, `OOM in backward`."""
     match outcome:

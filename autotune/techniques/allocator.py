@@ -17,29 +17,39 @@ EXPANDABLE_SEGMENTS = Axis(
     },
 )
 
+
+def _no_splits(size: str) -> Value:
+    return Value(
+        title=f"no splits from {size}",
+        saves="Fragments of large blocks, with fixed segments.",
+        costs=(
+            "Large cached blocks wait for a request of their size. It is simulated as torch's source has "
+            "it, and was never measured."
+        ),
+        avoid="segments are expandable.",
+    )
+
+
+def _collected(share: str) -> Value:
+    return Value(
+        title=f"collection above {share}",
+        saves="Cached blocks that were long unused, before the allocator has to free all of them.",
+        costs=(
+            "Some allocations again. It is not predicted, because which blocks go depends on their age. "
+            "torch collects only where the process's share of the memory is set, so the worker sets it to "
+            "all."
+        ),
+        avoid="segments are expandable.",
+    )
+
+
 MAX_SPLIT_SIZE = Axis(
     "max_split_size",
     "CUDA's caching allocator cuts no block of this size or more",
     {
         "none": Value(),
-        "64MiB": Value(
-            title="no splits from 64MiB",
-            saves="Fragments of large blocks, with fixed segments.",
-            costs=(
-                "Large cached blocks wait for a request of their size. It is simulated as torch's source has "
-                "it, and was never measured."
-            ),
-            avoid="segments are expandable.",
-        ),
-        "256MiB": Value(
-            title="no splits from 256MiB",
-            saves="Fragments of large blocks, with fixed segments.",
-            costs=(
-                "Large cached blocks wait for a request of their size. It is simulated as torch's source has "
-                "it, and was never measured."
-            ),
-            avoid="segments are expandable.",
-        ),
+        "64MiB": _no_splits("64MiB"),
+        "256MiB": _no_splits("256MiB"),
     },
     rules=(
         Rule(
@@ -57,26 +67,8 @@ GARBAGE_COLLECTION_THRESHOLD = Axis(
     "share of a GPU's memory above which the allocator gives back unused blocks",
     {
         "none": Value(),
-        "60%": Value(
-            title="collection above 60%",
-            saves="Cached blocks that were long unused, before the allocator has to free all of them.",
-            costs=(
-                "Some allocations again. It is not predicted, because which blocks go depends on their age. "
-                "torch collects only where the process's share of the memory is set, so the worker sets it to "
-                "all."
-            ),
-            avoid="segments are expandable.",
-        ),
-        "80%": Value(
-            title="collection above 80%",
-            saves="Cached blocks that were long unused, before the allocator has to free all of them.",
-            costs=(
-                "Some allocations again. It is not predicted, because which blocks go depends on their age. "
-                "torch collects only where the process's share of the memory is set, so the worker sets it to "
-                "all."
-            ),
-            avoid="segments are expandable.",
-        ),
+        "60%": _collected("60%"),
+        "80%": _collected("80%"),
     },
     rules=(
         Rule(

@@ -16,6 +16,10 @@ def _accumulates(candidate: Candidate, context: Context) -> str | None:
     )
 
 
+_OTHER = "It is another optimizer, with other learning rates."
+_AVOID = "you depend on AdamW's results."
+
+
 def _instead_of_adamw(other: str) -> Change:
     return Change("optimizer", f"{other} takes the place of AdamW, and needs other learning rates")
 
@@ -39,11 +43,8 @@ OPTIMIZER = Axis(
         "adafactor": Value(
             title="adafactor",
             saves="Nearly all of AdamW's state: sums of rows and columns take its place.",
-            costs=(
-                "It is another optimizer, with other learning rates. Its temporaries take three copies of a "
-                "parameter."
-            ),
-            avoid="you depend on AdamW's results.",
+            costs=f"{_OTHER} Its temporaries take three copies of a parameter.",
+            avoid=_AVOID,
             changes_training=_instead_of_adamw("Adafactor"),
             rules=(
                 Rule(
@@ -58,15 +59,15 @@ OPTIMIZER = Axis(
         "momentum": Value(
             title="momentum",
             saves="Half of AdamW's state.",
-            costs="It is another optimizer, with other learning rates.",
-            avoid="you depend on AdamW's results.",
+            costs=_OTHER,
+            avoid=_AVOID,
             changes_training=_instead_of_adamw("SGD with momentum"),
         ),
         "sgd": Value(
             title="sgd",
             saves="All of AdamW's state.",
-            costs="It is another optimizer, with other learning rates.",
-            avoid="you depend on AdamW's results.",
+            costs=_OTHER,
+            avoid=_AVOID,
             changes_training=_instead_of_adamw("plain SGD"),
         ),
     },

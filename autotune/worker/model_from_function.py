@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import sys
-from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from autotune.errors import InputError, nearest
 from autotune.specs import ModelSpec
 from autotune.worker.built_model import BuiltModel
+from autotune.worker.data.batch_check import no_tensors
 from autotune.worker.dataset import Samples
 
 
@@ -89,7 +89,6 @@ def _check_contract(spec: ModelSpec, returned: object, seq_len: int) -> BuiltMod
     if built.dataset is not None and not len(built.dataset):
         raise InputError(f"model {spec.name}: the dataset has no samples")
     made = "make_batch(micro_batch, seq_len)" if built.dataset is None else "a batch of the dataset"
-    batch = built.example()
-    if not isinstance(batch, Mapping) or not batch or not all(isinstance(v, Tensor) for v in batch.values()):
-        raise InputError(f"model {spec.name}: {made} must be a dict of tensors, it is {type(batch).__name__}")
+    if reason := no_tensors(built.example()):
+        raise InputError(f"model {spec.name}: {made} {reason}")
     return built

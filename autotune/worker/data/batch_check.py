@@ -33,7 +33,8 @@ class WrongBatch(ModelError):
 def check_made(batch: Shapes, micro_batch: int, seq_len: int) -> None:
     """Raise WrongBatch unless `make_batch(micro_batch, seq_len)` made that many rows of so many tokens."""
     asked = f"make_batch({micro_batch}, {seq_len})"
-    _check_tensors(asked, batch)
+    if reason := no_tensors(batch):
+        raise WrongBatch(f"{asked} {reason}", "type")
     whole = micro_batch * seq_len
     if any(flat in {whole, whole + micro_batch, whole - 1, whole + 1} for flat in _packed(batch)):
         return
@@ -64,7 +65,8 @@ def check_collated(batch: Shapes, samples: int, one: Shapes, copies: bool = Fals
     packed ones must hold as many times its tokens; other samples have lengths of their own.
     """
     asked = f"the batch of {samples} samples"
-    _check_tensors(asked, batch)
+    if reason := no_tensors(batch):
+        raise WrongBatch(f"{asked} {reason}", "type")
     if any(samples * rows in _rows(batch) for rows in _rows(one)):
         return
     packed = _packed(batch)
@@ -78,9 +80,11 @@ def check_collated(batch: Shapes, samples: int, one: Shapes, copies: bool = Fals
     )
 
 
-def _check_tensors(asked: str, batch: object) -> None:
-    if not isinstance(batch, Mapping) or not batch or not all(isinstance(v, Tensor) for v in batch.values()):
-        raise WrongBatch(f"{asked} must be a dict of tensors, it is {type(batch).__name__}", "type")
+def no_tensors(batch: object) -> str | None:
+    """Return what is wrong with what was made as a batch, where it is no dict of tensors."""
+    if isinstance(batch, Mapping) and batch and all(isinstance(value, Tensor) for value in batch.values()):
+        return None
+    return f"must be a dict of tensors, it is {type(batch).__name__}"
 
 
 def _rows(batch: Shapes) -> set[int]:
