@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 
 from autotune.candidate import Candidate
 from autotune.lengths import Lengths
-from autotune.outcome import Outcome, Phase
+from autotune.outcome import Breakdown, Memory, Ok, Outcome, Phase, PhaseReport, Sample, StepTiming
 from autotune.racing import Incumbent
 from autotune.specs import DeviceSpeed, ModelFacts, ModelSpec
 from autotune.validation import Frozen
@@ -138,6 +138,17 @@ class Result(Frozen):
 
 Answer = Inspection | TraceAnswer | Result | DiskFull
 """The last message of a worker."""
+
+
+def build_validators() -> None:
+    """Build what validates a request and the answer to a training, which else is built where each is first used.
+
+    A worker has them before it takes its baseline, and a server of warm workers before it forks them.
+    """
+    answered = (Result, Ok, Memory, Breakdown, PhaseReport, Sample, StepTiming)
+    for record in (ModelSpec, Candidate, ProbeRequest, Progress, *answered):
+        record.model_rebuild()
+
 
 MESSAGE: TypeAdapter[Progress | Answer] = TypeAdapter(
     Annotated[Progress | Inspection | TraceAnswer | Result | DiskFull, Field(discriminator="type")]

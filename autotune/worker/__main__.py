@@ -12,6 +12,7 @@ import contextlib
 import faulthandler
 import gc
 import importlib
+import mmap
 import os
 import sys
 import time
@@ -33,6 +34,7 @@ from autotune.probe.protocol import (
     Result,
     TraceAnswer,
     TracedRung,
+    build_validators,
 )
 from autotune.units import format_bytes
 from autotune.worker.measuring.phases import Phases
@@ -57,6 +59,15 @@ SHORT_LEAST = 256 * 2**20
 """Memory is short when less is free than an eighth of the budget, or than 256 MiB where that is more."""
 
 
+def reserved(size: int) -> mmap.mmap:
+    """Return so many bytes of private memory, there and not only mapped. Raises MemoryError where they are refused."""
+    try:
+        # Populated by the kernel in one go: 4096 page faults take four times as long.
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
+    except OSError as error:
+        raise MemoryError(f"a reserve of {format_bytes(size)} was refused: {error.strerror}") from error
+
+
 class Channel:
     """The worker's end of the result pipe."""
 
@@ -78,16 +89,22 @@ class Channel:
         self.send(Progress(phase=phase, step=step))
 
 
-def main(request_path: str, channel: Channel, probe: type[Probe] | None = None) -> None:
-    """Answer one request, by a `Probe` unless another class is given."""
+def main(request_path: str, channel: Channel, probe: type[Probe] | None = None) -> Probe | None:
+    """Answer one request, by a `Probe` unless another class is given; return it, None where the request is of no use.
+
+    Who ends the process next keeps it until then: the kernel takes a process's memory sooner than its tensors are freed
+    one by one.
+    """
     try:
         request = ProbeRequest.model_validate_json(Path(request_path).read_bytes())
     except (OSError, ValidationError) as error:
         problem = f"the request cannot be used: {error}"
         crash = Crash(reason="protocol", phase="start", message=problem)
         channel.send(Result(outcome=crash, since=time.monotonic()))
-        return
-    channel.send((probe or Probe)(request, channel).answer())
+        return None
+    asked = (probe or Probe)(request, channel)
+    channel.send(asked.answer())
+    return asked
 
 
 class Probe:
@@ -99,7 +116,7 @@ class Probe:
         self._phases = Phases(channel.progress)
         self._training: Training | None = None
         self._witness: CudaWitness | None = None
-        self._reserve = b""
+        self._reserve: mmap.mmap | None = None
 
     def answer(self) -> Answer:
         """Run the probe and return its last message. Does not raise."""
@@ -108,7 +125,7 @@ class Probe:
             return self._run()
         except BaseException as error:  # noqa: BLE001 - every ending has a verdict, SystemExit too
             since = time.monotonic()  # before anything that another rank could notice
-            self._reserve = b""
+            self._reserve = None
             outcome = self._judge(error)
             # The frames hold the tensors of the step that failed; the message below needs their memory.
             traceback.clear_frames(error.__traceback__)
@@ -200,7 +217,8 @@ class Probe:
             raise MemoryError(
                 f"importing torch takes {format_bytes(TORCH_TAKES)}, and {format_bytes(free)} are free"
             )
-        self._reserve = b"\1" * RESERVE  # written, not only mapped: it must be real memory
+        self._reserve = reserved(RESERVE)
+        build_validators()
         import torch
 
         from autotune.worker.measuring.memory_meter import meter_for
@@ -299,7 +317,7 @@ class Probe:
 def run(request_path: str, descriptor: int) -> NoReturn:
     """Answer one request, and end the process."""
     faulthandler.enable()  # where Python was when native code died, for the person who reads standard error
-    main(request_path, Channel(descriptor))
+    _ended = main(request_path, Channel(descriptor))
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(
             AttributeError, OSError, ValueError

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
 
 from autotune.candidate import Attention
 from autotune.errors import InputError
@@ -28,11 +31,11 @@ def build_model(
     the CPU. Raises InputError for a configuration, a sequence length or a function that cannot be used, and CannotRun
     for an attention that the model or this machine lacks.
     """
-    built = (
-        from_function(spec, seq_len)
-        if spec.source == "function"
-        else from_config(spec, seq_len, device, attention)
-    )
+    if spec.source == "function":
+        built = from_function(spec, seq_len)
+    else:
+        with _Undrawn() if device.type == "meta" else nullcontext():
+            built = from_config(spec, seq_len, device, attention)
     if attention != "sdpa" and built.attention != attention:
         raise CannotRun("attention", "context", f"{type(built.model).__name__} has no {attention}")
     if device.type != "meta":
@@ -42,6 +45,23 @@ def build_model(
         freeze_others(built.model, spec.train)
     built.model.train()
     return built
+
+
+class _Undrawn(TorchFunctionMode):  # type: ignore[misc]  # torch.overrides has no types
+    """Leaves out draws into tensors on the meta device, which hold nothing: torch runs each through much Python."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func in _DRAWS and (tensor := args[0] if args else given["tensor"]).is_meta:
+            return tensor
+        return func(*args, **given)
+
+
+_DRAWS = frozenset(
+    {nn.init.kaiming_uniform_, nn.init.normal_, nn.init.uniform_, Tensor.normal_, Tensor.uniform_}
+)
 
 
 def gather(model: nn.Module, device: torch.device) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from autotune.probe.fork_server import die_with_the_tuner, serve, write_initial
 from autotune.probe.launch import MARK
+from autotune.probe.protocol import build_validators
 from autotune.worker import __main__ as worker
 from autotune.worker import openblas
 from autotune.worker.measuring.process_memory import own_data
@@ -37,6 +38,7 @@ def preload(model: dict[str, Any] | None, distributed: bool) -> None:
 
     With less, a worker would take longer; with more, its baseline would be another than a cold worker's.
     """
+    build_validators()
     import torch
     import torch._dynamo  # noqa: F401 - the first optimizer imports it
 

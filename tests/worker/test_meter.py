@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from autotune.units import MIB
+from autotune.worker.__main__ import reserved
 from autotune.worker.measuring.memory_meter import CpuMeter
 from autotune.worker.measuring.memory_sampler import INTERVAL, LAP, PEAKS
 
@@ -42,6 +43,16 @@ def test_memory_alive_is_told_to_the_byte_but_for_the_interpreters_own(meter):
     assert lap.end - before == pytest.approx(SIZE, abs=SLACK)
     del held
     assert meter.lap().end - before == pytest.approx(0, abs=SLACK)
+
+
+def test_a_reserve_is_there_at_once_and_is_refused_as_memory_is(meter):
+    before = meter.lap().end
+    held = reserved(SIZE)
+    assert meter.lap().end - before == pytest.approx(SIZE, abs=SLACK)
+    del held
+    assert meter.lap().end - before == pytest.approx(0, abs=SLACK)
+    with pytest.raises(MemoryError, match="refused"):
+        reserved(2**50)
 
 
 def test_a_peak_that_is_over_at_once_is_seen(meter):

@@ -2,10 +2,12 @@
 
 import copy
 import json
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.errors import InputError
 from autotune.specs import ModelSpec
@@ -34,6 +36,20 @@ def test_a_family_is_built_as_its_configuration_says(name):
     assert not getattr(built.config, "use_cache", False)
     assert built.attention in {"sdpa", "eager"}
     assert FAMILIES[name] == before
+
+
+def test_nothing_is_drawn_into_a_model_without_memory():
+    class Drawn(TorchDispatchMode):
+        names: ClassVar[list[str]] = []
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.names.append(function.__name__)
+            return function(*args, **(kwargs or {}))
+
+    with Drawn():
+        build_model(family("gpt2"), 32, META)
+    assert Drawn.names
+    assert not [name for name in Drawn.names if name.startswith(("normal", "uniform", "rand"))]
 
 
 @pytest.mark.parametrize(("name", "expected"), [("bert", "BertForMaskedLM"), ("llama", "LlamaForCausalLM")])

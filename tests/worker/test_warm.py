@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(("name", "sharding"), [("gpt2", "none"), ("llama", "fsdp2")])
-def test_a_server_has_one_thread_and_a_fork_imports_nothing_more(
+def test_a_server_has_one_thread_and_a_fork_imports_and_builds_no_more(
     tmp_path: Path, name: str, sharding: str
 ) -> None:
     asked = request(family(name), tmp_path, sharding=sharding)
@@ -39,6 +39,12 @@ def test_a_server_has_one_thread_and_a_fork_imports_nothing_more(
         from autotune.probe.protocol import ProbeRequest
         from autotune.worker import openblas, warm
         from autotune.worker.__main__ import Channel, Probe
+        from autotune.validation import Frozen
+
+        def complete(of=Frozen):
+            own = {one.__name__ for one in of.__subclasses__() if one.__pydantic_complete__}
+            return own.union(*map(complete, of.__subclasses__()))
+
         asked = ProbeRequest.model_validate_json(Path(sys.argv[1]).read_bytes())
         config = {name: asked.model.config.get(name) for name in ("model_type", "architectures")}
         warm.preload(config, asked.candidate.distributed)
@@ -51,6 +57,10 @@ def test_a_server_has_one_thread_and_a_fork_imports_nothing_more(
             known = set(sys.modules)
             Probe(asked, Channel(os.open(os.devnull, os.O_WRONLY)))._start()
             print("more:", *sorted(set(sys.modules) - known))
+            built = complete()
+            if asked.candidate.sharding == "none":
+                print("answer:", Probe(asked, Channel(os.open(os.devnull, os.O_WRONLY))).answer().outcome.kind)
+            print("built:", *sorted(complete() - built))
             sys.stdout.flush()
             os._exit(0)
         assert os.wait()[1] == 0
@@ -60,7 +70,8 @@ def test_a_server_has_one_thread_and_a_fork_imports_nothing_more(
         cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, MARK: "0" * 32},
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == "more:\n"
+    answer = "answer: ok\n" if sharding == "none" else ""
+    assert ran.stdout == f"more:\n{answer}built:\n"
 
 
 class Forks:
