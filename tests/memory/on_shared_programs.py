@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from autotune.timeline.depth import NotAlike
 from autotune.worker.tracing.fakes import compiler
+from autotune.worker.tracing.step_tracer import Unlike
 from autotune.worker.tracing.trace import trace
 from tests.data.requests import family, request
 
@@ -46,6 +48,21 @@ def test_one_program_serves_other_losses_checkpoints_and_offload_to_the_byte(mon
         assert own.facts["blocks"] == "all: asked for"
         assert ours.facts["blocks"] == f"{kept} of {BLOCKS}"
         assert taken(ours) == taken(own)
+
+
+def test_steps_that_turn_out_unlike_keep_what_was_compiled(monkeypatch):
+    with compiler.kept_programs():
+        with compiler.fake_compiler(None, setting="unlike"):
+            pass
+        resets = []
+        monkeypatch.setattr(compiler.torch._dynamo, "reset", lambda: resets.append(1))
+        for error in (Unlike, NotAlike):
+            with pytest.raises(error), compiler.fake_compiler(None, setting="unlike"):
+                raise error
+        assert not resets
+        with pytest.raises(ValueError, match="other"), compiler.fake_compiler(None, setting="unlike"):
+            raise ValueError("other")
+        assert resets
 
 
 @pytest.mark.parametrize("setting", ["fp32", "bf16"])

@@ -19,6 +19,10 @@ from autotune.worker.tracing.storage_recorder import StorageRecorder
 from autotune.worker.training import StepOptimizer, Training
 
 
+class Unlike(Exception):
+    """Two micro-steps that should be alike are not."""
+
+
 class TracedSizes(NamedTuple):
     """The micro-batches that give the affine sizes."""
 

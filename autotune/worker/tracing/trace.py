@@ -46,7 +46,7 @@ from autotune.worker.tracing.fake_training import prepare_ranks, recording
 from autotune.worker.tracing.fakes.compiler import GraphBreak
 from autotune.worker.tracing.op_counter import Calls
 from autotune.worker.tracing.shortening import Shortening, why_whole
-from autotune.worker.tracing.step_tracer import COMPILED, PLAIN, StepTracer, TracedSizes
+from autotune.worker.tracing.step_tracer import COMPILED, PLAIN, StepTracer, TracedSizes, Unlike
 from autotune.worker.tracing.storage_recorder import StorageRecorder
 from autotune.worker.training import Training
 
@@ -129,7 +129,7 @@ def _attempted(
     for settled in _attempts(request.candidate, request.device.startswith("cuda")):
         try:
             found = _affine(request, others, began, settled, whole=whole, donor=donor)
-        except _Unlike:
+        except Unlike:
             continue
         if found:
             return found
@@ -171,15 +171,11 @@ def _imported(candidate: Candidate) -> bool:
     return True
 
 
-class _Unlike(Exception):
-    """Two micro-steps that should be alike are not."""
-
-
 def _of_engine(request: ProbeRequest, began: float) -> Timeline:
     """Trace steps of one micro-step and of two: an engine treats the last micro-step apart from those before it."""
     try:
         one, two = (_affine(request, (), began, False, count)[request.candidate] for count in (1, 2))
-    except _Unlike:
+    except Unlike:
         one, two = (_exact(request, began, count) for count in (1, 2))
     return replace(one, several=two)
 
@@ -195,7 +191,7 @@ def _affine(
 ) -> dict[Candidate, Timeline]:
     """Trace a micro-step at two micro-batches, and what belongs to it; return nothing where `donor` does not fit.
 
-    Raises _Unlike where the two differ in more than sizes that grow evenly.
+    Raises Unlike where the two differ in more than sizes that grow evenly.
     """
     pair = PLAIN if request.candidate.compile == "none" else COMPILED
     with recording(request, micro_steps) as (recorder, training, building):
@@ -287,7 +283,7 @@ def _affine(
 def _slope(pair: TracedSizes, small: int, large: int) -> int:
     growth, rest = divmod(large - small, pair.apart)
     if rest:
-        raise _Unlike(f"{small} bytes at {pair.least} samples grow to {large} at {pair.more}")
+        raise Unlike(f"{small} bytes at {pair.least} samples grow to {large} at {pair.more}")
     return growth
 
 
@@ -311,7 +307,7 @@ def _exact(
         update = tracer.update()
         try:
             same = _matched(micro, again)
-        except _Unlike as error:
+        except Unlike as error:
             if shortening is not None:
                 raise NotAlike(f"steps through few and through more of them differ ({error})") from error
             raise CannotTrace(
@@ -331,15 +327,15 @@ def _exact(
 
 
 def _matched(ours: StepEvents, theirs: StepEvents) -> dict[int, int]:
-    """Map the slots of one micro-step to those of another. Raises _Unlike where their events differ."""
+    """Map the slots of one micro-step to those of another. Raises Unlike where their events differ."""
     if len(ours.events) != len(theirs.events):
-        raise _Unlike(f"{len(ours.events)} and {len(theirs.events)} events")
+        raise Unlike(f"{len(ours.events)} and {len(theirs.events)} events")
     same: dict[int, int] = {}
     for position, (our, their) in enumerate(zip(ours.events, theirs.events, strict=True)):
         if our >= 0 and their >= 0:
             same[our] = their
         elif our >= 0 or their >= 0 or same.get(~our) != ~their:
-            raise _Unlike(f"event {position} of {len(ours.events)} differs")
+            raise Unlike(f"event {position} of {len(ours.events)} differs")
     return same
 
 

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from autotune.timeline.depth import NotAlike
 from autotune.worker.replacing import replaced
 from autotune.worker.techniques import compilation
+from autotune.worker.tracing.step_tracer import Unlike
 from autotune.worker.tracing.storage_recorder import StorageRecorder
 
 SIZES = 4
@@ -163,7 +164,7 @@ def fake_compiler(
         divided = False
     except TorchDynamoException as error:
         raise GraphBreak(_reason(error)) from error
-    except NotAlike:  # says nothing of what was compiled
+    except (NotAlike, Unlike):  # say nothing of what was compiled
         divided = bool(counters["graph_break"])
         raise
     finally:
