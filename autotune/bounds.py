@@ -91,12 +91,10 @@ Price = Annotated[
 ]
 """Of one device for an hour."""
 Count = Annotated[int, Field(ge=1), AfterValidator(at_most(10**24, "and there are not so many of anything"))]
-Amount = Annotated[int, Field(ge=0), AfterValidator(at_most(10**24, "and nothing has so many bytes"))]
-"""Bytes, or a count of parameters."""
-Duration = Annotated[
-    float, Field(ge=0), AfterValidator(at_most(10**10, "seconds, which are three hundred years"))
-]
-"""Seconds that something took."""
+Amount = Annotated[int, Field(ge=0, le=10**24)]
+"""Bytes, or a count of parameters. Programs write it, hundreds of thousands in a journal: no sentence of its own."""
+Duration = Annotated[float, Field(ge=0, le=10**10)]
+"""Seconds that something took: at most three hundred years. Programs write it, as often."""
 
 
 def too_many_ranks(gpus: int, nodes: int) -> str | None:

@@ -53,10 +53,8 @@ class Journal:
             self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self._acquire(self._lock)
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            entries, whole, last = parse_journal(read_bytes(self._path, most=LARGEST), self._path)
-            self._record = Record.of(entries)
-            self._whole = whole
-            self._last = last
+            content = read_bytes(self._path, most=LARGEST)
+            self._record, self._whole, self._last = parse_journal(content, self._path)
         except OSError as error:
             self.close()
             raise InputError(
@@ -159,16 +157,18 @@ def holder(lock: Path) -> str | None:
 def read_record(path: Path) -> Record:
     """Read a journal without locking it. Raises InputError when there is none, JournalError when damaged."""
     content = read_bytes(path, f"{path.parent} is not a run of autotune: {path.name}", LARGEST)
-    return Record.of(parse_journal(content, path)[0])
+    return parse_journal(content, path)[0]
 
 
-def parse_journal(content: bytes, path: Path) -> tuple[tuple[Entry, ...], int, bytes]:
-    """Return the entries, the number of bytes that hold whole lines, and the last of these.
+def parse_journal(content: bytes, path: Path) -> tuple[Record, int, bytes]:
+    """Return what the lines add up to, the number of bytes that hold whole ones, and the last of these.
 
     Raises JournalError for a line that is damaged and not the last, and for one that no tuner writes at its place.
     """
     with _uncollected():
-        return _parse(content, path)
+        record, whole, last = _parse(content, path)
+        _ = record.history  # as many records again
+        return record, whole, last
 
 
 @contextmanager
@@ -183,15 +183,15 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _parse(content: bytes, path: Path) -> tuple[tuple[Entry, ...], int, bytes]:
-    entries: list[Entry] = []
+def _parse(content: bytes, path: Path) -> tuple[Record, int, bytes]:
     order = Order()
     whole, last = 0, b""
     lines = content.split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is torn
         try:
             seal = _SEAL.search(line)
-            entries.append(ENTRY.validate_json(line if seal is None else line[: seal.start()] + b"}"))
+            plain = line if seal is None else line[: seal.start()] + b"}"
+            entry = ENTRY.validate_json(plain)
         except ValidationError as error:
             if number == len(lines) - 1 and not lines[-1]:
                 break  # a last line whose end reached the disk before its middle
@@ -201,19 +201,19 @@ def _parse(content: bytes, path: Path) -> tuple[tuple[Entry, ...], int, bytes]:
                 "damaged",
                 number,
             ) from None
-        wrong = order.refusal(entries[-1])
-        if wrong is None and (seal is None or line != sealed(line[: seal.start()] + b"}", last)):
+        wrong = order.refusal(entry)
+        if wrong is None and (seal is None or line != sealed(plain, last)):
             wrong = "it is not what was written after the line before it"
         if wrong is not None:
             raise JournalError(
-                f"{path}:{number}: this line of the journal ({entries[-1].type}) is out of order: {wrong}. Lines were "
+                f"{path}:{number}: this line of the journal ({entry.type}) is out of order: {wrong}. Lines were "
                 "edited, moved, added or taken out, and a run is never continued from such a record; start a new one, "
                 "or restore the file from a copy",
                 "out of order",
                 number,
             )
         whole, last = whole + len(line) + 1, line
-    return tuple(entries), whole, last
+    return order.record, whole, last
 
 
 _SEAL = re.compile(rb',"seal":"[0-9a-f]{16}"\}$')

@@ -22,6 +22,8 @@ from autotune.run.record import Counted, Record, Tally
 from autotune.specs import ABSENT
 from autotune.trial import TRIES, ProofFinished, RematchFinished
 
+_BEGINS = "a journal begins with what was asked for, and says it once"
+
 
 class Order:
     """Follows a journal line by line, as tuners write it: each start of one goes through the same stages."""
@@ -52,46 +54,58 @@ class Order:
     @property
     def record(self) -> Record:
         """What was taken in so far."""
-        return Record(tuple(self._entries))
+        return Record.of(self._entries, self._tally)
 
     def _reason(self, entry: Entry) -> str | None:
-        if isinstance(entry, Asked) == bool(self._entries):
-            return "a journal begins with what was asked for, and says it once"
-        match entry:
+        if not self._entries:
+            return None if isinstance(entry, Asked) else _BEGINS
+        match entry:  # what is most frequent first: asking for a type that it is not takes longest
+            case Started():
+                return self._not_searching() or self._started(entry)
+            case Finished() | RematchFinished() | ProofFinished():
+                return self._not_at_work() or self._finished(entry)
             case Asked():
-                return None
+                return _BEGINS
             case Opened():
                 decided = self._tally.decided
                 return "the run was decided before" if decided and decided.winner is not None else None
             case Retried():
                 return self._retried(entry)
-        if not self._running:
-            return "no tuner was at work then"
-        if isinstance(entry, Interrupted):
-            return self._interrupted(entry)
-        if isinstance(entry, Finished | RematchFinished | ProofFinished):
-            return self._finished(entry)
-        if self._active is not None:
-            return f"{self._active[0]} {self._active[1]} was under way then"
-        if isinstance(entry, Inspected):
-            return "the model was inspected before" if self._inspected else None
-        if not self._inspected:
-            return "the model was not inspected before"
-        if isinstance(entry, RematchStarted | ProofStarted | Decided | Surveyed):
-            if not self._searched:
-                return "the search was not over then"
-            if isinstance(entry, Surveyed):
-                return self._surveyed(entry)
-            if isinstance(entry, RematchStarted):
-                return self._rematch_started(entry)
-            return self._proof_started(entry) if isinstance(entry, ProofStarted) else self._decided(entry)
-        if self._searched:
-            return "the search was over then"
-        if isinstance(entry, Started):
-            return self._started(entry)
-        if isinstance(entry, Searched) and self._tally.pending:
-            return f"probe {min(self._tally.pending)} had no verdict then"
-        return None
+            case Interrupted():
+                return self._not_at_work() or self._interrupted(entry)
+            case Inspected():
+                before = "the model was inspected before" if self._inspected else None
+                return self._not_at_work() or self._busy() or before
+            case Surveyed():
+                return self._not_ending() or self._surveyed(entry)
+            case RematchStarted():
+                return self._not_ending() or self._rematch_started(entry)
+            case ProofStarted():
+                return self._not_ending() or self._proof_started(entry)
+            case Decided():
+                return self._not_ending() or self._decided(entry)
+            case Searched():
+                pending = self._tally.pending
+                unfinished = f"probe {min(pending)} had no verdict then" if pending else None
+                return self._not_searching() or unfinished
+            case _:
+                return self._not_searching()
+
+    def _not_at_work(self) -> str | None:
+        return None if self._running else "no tuner was at work then"
+
+    def _busy(self) -> str | None:
+        return None if self._active is None else f"{self._active[0]} {self._active[1]} was under way then"
+
+    def _not_inspected(self) -> str | None:
+        found = None if self._inspected else "the model was not inspected before"
+        return self._not_at_work() or self._busy() or found
+
+    def _not_searching(self) -> str | None:
+        return self._not_inspected() or ("the search was over then" if self._searched else None)
+
+    def _not_ending(self) -> str | None:
+        return self._not_inspected() or (None if self._searched else "the search was not over then")
 
     def _started(self, entry: Started) -> str | None:
         number, known = entry.number, self._probes.get(entry.number)
@@ -184,6 +198,11 @@ class Order:
         self._entries.append(entry)
         self._tally.take(entry)
         match entry:
+            case Started(number=number):
+                self._probes[number] = entry
+                self._active = "probe", number
+            case Finished() | RematchFinished() | ProofFinished():
+                self._active = None
             case Asked(spec=spec):
                 device = spec.get("device")
                 self._unproven = isinstance(device, dict) and device.get("kind") in ABSENT
@@ -191,15 +210,10 @@ class Order:
                 self._running, self._searched, self._active = True, False, None
             case Inspected():
                 self._inspected = True
-            case Started(number=number):
-                self._probes[number] = entry
-                self._active = "probe", number
             case ProofStarted(number=number):
                 self._active = "proof", number
             case RematchStarted(number=number):
                 self._active, self._rematch = ("rematch", number), entry
-            case Finished() | RematchFinished() | ProofFinished():
-                self._active = None
             case Searched():
                 self._searched = True
             case Interrupted() | Retried() | Decided():

@@ -97,21 +97,21 @@ class Tally:
 
     def take(self, entry: Entry) -> None:
         """Take a line in, which is one that a tuner writes at its place."""
-        match entry:
+        match entry:  # what is most frequent first: asking for a type that it is not takes longest
             case Started(number=number):
                 self._of("probe", number).start()
                 self.probes[number] = entry, None
                 self.pending[number] = entry
+            case Finished(number=number, outcome=outcome):
+                if self._tried["probe", number].settles(outcome):
+                    self.probes[number] = self.probes[number][0], entry
+                    self.pending.pop(number, None)
             case ProofStarted(number=number):
                 self._of("proof", number).start()
             case RematchStarted(number=number):
                 self._of("rematch", number).start()
             case Interrupted(work="probe" | "rematch" | "proof", number=int(number)):
                 self._tried[entry.work, number].interrupt()
-            case Finished(number=number, outcome=outcome):
-                if self._tried["probe", number].settles(outcome):
-                    self.probes[number] = self.probes[number][0], entry
-                    self.pending.pop(number, None)
             case ProofFinished(number=number, outcome=outcome):
                 if self._tried["proof", number].settles(outcome):
                     self.proofs.append(entry)
@@ -147,9 +147,12 @@ class Record:
     entries: tuple[Entry, ...]
 
     @classmethod
-    def of(cls, entries: Iterable[Entry]) -> Record:
-        """Fold lines into a record."""
-        return cls(tuple(entries))
+    def of(cls, entries: Iterable[Entry], tally: Tally | None = None) -> Record:
+        """Fold lines into a record; `tally` is what they add up to, where that is known."""
+        record = cls(tuple(entries))
+        if tally is not None:
+            record.__dict__["_tally"] = tally
+        return record
 
     @property
     def asked(self) -> Asked | None:
