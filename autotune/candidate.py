@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from operator import attrgetter
 from typing import Annotated, Literal, get_args, get_origin
 
 from pydantic import BeforeValidator, field_validator
@@ -58,6 +59,8 @@ DeviceKind = Literal["cpu", "cuda"]
 
 class Candidate(Frozen):
     """One way to run a training step. Equal candidates have equal keys, and the key names every field."""
+
+    __slots__ = ("_hash",)
 
     precision: Precision = "bf16"
     """The number type. `bf16` keeps parameters, gradients and optimizer state in fp32 and multiplies matrices
@@ -168,6 +171,15 @@ class Candidate(Frozen):
         """Take numbers as a command line gives them."""
         return int(value) if isinstance(value, str) and value.isdigit() else value
 
+    def __hash__(self) -> int:
+        """Return the hash of all fields, computed once: a search looks its candidates up again and again."""
+        try:
+            known: int = self._hash  # type: ignore[attr-defined]
+        except AttributeError:
+            known = hash(_all_values(self))
+            object.__setattr__(self, "_hash", known)
+        return known
+
     def key(self) -> str:
         """Return the canonical text of all fields, the same for equal candidates in any process."""
         return _key(self)
@@ -226,9 +238,7 @@ class Candidate(Frozen):
 
     def at(self, micro_batch: int) -> Candidate:
         """Return the same rung with another micro-batch (samples)."""
-        return (
-            self if micro_batch == self.micro_batch else self.model_copy(update={"micro_batch": micro_batch})
-        )
+        return self if micro_batch == self.micro_batch else _at(self, micro_batch)
 
     @property
     def has_separate_optimizer(self) -> bool:
@@ -289,6 +299,9 @@ AXES: tuple[str, ...] = tuple(name for name in Candidate.model_fields if name !=
 """The fields that make up a rung, in the order in which keys and tables show them."""
 
 
+_all_values = attrgetter(*AXES, "micro_batch")
+
+
 PASSES: tuple[str, ...] = (
     "attention", "checkpointing", "checkpointed_blocks", "loss", "compile", "activation_memory_budget", "kernels",
     "activation_offload",
@@ -327,6 +340,13 @@ def alike(candidates: Iterable[Candidate]) -> list[tuple[Candidate, ...]]:
         else:
             found += [(member,) for member in members]
     return found
+
+
+@lru_cache(
+    maxsize=2**15
+)  # a search asks for the same ones at every proposal: faster than to copy, and to compare
+def _at(candidate: Candidate, micro_batch: int) -> Candidate:
+    return candidate.model_copy(update={"micro_batch": micro_batch})
 
 
 @lru_cache(maxsize=4096)  # a search asks for those of its candidates again and again

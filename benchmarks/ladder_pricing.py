@@ -115,7 +115,7 @@ def price(rung: Candidate, timeline: Timeline, hardware: Hardware, case: Case) -
     ground = DeviceOverhead.measured("cuda", 0, hardware.cublas_bytes(), case.gpus)
     predictor = Predictor({}, ground, lambda _: True).with_timeline(rung, timeline)
     if timeline.exact is None:
-        largest = predictor.largest(rung, hardware.usable_bytes(), LARGEST)
+        largest = predictor.largest(rung, hardware.usable_bytes(), range(1, LARGEST + 1))
     else:
         bounds = predictor.bounds(rung)
         largest = timeline.exact if bounds is not None and bounds.mean <= hardware.usable_bytes() else 0

@@ -126,7 +126,7 @@ def price(
     host += loader_bytes(candidate, int(timeline.facts.get("sample_bytes", 0)))
     priced = time.perf_counter() - began
     fits = prediction.peak <= usable
-    largest = predictor.largest(candidate.rung(), usable, LARGEST)
+    largest = predictor.largest(candidate.rung(), usable, range(1, LARGEST + 1))
     if largest is None:  # the trace holds for one micro-batch alone
         largest = candidate.micro_batch if fits else 0
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 from typing import NamedTuple
 
 from autotune.units import MIB
@@ -55,33 +56,41 @@ class _Line(NamedTuple):
 
     shift: tuple[float, float]
     """Of the mean: bytes, and a share of the raw prediction."""
-    known: tuple[float, float, float]
-    """By what the observations lessen the variance: a quadratic in the raw prediction."""
+    variance: tuple[float, float, float]
+    """A quadratic in the raw prediction."""
 
 
 class Calibration:
     """The posterior given some probes. Immutable but for what it remembers."""
 
-    def __init__(self, prior: Prior, observations: Sequence[Observation] = ()) -> None:
+    def __init__(
+        self, prior: Prior, observations: Sequence[Observation] = (), factor: Sequence[list[float]] = ()
+    ) -> None:
+        """`factor` has the rows of the Cholesky factor that are known already, of the first observations."""
         self.prior = prior
         self.observations = tuple(observations)
-        count = len(self.observations)
-        matrix = [[self._covariance(a, b) for b in self.observations] for a in self.observations]
-        for index, observation in enumerate(self.observations):
-            matrix[index][index] += self._noise(observation.raw)
-        self._factor = _cholesky(matrix)
+        self._factor = list(factor)
+        for index in range(len(self._factor), len(self.observations)):
+            new = self.observations[index]
+            row = _forward(
+                self._factor, [self._covariance(new, before) for before in self.observations[:index]]
+            )
+            own = self._covariance(new, new) + self._noise(new.raw)
+            self._factor.append([*row, math.sqrt(own - sum(map(mul, row, row)))])
         residuals = [observation.measured - observation.raw for observation in self.observations]
-        self._weights = _solve(self._factor, residuals) if count else []
+        self._weights = _solve(self._factor, residuals)
         self._observed = frozenset(observation.rung for observation in self.observations)
         self._lines: dict[str | None, _Line] = {}
 
+    def also(self, observation: Observation) -> Calibration:
+        """Return the posterior given one more probe."""
+        return Calibration(self.prior, (*self.observations, observation), self._factor)
+
     def correct(self, rung: str, raw: float) -> Corrected:
         """Return what a probe of this rung would measure, whose raw prediction is `raw` bytes."""
-        here = Observation(rung, raw, 0.0)
-        line = self._line(rung if rung in self._observed else None)
-        shift = line.shift[0] + raw * line.shift[1]
-        known = line.known[0] + raw * (line.known[1] + raw * line.known[2])
-        variance = self._covariance(here, here) - known + self._noise(raw)
+        (shift, by_raw), (variance, linear, square) = self._line(rung if rung in self._observed else None)
+        shift += raw * by_raw
+        variance += raw * (linear + raw * square)
         spread = Z * math.sqrt(max(0.0, variance))
         return Corrected(raw + shift, raw + shift - spread, raw + shift + spread)
 
@@ -97,9 +106,12 @@ class Calibration:
                 for mine, observation in zip(own, self.observations, strict=True)
             ]
             low, high = _forward(self._factor, offsets), _forward(self._factor, slopes)
+            # Before any probe, with the noise of the next; less what the observations tell.
+            fixed = prior.offset**2 + prior.rung_offset**2 + prior.noise_floor**2
+            square = prior.slope**2 + prior.rung_slope**2 + prior.noise**2
             self._lines[rung] = _Line(
                 (_dot(offsets, self._weights), _dot(slopes, self._weights)),
-                (_dot(low, low), 2 * _dot(low, high), _dot(high, high)),
+                (fixed - _dot(low, low), -2 * _dot(low, high), square - _dot(high, high)),
             )
         return self._lines[rung]
 
@@ -118,23 +130,11 @@ def _dot(one: Sequence[float], other: Sequence[float]) -> float:
     return math.fsum(a * b for a, b in zip(one, other, strict=True))
 
 
-def _cholesky(matrix: list[list[float]]) -> list[list[float]]:
-    """Return the lower triangle L with L L^T = matrix, which must be positive definite."""
-    size = len(matrix)
-    lower = [[0.0] * size for _ in range(size)]
-    for row in range(size):
-        for column in range(row + 1):
-            rest = matrix[row][column] - sum(lower[row][k] * lower[column][k] for k in range(column))
-            lower[row][column] = math.sqrt(rest) if row == column else rest / lower[column][column]
-    return lower
-
-
-def _forward(lower: list[list[float]], values: Sequence[float]) -> list[float]:
-    """Solve L x = values."""
+def _forward(lower: Sequence[list[float]], values: Sequence[float]) -> list[float]:
+    """Solve L x = values, where a row of L ends with its diagonal."""
     result: list[float] = []
     for row, value in zip(lower, values, strict=True):
-        position = len(result)
-        result.append((value - sum(row[k] * result[k] for k in range(position))) / row[position])
+        result.append((value - sum(map(mul, row, result))) / row[len(result)])
     return result
 
 

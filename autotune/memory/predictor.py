@@ -6,11 +6,12 @@ only a probe proves that.
 
 from __future__ import annotations
 
+import copy
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from autotune.candidate import Candidate
 from autotune.memory.calibration import Calibration, Corrected, Observation, Prior
@@ -94,6 +95,17 @@ class DeviceOverhead:
         return cls("cuda", held, spread, blas_workspace)
 
 
+class _Usage(NamedTuple):
+    """What a candidate takes, uncorrected, in bytes."""
+
+    allocated: int
+    reserved: int
+    total: float
+    """Reserved, with what the process holds beside the model."""
+    rung: str
+    """By which probes correct it: the key of its rung, about."""
+
+
 class Predictor:
     """Predictions for the rungs that were traced, corrected by a history. Immutable but for what it remembers."""
 
@@ -113,7 +125,10 @@ class Predictor:
         self.ground = ground
         self.calibration = calibration or Calibration(_prior(ground))
         self._accumulating = accumulating
-        self._raw: dict[Candidate, tuple[int, int]] = {}
+        self._exact = any(timeline.exact is not None for timeline in self.timelines.values())
+        self._used: dict[Candidate, _Usage] = {}
+        self._needed: dict[Candidate, float] = {}
+        self._taught: tuple[History, int, Predictor] | None = None
         self._partial: dict[str, Timeline] = {}
         for key, timeline in self.timelines.items():
             if numbers_covered(timeline):
@@ -129,9 +144,9 @@ class Predictor:
         )
         result._composed = self._composed  # of the first that was traced, which stays the first
         # What was priced by other timelines stays; a rung goes by its own as soon as there is one.
-        result._raw = {
-            one: raw for one, raw in self._raw.items() if self.timeline(one) is result.timeline(one)
-        }
+        same = {one for one in self._used.keys() | self._needed if self.timeline(one) is result.timeline(one)}
+        result._used = {one: usage for one, usage in self._used.items() if one in same}
+        result._needed = {one: needed for one, needed in self._needed.items() if one in same}
         return result
 
     def learned(self, history: History, budget: int) -> Predictor:
@@ -140,24 +155,26 @@ class Predictor:
         A probe that ran out of device memory measured only that its peak is above the budget (bytes): it counts
         as that where the prediction so far is below.
         """
-        prior = _prior(self.ground)
+        if self._taught is None or self._taught[0] is not history or self._taught[1] != budget:
+            self._taught = history, budget, self._learned(history, budget)
+        return self._taught[2]
+
+    def _learned(self, history: History, budget: int) -> Predictor:
         observations = []
         for trial in history:
-            raw = self._total(trial.candidate)
-            if raw is not None and isinstance(trial.outcome, Ok):
+            usage = self._usage(trial.candidate)
+            if usage is not None and isinstance(trial.outcome, Ok):
                 measured = float(trial.outcome.memory.peak())
-                observations.append(Observation(_rung(trial.candidate), raw, measured))
-        calibration = Calibration(prior, observations)
+                observations.append(Observation(usage.rung, usage.total, measured))
+        calibration = Calibration(_prior(self.ground), observations)
         for trial in history:
             if not isinstance(trial.outcome, Oom) or trial.outcome.where != "device":
                 continue
-            raw = self._total(trial.candidate)
-            if raw is not None and calibration.correct(_rung(trial.candidate), raw).mean < budget:
-                observations.append(Observation(_rung(trial.candidate), raw, float(budget)))
-                calibration = Calibration(prior, observations)
-        result = Predictor(self.timelines, self.ground, self._accumulating, calibration)
-        # These depend on the timelines alone.
-        result._raw, result._timelines, result._composed = self._raw, self._timelines, self._composed
+            usage = self._usage(trial.candidate)
+            if usage is not None and calibration.correct(usage.rung, usage.total).mean < budget:
+                calibration = calibration.also(Observation(usage.rung, usage.total, float(budget)))
+        result = copy.copy(self)  # what was priced depends on the timelines alone
+        result.calibration, result._taught = calibration, None
         return result
 
     def covers(self, candidate: Candidate) -> bool:
@@ -167,13 +184,13 @@ class Predictor:
 
     def predict(self, candidate: Candidate) -> Prediction | None:
         """Return what a probe of the candidate should measure; None where its trace does not cover it."""
-        raw, total, timeline = self._usage(candidate), self._total(candidate), self.timeline(candidate)
-        if raw is None or total is None or timeline is None:
+        usage, timeline = self._usage(candidate), self.timeline(candidate)
+        if usage is None or timeline is None:
             return None
-        corrected = self.calibration.correct(_rung(candidate), total)
+        corrected = self.calibration.correct(usage.rung, usage.total)
         return Prediction(
-            allocated=raw[0],
-            reserved=raw[1],
+            allocated=usage.allocated,
+            reserved=usage.reserved,
             peak=round(corrected.mean),
             low=max(0, round(corrected.low)),
             high=round(corrected.high),
@@ -188,8 +205,8 @@ class Predictor:
 
     def bounds(self, candidate: Candidate) -> Corrected | None:
         """Return the corrected peak with its interval (bytes) alone; fast."""
-        total = self._total(candidate)
-        return None if total is None else self.calibration.correct(_rung(candidate), total)
+        usage = self._usage(candidate)
+        return None if usage is None else self.calibration.correct(usage.rung, usage.total)
 
     def phase_above(self, candidate: Candidate, usable: int) -> Phase:
         """Return the phase in which a candidate whose peak is over `usable` bytes first goes beyond them."""
@@ -197,44 +214,48 @@ class Predictor:
         assert usage is not None, "only what is predicted is over"
         assert bounds is not None
         assert timeline is not None
-        beside = bounds.mean - usage[0]
+        beside = bounds.mean - usage.allocated
         accumulating = self._accumulating(candidate)
         curve = timeline.curve(candidate.micro_batch, accumulating)
         above = (phase for phase, _, level in curve if level + beside > usable)
         return next(above, timeline.peak(candidate.micro_batch, accumulating).phase)
 
     def largest(
-        self, rung: Candidate, usable: int, limit: int, bound: Literal["low", "mean", "high"] = "mean"
+        self,
+        rung: Candidate,
+        usable: int,
+        sizes: Sequence[int],
+        bound: Literal["low", "mean", "high"] = "mean",
     ) -> int | None:
-        """Return the largest micro-batch up to `limit` whose peak is at most `usable` bytes.
+        """Return the largest of these micro-batches, smallest first, whose peak is at most `usable` bytes.
 
         `bound` says which end of the interval counts: with `high` it surely fits, with `low` nothing larger can.
-        0 where not even 1 fits, None where no timeline covers the rung. Found by bisection: memory grows with the
+        0 where none fits, None where no timeline covers the rung. Found by bisection: memory grows with the
         micro-batch, but for the micro-step that accumulation adds, which only a smaller micro-batch needs.
         """
         timeline = self.timeline(rung)
         if timeline is None or timeline.exact is not None:
             return None
 
-        def fits(micro_batch: int) -> bool:
-            bounds = self.bounds(rung.at(micro_batch))
+        # The first so many of the sizes fit.
+        def fits(count: int) -> bool:
+            bounds = self.bounds(rung.at(sizes[count - 1]))
             return bounds is not None and float(getattr(bounds, bound)) <= usable
 
-        allocated = timeline.allocations()
+        key, allocated = _rung(rung), timeline.allocations()
 
-        def may_fit(micro_batch: int) -> bool:
-            raw = self.ground.held(rung) + allocated(micro_batch, self._accumulating(rung.at(micro_batch)))
-            bounds = self.calibration.correct(_rung(rung), float(raw))
+        def may_fit(count: int) -> bool:
+            bounds = self.calibration.correct(key, self._least(rung.at(sizes[count - 1]), allocated))
             return float(getattr(bounds, bound)) <= usable
 
         # What is reserved is simulated event by event, what is allocated is a sum, ten times as fast, and never more.
-        most = _bisect(may_fit, 0, limit)
-        if most == 0 or fits(most):
-            return most
-        low, step = most, 1
-        while low > 0 and not fits(low):
-            most, low, step = low, max(0, low - step), 2 * step
-        return _bisect(fits, low, most - 1)
+        most = _bisect(may_fit, 0, len(sizes))
+        if most > 0 and not fits(most):
+            low, step = most, 1
+            while low > 0 and not fits(low):
+                most, low, step = low, max(0, low - step), 2 * step
+            most = _bisect(fits, low, most - 1)
+        return sizes[most - 1] if most else 0
 
     def largest_evaluation(self, candidate: Candidate, usable: int) -> int | None:
         """Return the largest micro-batch of an evaluation that should fit beside a training, at least the training's.
@@ -246,11 +267,11 @@ class Predictor:
         if timeline is None or timeline.evaluation is None:
             return None
         beside = self.ground.held(candidate) + 2 * self.ground.blas_workspace
-        micro_batch = candidate.micro_batch
+        rung, micro_batch = _rung(candidate), candidate.micro_batch
 
         def fits(size: int) -> bool:
             raw = float(beside + timeline.evaluated(micro_batch, size))
-            return self.calibration.correct(_rung(candidate), raw).mean <= usable
+            return self.calibration.correct(rung, raw).mean <= usable
 
         return max(micro_batch, _bisect(fits, micro_batch, EVALUATION_TIMES * micro_batch))
 
@@ -259,9 +280,11 @@ class Predictor:
 
         That of any number of checkpointed blocks is composed of one where some are and some are not.
         """
-        if candidate not in self._timelines:
-            self._timelines[candidate] = self._find_timeline(candidate)
-        return self._timelines[candidate]
+        # Where none holds for one micro-batch alone, what covers 2 covers all above.
+        alike = candidate if self._exact or candidate.micro_batch <= 2 else candidate.at(2)
+        if alike not in self._timelines:
+            self._timelines[alike] = self._find_timeline(alike)
+        return self._timelines[alike]
 
     def _find_timeline(self, candidate: Candidate) -> Timeline | None:
         plain = candidate.traced()
@@ -290,28 +313,34 @@ class Predictor:
                 self._composed[key, count] = None
         return self._composed[key, count]
 
-    def _usage(self, candidate: Candidate) -> tuple[int, int] | None:
-        """Return (allocated, reserved), uncorrected."""
-        timeline = self.timeline(candidate)
-        if timeline is None:
-            return None
-        if candidate not in self._raw:
-            accumulating = self._accumulating(candidate)
-            if self.ground.kind == "cpu":
-                bytes_ = timeline.allocated(candidate.micro_batch, accumulating)
-                self._raw[candidate] = (bytes_, bytes_)
-            else:
-                usage = allocator_usage(timeline,
-                    candidate.micro_batch, accumulating, candidate.expandable_segments,
-                    max_split_size=candidate.max_split_size_bytes,
-                    blas_workspace=self.ground.blas_workspace,
-                )  # fmt: skip
-                self._raw[candidate] = (usage.allocated_peak, usage.reserved_peak)
-        return self._raw[candidate]
+    def _usage(self, candidate: Candidate) -> _Usage | None:
+        """Return what a candidate takes, uncorrected; None where no timeline covers it. Computed once."""
+        known = self._used.get(candidate)
+        if known is None and (timeline := self.timeline(candidate)) is not None:
+            known = self._used[candidate] = self._priced(candidate, timeline)
+        return known
 
-    def _total(self, candidate: Candidate) -> float | None:
-        usage = self._usage(candidate)
-        return None if usage is None else float(self.ground.held(candidate) + usage[1])
+    def _priced(self, candidate: Candidate, timeline: Timeline) -> _Usage:
+        accumulating = self._accumulating(candidate)
+        if self.ground.kind == "cpu":
+            allocated = reserved = timeline.allocated(candidate.micro_batch, accumulating)
+        else:
+            usage = allocator_usage(timeline,
+                candidate.micro_batch, accumulating, candidate.expandable_segments,
+                max_split_size=candidate.max_split_size_bytes,
+                blas_workspace=self.ground.blas_workspace,
+            )  # fmt: skip
+            allocated, reserved = usage.allocated_peak, usage.reserved_peak
+        total = float(self.ground.held(candidate) + reserved)
+        return _Usage(allocated, reserved, total, _rung(candidate))
+
+    def _least(self, candidate: Candidate, allocated: Callable[[int, bool], int]) -> float:
+        """Return the bytes of what is allocated, with what the process holds beside the model. Computed once."""
+        known = self._needed.get(candidate)
+        if known is None:
+            bytes_ = allocated(candidate.micro_batch, self._accumulating(candidate))
+            known = self._needed[candidate] = float(self.ground.held(candidate) + bytes_)
+        return known
 
 
 def _bisect(fits: Callable[[int], bool], low: int, limit: int) -> int:

@@ -48,9 +48,7 @@ def survey(
     predictor = predictions.predictor.learned(taught, context.budget)
     largest = {}
     for rung in dict.fromkeys(candidate.rung() for candidate in rungs):
-        batches = context.batches(rung)
-        fitting = predictor.largest(rung, context.usable, batches.limit)
-        if fitting and (size := batches.up_to(0, fitting)) is not None:
+        if size := predictor.largest(rung, context.usable, context.batches(rung).useful):
             largest[rung] = size
     add(rung.at(size) for rung, size in largest.items())
     points = [*measured_points(history, context), *predicted_points(found.values(), context)]

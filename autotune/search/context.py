@@ -124,6 +124,25 @@ class SearchContext:
         """Return the values that an axis of the space may have, of an open one those that the model has a use for."""
         return self.space.values(axis, None if self.model is None else self.model.blocks)
 
+    def seconds(self, candidate: Candidate) -> float | None:
+        """Return the uncorrected seconds of a global step, whether or not it fits; None without a price."""
+        try:
+            return self._prices[candidate]
+        except KeyError:
+            return self._prices.setdefault(candidate, self._price(candidate))
+
+    def _price(self, candidate: Candidate) -> float | None:
+        batches = self.batches(candidate)
+        timing = None if self.speed is None else self.speed.timing(candidate)
+        if timing is None or not batches.allows(candidate.micro_batch):
+            return None
+        return timing.global_step(batches.steps(candidate.micro_batch))
+
+    @cached_property
+    def _prices(self) -> dict[Candidate, float | None]:
+        """Seconds by candidate, as far as somebody asked for them."""
+        return {}
+
     @property
     def target(self) -> int:
         """The global batch, in tokens that are not padding; the same whatever the rows hold."""
@@ -179,7 +198,8 @@ class SearchContext:
     ) -> Self:
         """Return this context with what was learnt since; what does not follow from that is kept as it was computed."""
         context = replace(self, predictor=predictor, speed=speed, untraceable=untraceable, refused=refused)
-        for kept in {"ladder", "_batches", "_takes_numbers"} & self.__dict__.keys():
+        follows = {"ladder", "_batches", "_takes_numbers"} | ({"_prices"} if speed is self.speed else set())
+        for kept in follows & self.__dict__.keys():
             context.__dict__[kept] = self.__dict__[kept]
         return context
 

@@ -97,7 +97,8 @@ class Grower:
             return None
         batches, low, most = self._batches, self._low, self._high - 1
         sizes = [
-            self._predictor.largest(self._rung, self._usable, most, end) for end in ("high", "mean", "low")
+            self._predictor.largest(self._rung, self._usable, range(1, most + 1), end)
+            for end in ("high", "mean", "low")
         ]
         sure, expected, possible = (size or 0 for size in sizes)
         if sizes[2] is None:

@@ -112,7 +112,7 @@ class _Search:
         priced = {
             one: seconds
             for one in larger
-            if not self._room.is_tried(one) and (seconds := self._prospects.seconds(one)) is not None
+            if not self._room.is_tried(one) and (seconds := self._context.seconds(one)) is not None
         }
         if not priced:
             return walked

@@ -32,6 +32,8 @@ class Ladder:
         self._base = base.rung()
         self._axes = tuple(axes)
         self._legal = frozenset(rungs)
+        self._references: dict[tuple[Any, ...], Candidate] = {}
+        self._differing: dict[Candidate, tuple[str, ...]] = {}
         self._parts: dict[Candidate, tuple[Candidate, ...]] = {}
         self._plain: dict[Candidate, Candidate] = {}
         self._fallbacks: dict[tuple[str, Any], Any] = {}
@@ -44,7 +46,10 @@ class Ladder:
 
     def reference(self, rung: Candidate) -> Candidate:
         """Return the rung that others of its precision are compared with: the space's base."""
-        return self._base.model_copy(update=self._fallback(rung))
+        fallback = self._fallback(rung)
+        if (values := tuple(fallback.values())) not in self._references:
+            self._references[values] = self._base.model_copy(update=fallback)
+        return self._references[values]
 
     def competes(self, rung: Candidate, best: Candidate) -> bool:
         """Tell whether a rung is another choice than the best, and no fallback for a device that refuses that."""
@@ -63,19 +68,27 @@ class Ladder:
             self._parts[rung] = tuple(one for one in single if one in self._legal)
         return self._parts[rung]
 
-    def plain(self, rung: Candidate) -> Candidate:
-        """Return a rung without the techniques that cost time to save memory."""
-        if rung not in self._plain:
+    def plain(self, candidate: Candidate) -> Candidate:
+        """Return a candidate without the techniques that cost time to save memory."""
+        plain = self._plain.get(candidate)
+        if plain is None:
             # How many blocks are checkpointed goes with that they are.
-            slower = [axis for axis in self._axes if axis in OPEN or slowdown(axis, getattr(rung, axis)) > 1]
+            slower = [
+                axis for axis in self._axes if axis in OPEN or slowdown(axis, getattr(candidate, axis)) > 1
+            ]
             changes = {axis: getattr(self._base, axis) for axis in slower}
-            self._plain[rung] = rung.model_copy(update=changes)
-        return self._plain[rung]
+            rung = candidate.rung().model_copy(update=changes)
+            plain = self._plain[candidate] = rung.at(candidate.micro_batch)
+        return plain
 
     def differing(self, rung: Candidate) -> tuple[str, ...]:
         """Return the axes in which a rung differs from its reference."""
-        reference = self.reference(rung)
-        return tuple(axis for axis in self._axes if getattr(rung, axis) != getattr(reference, axis))
+        if rung not in self._differing:
+            reference = self.reference(rung)
+            self._differing[rung] = tuple(
+                axis for axis in self._axes if getattr(rung, axis) != getattr(reference, axis)
+            )
+        return self._differing[rung]
 
     def without(self, rung: Candidate, parts: Callable[[Candidate], bool]) -> Candidate:
         """Return a rung without those of its parts of which something holds."""

@@ -167,7 +167,9 @@ class _Search:
 
     def _combined(self, plain: Candidate, singles: Iterable[Candidate]) -> list[Candidate]:
         """Return all values together that are predicted to be faster than the plain rung's, were memory no matter."""
-        seconds = {rung: raw for rung in singles if (raw := self._price(self._largest(rung))) is not None}
+        seconds = {
+            rung: raw for rung in singles if (raw := self._context.seconds(self._largest(rung))) is not None
+        }
         faster = sorted(
             (raw, rung.key(), rung) for rung, raw in seconds.items() if raw < seconds.get(plain, 0.0)
         )
@@ -191,7 +193,7 @@ class _Search:
     def _priced(self, rungs: Iterable[Candidate]) -> list[tuple[float, Candidate]]:
         """Return each rung that was not tried, at the largest size that surely fits, with its predicted seconds."""
         sure = [one for rung in rungs if rung not in self._tried and (one := self._surest(rung)) is not None]
-        return [(seconds, one) for one in sure if (seconds := self._price(one)) is not None]
+        return [(seconds, one) for one in sure if (seconds := self._context.seconds(one)) is not None]
 
     def _largest(self, rung: Candidate) -> Candidate:
         """Return a rung at the largest micro-batch that the goal has use for."""
@@ -213,7 +215,7 @@ class _Search:
         sizes = list(open_sizes(rung, self._tried, self._context))
         if self._predictor is None or not sizes:
             return sizes
-        most = self._predictor.largest(rung, self._context.usable, sizes[-1], bound)
+        most = self._predictor.largest(rung, self._context.usable, sizes, bound)
         fitting = [size for size in sizes if most is None or size <= most]
         if not fitting and (prediction := self._predictor.predict(rung.at(sizes[0]))) is not None:
             self._skipped[rung] = Skip(rung.at(sizes[0]), "TPE", prediction)
@@ -238,14 +240,6 @@ class _Search:
             return None
         peak, _, candidate = min(near)
         return self._try(candidate, NEAREST, comes_nearest(round(peak)))
-
-    def _price(self, candidate: Candidate) -> float | None:
-        """Return the predicted seconds of a global step, as the roofline has them; None where nothing tells."""
-        assert self._context.speed is not None
-        timing, batches = self._context.speed.timing(candidate), self._context.batches(candidate)
-        if timing is None or not batches.allows(candidate.micro_batch):
-            return None
-        return timing.global_step(batches.steps(candidate.micro_batch))
 
     def _seconds(self, trial: Trial) -> float | None:
         """Return the measured seconds of a global step of a trial that fits; None of any other."""

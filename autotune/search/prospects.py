@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from autotune.candidate import Candidate
@@ -23,8 +22,7 @@ COMBINED = 0.03
 one by one. Assumed."""
 
 
-@dataclass(frozen=True)
-class Prospect:
+class Prospect(NamedTuple):
     """A candidate that could be probed, or a rung that could be traced, with what is expected of it."""
 
     candidate: Candidate
@@ -48,14 +46,12 @@ class Prospects:
 
     def __init__(self, history: History, context: SearchContext, room: Room, simulated: bool) -> None:
         """Take a search at one moment. What is `simulated` comes out as priced, and its probes take no time."""
-        assert context.speed is not None
         self._context = context
-        self._speed = context.speed
         self._ladder = context.ladder
         self._room = room
         self._simulated = simulated
         self._cost = ProbeCost(history)
-        self._partial = PartialCheckpointing(context, room, self.seconds, self._guess)
+        self._partial = PartialCheckpointing(context, room, context.seconds, self._guess)
         self._model = SpeedModel(
             [seen for trial in history if (seen := self._observed(trial))],
             [bound for trial in history if (bound := self._bounded(trial))],
@@ -68,14 +64,6 @@ class Prospects:
             for rung in self._ladder.rungs
             if rung not in self._context.refused and self._ladder.competes(rung, best)
         }
-
-    def seconds(self, candidate: Candidate) -> float | None:
-        """Return the uncorrected seconds of a global step, whether or not it fits; None without a price."""
-        timing = self._speed.timing(candidate)
-        batches = self._context.batches(candidate)
-        if timing is None or not batches.allows(candidate.micro_batch):
-            return None
-        return timing.global_step(batches.steps(candidate.micro_batch))
 
     def probe_seconds(self, candidate: Candidate, global_step: float) -> float:
         """Return what a probe is expected to take whose global step takes so many seconds."""
@@ -102,7 +90,7 @@ class Prospects:
         fitting += [one for rung in traced for one in self._partial.fitting(rung)]
         new = [candidate for candidate in fitting if not room.is_tried(candidate)]
         found = self._judged([*self._priced(new), *self._unpriced(rungs)], best)
-        return [replace(one, improvement=one.improvement * room.fit(one.candidate)) for one in found]
+        return [one._replace(improvement=one.improvement * room.fit(one.candidate)) for one in found]
 
     def to_trace(self, rungs: dict[Candidate, None], best: float, leader: Prospect | None) -> list[Prospect]:
         """Return every rung that can still be traced and whose parts are known, as fast as it may be.
@@ -143,7 +131,7 @@ class Prospects:
         found += self._judged(partly, leader.expected.seconds if leader else best, COMBINED)
         # A smaller micro-batch may be as fast, so only what any probe of it takes counts against it.
         return [
-            replace(one, candidate=rung, cost=0.0 if self._simulated else self._cost.start(rung.compile))
+            one._replace(candidate=rung, cost=0.0 if self._simulated else self._cost.start(rung.compile))
             for one in found
             for rung in [one.candidate.rung()]
         ]
@@ -154,8 +142,8 @@ class Prospects:
         A technique that only saves memory makes no step faster. So no candidate improves more than its plain one would,
         at the same micro-batch and whether that fits or not. `spread` replaces what is uncertain of each.
         """
-        plain = [self._ladder.plain(one.candidate.rung()).at(one.candidate.micro_batch) for one in priced]
-        raws = [self.seconds(one) or given.seconds for one, given in zip(plain, priced, strict=True)]
+        plain = [self._ladder.plain(one.candidate) for one in priced]
+        raws = [self._context.seconds(one) or given.seconds for one, given in zip(plain, priced, strict=True)]
         bounds = self._model.expect(plain, raws)
         expected = self._model.expect([one.candidate for one in priced], [one.seconds for one in priced])
         if spread is not None:
@@ -178,7 +166,9 @@ class Prospects:
     def _priced(self, candidates: Sequence[Candidate]) -> list[_Priced]:
         """Return those of traced candidates that have a price."""
         return [
-            _Priced(one, seconds, True) for one in candidates if (seconds := self.seconds(one)) is not None
+            _Priced(one, seconds, True)
+            for one in candidates
+            if (seconds := self._context.seconds(one)) is not None
         ]
 
     def _unpriced(self, rungs: dict[Candidate, None]) -> Iterator[_Priced]:
@@ -202,13 +192,13 @@ class Prospects:
     def _guess(self, rung: Candidate, size: int) -> float | None:
         """Return the seconds of a global step of a rung without a price, by its techniques one by one."""
         return self._ladder.guess(
-            rung, lambda part: self.seconds(part.at(size)) if self._room.covers(part) else None
+            rung, lambda part: self._context.seconds(part.at(size)) if self._room.covers(part) else None
         )
 
     def _observed(self, trial: Trial) -> Observed | None:
         if not isinstance(trial.outcome, Ok) or (timing := trial.outcome.timing) is None:
             return None
-        raw = self.seconds(trial.candidate)
+        raw = self._context.seconds(trial.candidate)
         if raw is None:
             return None
         steps = self._context.batches(trial.candidate).steps(trial.candidate.micro_batch)
@@ -219,5 +209,5 @@ class Prospects:
         """Return what a probe that ended early took at least."""
         if (bound := bound_of(trial, self._context)) is None:
             return None
-        raw = self.seconds(trial.candidate)
+        raw = self._context.seconds(trial.candidate)
         return None if raw is None else AtLeast(trial.candidate, raw, bound.seconds)

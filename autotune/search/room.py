@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from statistics import NormalDist
 from typing import Literal
 
@@ -21,6 +22,7 @@ SIZES = 3
 """Micro-batches of a rung that compete: so many of the largest that surely fit, and halves."""
 SLACK = 0.1
 """Share of the memory by which a combination may take less than its techniques one by one let expect. Assumed."""
+_STANDARD = NormalDist()
 
 
 class Room:
@@ -32,6 +34,7 @@ class Room:
         """`predictor` knows what the history taught; what is `simulated` comes out as it predicts."""
         self.tried: Tried = tried_sizes(history)
         """What each rung came to, by micro-batch."""
+        self._probed = {trial.candidate for trial in history}
         self._context = context
         self._predictor = predictor
         self._simulated = simulated
@@ -59,7 +62,7 @@ class Room:
 
     def is_tried(self, candidate: Candidate) -> bool:
         """Tell whether a candidate was probed."""
-        return candidate.micro_batch in self.tried.get(candidate.rung(), {})
+        return candidate in self._probed
 
     def fit(self, candidate: Candidate) -> float:
         """Return how probable it is that a candidate fits; 1 where nothing is predicted of it."""
@@ -69,7 +72,7 @@ class Room:
         deviation = (bounds.high - bounds.mean) / Z
         if deviation <= 0:
             return float(bounds.mean <= self._context.usable)
-        return NormalDist(bounds.mean, deviation).cdf(self._context.usable)
+        return _STANDARD.cdf((self._context.usable - bounds.mean) / deviation)
 
     def largest(self, rung: Candidate) -> int:
         """Return the largest micro-batch that the goal has use for, whether or not it fits."""
@@ -83,7 +86,7 @@ class Room:
         only longer.
         """
         batches = self._context.batches(rung)
-        most = self._predictor.largest(rung, self._context.usable, self._limit(rung), self._bound) or 0
+        most = self._predictor.largest(rung, self._context.usable, self._open(rung), self._bound) or 0
         sizes: list[int] = []
         while len(sizes) < SIZES and (size := batches.up_to(0, most)) is not None:
             sizes.append(size)
@@ -99,7 +102,7 @@ class Room:
         """
         if self._simulated or self._overrun:
             return []
-        most = self._predictor.largest(rung, self._context.usable, self._limit(rung), "mean") or 0
+        most = self._predictor.largest(rung, self._context.usable, self._open(rung), "mean") or 0
         size = self._context.batches(rung).up_to(0, most)
         return [] if size is None or self.fit(rung.at(size)) >= SURE else [size]
 
@@ -179,11 +182,11 @@ class Room:
         """Return what a rung takes, by its trace or else by its techniques one by one; None where these are unknown."""
         return self._takes(rung) or self._context.ladder.guess_taken(rung, self._takes)
 
-    def _limit(self, rung: Candidate) -> int:
-        """Return the largest micro-batch of a rung that nothing forbids so far."""
-        limit = self._context.batches(rung).limit
+    def _open(self, rung: Candidate) -> tuple[int, ...]:
+        """Return the useful micro-batches of a rung that nothing forbids so far."""
+        useful = self._context.batches(rung).useful
         end = closed_from(rung, self.tried, self._context)
-        return limit if end is None else min(limit, end - 1)
+        return useful if end is None else useful[: bisect_left(useful, end)]
 
     def _takes(self, rung: Candidate) -> Taken | None:
         """Return what a traced rung takes at large micro-batches."""

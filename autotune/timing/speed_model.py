@@ -10,7 +10,8 @@ candidates, so what they share cancels.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from autotune.candidate import AXES, Candidate
@@ -129,17 +130,23 @@ class SpeedModel:
             return []
         import numpy as np
 
-        points = _Points(candidates)
+        places = {one: place for place, one in enumerate(dict.fromkeys(candidates))}
+        points = _Points(tuple(places))
         variance = points.prior_variance()
-        shift = np.zeros(len(candidates))
+        shift = np.zeros(len(places))
         if self._seen:
             across = self._known.covariance(points)
             shift = across.T @ self._weights
             half = np.linalg.solve(self._factor, across)
             variance = np.maximum(0.0, variance - (half**2).sum(axis=0))
+        found = [
+            (math.exp(by), math.sqrt(rest))
+            for by, rest in zip(shift.tolist(), variance.tolist(), strict=True)
+        ]
+        each = (found[places[one]] for one in candidates)
         return [
-            Expected(seconds * math.exp(by), math.sqrt(rest))
-            for seconds, by, rest in zip(predicted, shift.tolist(), variance.tolist(), strict=True)
+            Expected(seconds * factor, spread)
+            for seconds, (factor, spread) in zip(predicted, each, strict=True)
         ]
 
 
@@ -162,32 +169,37 @@ def _cut_off(mean: float, spread: float, bound: AtLeast) -> _Residual | None:
 
 
 class _Points:
-    """Candidates as rows of numbers: the value of each axis by its place among the values met, 0 for the default."""
+    """Candidates by their rungs and micro-batches, each once: many candidates share few of either."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         import numpy as np
 
-        self.axes: NDArray[numpy.int64] = np.array([_encoded(one) for one in candidates], dtype=np.int64)
-        self.octaves: NDArray[numpy.float64] = np.log2(
-            np.array([float(one.micro_batch) for one in candidates])
-        )
+        rungs, sizes = [_rung_values(one) for one in candidates], [one.micro_batch for one in candidates]
+        places = {rung: place for place, rung in enumerate(dict.fromkeys(rungs))}
+        self.rung: NDArray[numpy.int64] = np.array([places[rung] for rung in rungs])
+        """Row in `axes` of each candidate."""
+        self.axes: NDArray[numpy.int64] = np.array([_encoded(rung) for rung in places])
+        """The value of each axis by its place among the values met, 0 for the default."""
+        octaves, self.size = np.unique(np.log2(np.array(sizes, dtype=np.float64)), return_inverse=True)
+        self.octaves: NDArray[numpy.float64] = octaves
 
     def covariance(self, other: _Points, same: bool = False) -> NDArray[numpy.float64]:
         """Return the covariance of these (rows) with others (columns); `same` says that they are these themselves."""
         import numpy as np
 
         apart = self.octaves[:, None] - other.octaves[None, :]
-        result = SHARED**2 + SIZE**2 * np.exp(-(apart**2) / (2 * OCTAVES**2))
+        by_size = SHARED**2 + SIZE**2 * np.exp(-(apart**2) / (2 * OCTAVES**2))
+        by_axes = np.zeros((len(self.axes), len(other.axes)))
+        equal = np.ones(by_axes.shape, dtype=bool)
         for column, spread in enumerate(_SPREADS):
-            mine, others = self.axes[:, column], other.axes[:, column]
-            if mine.any() and others.any():
-                alike = (mine[:, None] == others[None, :]) & (mine[:, None] != 0)
-                result = result + spread**2 * alike
-        if same:
-            result = result + OWN**2 * np.eye(len(self.octaves))
-        else:
-            equal = (self.axes[:, None, :] == other.axes[None, :, :]).all(axis=2) & (apart == 0)
-            result = result + OWN**2 * equal
+            mine, others = self.axes[:, column, None], other.axes[None, :, column]
+            if mine.any() or others.any():
+                alike = mine == others
+                equal &= alike
+                by_axes += spread**2 * (alike & (mine != 0))
+        sizes, rungs = np.ix_(self.size, other.size), np.ix_(self.rung, other.rung)
+        own = np.eye(len(self.rung)) if same else equal[rungs] & (apart == 0)[sizes]
+        result: NDArray[numpy.float64] = by_size[sizes] + by_axes[rungs] + OWN**2 * own
         return result
 
     def prior_variance(self) -> NDArray[numpy.float64]:
@@ -195,20 +207,19 @@ class _Points:
         import numpy as np
 
         spreads = np.array([spread**2 for spread in _SPREADS])
-        own: NDArray[numpy.float64] = (self.axes != 0) @ spreads
-        return own + SHARED**2 + SIZE**2 + OWN**2
+        by_axes: NDArray[numpy.float64] = (self.axes != 0) @ spreads
+        return by_axes[self.rung] + SHARED**2 + SIZE**2 + OWN**2
 
 
 _SPREADS = tuple(AXIS.get(axis, OTHER_AXIS) for axis in AXES)
-_DEFAULTS = Candidate()
+_rung_values: Callable[[Candidate], tuple[object, ...]] = attrgetter(*AXES)
+_DEFAULTS = _rung_values(Candidate())
 _CODES: dict[tuple[str, object], int] = {}
 
 
-def _encoded(candidate: Candidate) -> list[int]:
+def _encoded(rung: tuple[object, ...]) -> list[int]:
     """Return a number for the value of each axis, 0 for its default, the same for equal values."""
     return [
-        0
-        if (value := getattr(candidate, axis)) == getattr(_DEFAULTS, axis)
-        else _CODES.setdefault((axis, value), len(_CODES) + 1)
-        for axis in AXES
+        0 if value == default else _CODES.setdefault((axis, value), len(_CODES) + 1)
+        for axis, value, default in zip(AXES, rung, _DEFAULTS, strict=True)
     ]

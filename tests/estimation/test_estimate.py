@@ -330,7 +330,7 @@ def test_the_largest_micro_batch_is_found_with_few_simulations(monkeypatch):
     predictor = Predictor({}, DeviceOverhead.measured("cuda", 0, 8 * MIB)).with_timeline(Candidate(), made)
     for usable in range(1024 * MIB, 9000 * MIB, 500 * MIB):
         simulated.clear()
-        largest = predictor.largest(Candidate(), usable, 4096)
+        largest = predictor.largest(Candidate(), usable, range(1, 4097))
         assert len(simulated) <= 16
         fresh = Predictor({}, predictor.ground).with_timeline(Candidate(), made)
         fitting = [size for size in range(1, 250) if fresh.bounds(Candidate().at(size)).mean <= usable]

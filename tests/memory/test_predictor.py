@@ -151,7 +151,7 @@ def test_a_prediction_is_baseline_and_tensors_until_a_probe_says_otherwise():
 def test_a_rung_that_was_not_traced_is_not_predicted():
     predictor = Predictor({RUNG.rung().key(): timeline()}, GROUND)
     assert predictor.predict(RUNG.model_copy(update={"precision": "bf16"})) is None
-    assert predictor.largest(RUNG.model_copy(update={"precision": "bf16"}), 1 << 40, 10) is None
+    assert predictor.largest(RUNG.model_copy(update={"precision": "bf16"}), 1 << 40, range(1, 10)) is None
 
 
 def test_the_verdict_is_sure_only_where_the_whole_interval_is_on_one_side():
@@ -165,9 +165,9 @@ def test_the_verdict_is_sure_only_where_the_whole_interval_is_on_one_side():
 def test_the_largest_micro_batch_is_the_last_that_fits(largest):
     predictor = Predictor({RUNG.rung().key(): timeline()}, GROUND)
     usable = predictor.predict(RUNG.at(largest)).peak
-    assert predictor.largest(RUNG, usable, 100) == largest
-    assert predictor.largest(RUNG, usable, largest - 1 or 1) == max(1, largest - 1)
-    assert predictor.largest(RUNG, 10 * MIB, 100) == 0
+    assert predictor.largest(RUNG, usable, range(1, 100)) == largest
+    assert predictor.largest(RUNG, usable, range(1, max(largest, 2))) == max(1, largest - 1)
+    assert predictor.largest(RUNG, 10 * MIB, range(1, 100)) == 0
 
 
 def test_a_rungs_programs_are_composed_once_for_all_micro_batches_that_are_tried(monkeypatch):
@@ -178,17 +178,22 @@ def test_a_rungs_programs_are_composed_once_for_all_micro_batches_that_are_tried
     monkeypatch.setattr(Timeline, "program", lambda *asked: composed.append(asked) or program(*asked))
     usable = Predictor({RUNG.rung().key(): whole}, GROUND).predict(RUNG.at(62)).peak
     composed.clear()
-    assert Predictor({RUNG.rung().key(): whole}, GROUND).largest(RUNG, usable, 100) == 62
+    predictor = Predictor({RUNG.rung().key(): whole}, GROUND)
+    assert predictor.largest(RUNG, usable, range(1, 101)) == 62
     assert len(composed) == 3, "of one sample, of several, and for the one that is looked at closely"
+    learned = predictor.learned((trial(4, ok(predictor.predict(RUNG.at(4)).peak)),), 1 << 40)
+    composed.clear()
+    assert learned.largest(RUNG, usable, range(1, 101)) == 62
+    assert not composed, "what was priced does not follow from what is learned"
 
 
 def test_an_oom_below_the_budget_lifts_the_prediction():
     predictor = Predictor({RUNG.rung().key(): timeline()}, GROUND)
     usable = 1000 * MIB
-    before = predictor.largest(RUNG, usable, 100)
+    before = predictor.largest(RUNG, usable, range(1, 100))
     predictor = predictor.learned((trial(before, Oom(phase="backward")),), usable)
     assert predictor.predict(RUNG.at(before)).peak > usable * 0.99
-    assert predictor.largest(RUNG, usable, 100) < before + 1
+    assert predictor.largest(RUNG, usable, range(1, 100)) < before + 1
 
 
 def test_fixed_and_expandable_segments_share_a_trace_and_differ_in_what_they_reserve():
@@ -202,7 +207,7 @@ def test_fixed_and_expandable_segments_share_a_trace_and_differ_in_what_they_res
 
 def test_bounds_order_what_surely_fits_and_what_surely_does_not():
     predictor = Predictor({RUNG.rung().key(): timeline()}, GROUND)
-    sizes = [predictor.largest(RUNG, 4000 * MIB, 1000, bound) for bound in ("high", "mean", "low")]
+    sizes = [predictor.largest(RUNG, 4000 * MIB, range(1, 1000), bound) for bound in ("high", "mean", "low")]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[2]
     assert predictor.predict(RUNG.at(sizes[0])).verdict(4000 * MIB) == "fits"
@@ -223,7 +228,7 @@ def test_a_timeline_of_one_micro_batch_prices_that_one_alone():
     predictor = Predictor({}, GROUND).with_timeline(RUNG.at(3), one)
     assert predictor.predict(RUNG.at(3)).allocated == 520 * MIB
     assert predictor.predict(RUNG.at(4)) is None
-    assert predictor.largest(RUNG, 1 << 40, 10) is None
+    assert predictor.largest(RUNG, 1 << 40, range(1, 10)) is None
     both = predictor.with_timeline(RUNG.at(4), replace(one, exact=4))
     assert both.covers(RUNG.at(3))
     assert both.covers(RUNG.at(4))
