@@ -1,0 +1,279 @@
+"""What a number of checkpointed blocks is worth beside none and all, and whether to offload blocks instead. Predicted.
+
+    python -m benchmarks.recompute_or_offload [--case llama-3.2-1b]
+
+Each model is traced on a GPU that is not there, with chunked loss: plain, with all blocks checkpointed, with half of
+them, and with activation offload. First table: guided search with any number of blocks, and with all or none, on each
+GPU that the model's state fits in. Second table: what a block computes again against what its activations take to cross
+the host link, each way, at the bandwidth that copies reach (`timing.roofline`). The traces' transfers overlap with
+compute; `hidden` are the blocks whose transfers do so altogether, and `at most` is what offloading these instead of
+computing them again would save of a step. All times are the roofline's, of micro-batch 1.
+
+Target: with any number the configuration found is nowhere predicted slower than with all or none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from autotune.candidate import Candidate  # noqa: E402
+from autotune.devices.hardware import Hardware, find_hardware  # noqa: E402
+from autotune.devices.simulated import SimulatedDevice  # noqa: E402
+from autotune.memory.predictor import DeviceOverhead, Predictor  # noqa: E402
+from autotune.models.resolve import resolve  # noqa: E402
+from autotune.outcome import Ok, Oom, Outcome  # noqa: E402
+from autotune.probe.protocol import ProbeRequest  # noqa: E402
+from autotune.search.context import SearchContext  # noqa: E402
+from autotune.search.guided import Guided  # noqa: E402
+from autotune.search.space import Space  # noqa: E402
+from autotune.search.strategy import Done, Learn  # noqa: E402
+from autotune.site import MachineFacts, Site  # noqa: E402
+from autotune.specs import Goal  # noqa: E402
+from autotune.testing.arithmetic import ok  # noqa: E402
+from autotune.testing.grids import FACTS  # noqa: E402
+from autotune.timeline.timeline import Timeline  # noqa: E402
+from autotune.timing.roofline import Machine, busy  # noqa: E402
+from autotune.timing.step_predictor import StepPredictor  # noqa: E402
+from autotune.tracing.cache import TraceCache  # noqa: E402
+from autotune.tracing.client import LocalTracer  # noqa: E402
+from autotune.trial import History, Trial  # noqa: E402
+from autotune.units import MIB  # noqa: E402
+from benchmarks.recording import RESULTS, record  # noqa: E402
+from benchmarks.verdict import SMALLEST, verdict  # noqa: E402
+
+TRACING = 3600.0
+"""Seconds after which a worker is given up."""
+SLACK = 1.001
+"""What counts as no slower: a search ends within its margin, and both end at the same place."""
+
+
+class Case(NamedTuple):
+    """A model, its length of sequences, its blocks, and the GPUs on which it is searched and priced."""
+
+    model: str
+    seq_len: int
+    blocks: int
+    searched: tuple[str, ...]
+    priced: tuple[str, ...] = ("h100-pcie-80gb", "h100-sxm-80gb", "gh200-96gb")
+
+
+CASES = {
+    "gpt2-xl": Case("gpt2-xl", 1024, 48, ("a100-sxm-40gb", "h100-pcie-80gb", "h100-sxm-80gb", "gh200-96gb")),
+    "llama-3.2-1b": Case("llama-3.2-1b", 32768, 16, ("h100-pcie-80gb", "h100-sxm-80gb", "gh200-96gb")),
+    "llama-3.1-8b": Case("llama-3.1-8b", 8192, 32, ()),
+}
+TINY = Case("tiny-gpt2", 64, 2, ("h100-sxm-80gb",), ("h100-sxm-80gb",))
+BASE = Candidate(loss="chunked")
+
+
+def some(rung: Candidate, **changes: object) -> Candidate:
+    """Return a rung with other values."""
+    return rung.model_copy(update=changes)
+
+
+FULL = some(BASE, checkpointing="full")
+OFFLOADED = some(BASE, activation_offload=True)
+
+
+def traces(case: Case) -> dict[Candidate, Timeline]:
+    """Return the four traces of a case."""
+    rungs = [BASE, FULL, some(FULL, checkpointed_blocks=case.blocks // 2), OFFLOADED]
+    request = ProbeRequest(
+        kind="trace", model=resolve(case.model, base=ROOT), candidate=rungs[0], also=tuple(rungs[1:]),
+        seq_len=case.seq_len, accumulation_steps=2, device="cuda:0", world_size=1, budget=0, seed=0, sample_seconds=1.0,
+        sample_steps=2, folder=str(ROOT),
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        tracer = LocalTracer(TraceCache(Path(folder) / "cache"))
+        found = tracer.trace(request, Path(folder) / "workers", timeout=TRACING)
+    known = {rung: trace.timeline for rung, trace in found.items() if trace.timeline is not None}
+    assert len(known) == len(rungs), [trace.reason for trace in found.values()]
+    return known
+
+
+def space(numbers: str) -> Space:
+    """Return a space of checkpointing alone."""
+    grow = {"title": "grow", "grow": {"factor": 2, "resolution": 0.1}}
+    nodes = {
+        "baseline": {
+            "title": "plain", "set": {"checkpointing": "none"},
+            "next": {"ok": "grow", "oom": "checkpointed", "oom_optimizer": "checkpointed", "oom_build": "checkpointed"},
+        },
+        "checkpointed": {"title": "checkpointed", "set": {"checkpointing": "full"}, "next": {"ok": "grow"}},
+        "grow": grow,
+    }  # fmt: skip
+    axes = {"checkpointing": ["none", "full"], "checkpointed_blocks": [numbers]}
+    parts = {"name": "checkpointing", "description": "Checkpointing alone.", "axes": axes}
+    return Space.load({**parts, "graph": {"start": "baseline", "nodes": nodes}}, "checkpointing")
+
+
+def search(
+    case: Case, hardware: Hardware, known: dict[Candidate, Timeline], numbers: str
+) -> tuple[Candidate, float, int] | None:
+    """Return what guided search chooses, its tokens/s and its probes; None where nothing fits."""
+    goal = Goal.model_validate({"target": "4M", "seq_len": case.seq_len})
+    device = SimulatedDevice(hardware).facts()
+    context = SearchContext(
+        space=space(numbers), base=BASE, goal=goal, tokens_per_sample=case.seq_len, budget=device.budget,
+        site=Site(device=device, machine=MachineFacts()), model=FACTS.model_copy(update={"blocks": case.blocks}),
+    )  # fmt: skip
+
+    def accumulating(candidate: Candidate) -> bool:
+        return context.batches(candidate).accumulation(candidate.micro_batch).steps > 1
+
+    predictor = Predictor({}, DeviceOverhead.measured("cuda", 0, hardware.cublas_bytes()), accumulating)
+    for rung in (BASE, FULL):
+        predictor = predictor.with_timeline(rung, known[rung])
+    history: History = ()
+    while True:
+        speed = StepPredictor(predictor, Machine.of(hardware), accumulating)
+        decision = Guided().propose(history, context.informed(predictor, speed))
+        if isinstance(decision, Done):
+            break
+        if isinstance(decision, Learn):
+            for rung in decision.rungs:
+                predictor = predictor.with_timeline(rung, known[rung])
+            continue
+        bounds, timing = predictor.bounds(decision.candidate), speed.timing(decision.candidate)
+        assert bounds is not None
+        assert timing is not None
+        outcome: Outcome = Oom(phase="backward", requested=0, free=0)
+        if bounds.mean <= device.budget:
+            outcome = ok(round(bounds.mean), budget=device.budget).model_copy(update={"timing": timing})
+        history += (
+            Trial(
+                number=len(history) + 1, candidate=decision.candidate, node=decision.node, why=decision.why,
+                outcome=outcome, seconds=1.0,
+            ),
+        )  # fmt: skip
+
+    def speed_of(trial: Trial) -> float:
+        assert isinstance(trial.outcome, Ok)
+        assert trial.outcome.timing is not None
+        accumulation = context.batches(trial.candidate).accumulation(trial.candidate.micro_batch)
+        tokens = accumulation.steps * trial.candidate.micro_batch * case.seq_len
+        return tokens / trial.outcome.timing.global_step(accumulation.steps)
+
+    fitting = [one for one in history if isinstance(one.outcome, Ok) and context.fits(one.outcome.memory)]
+    if not fitting:
+        return None
+    best = max(fitting, key=speed_of)
+    return best.candidate, speed_of(best), len(history)
+
+
+def told(candidate: Candidate, case: Case) -> str:
+    """Return how many blocks are checkpointed of how many, and the micro-batch."""
+    count: int | str = candidate.checkpointed_blocks
+    if candidate.checkpointing == "none":
+        count = 0
+    elif count == "all":
+        count = case.blocks
+    return f"{count} of {case.blocks} at {candidate.micro_batch}"
+
+
+def searched(name: str, case: Case, known: dict[Candidate, Timeline]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each GPU on which something fits: what both searches found."""
+    for gpu in case.searched:
+        hardware = find_hardware(gpu)
+        found = {numbers: search(case, hardware, known, numbers) for numbers in ("any", "all")}
+        some_, whole = found["any"], found["all"]
+        if some_ is None or whole is None:
+            continue
+        yield {
+            "table": "number of blocks", "case": name, "seq_len": case.seq_len, "gpu": gpu,
+            "any": told(some_[0], case), "any_tokens_per_second": some_[1], "any_probes": some_[2],
+            "all_or_none": told(whole[0], case),
+            "all_or_none_tokens_per_second": whole[1], "all_or_none_probes": whole[2],
+            "faster": some_[1] / whole[1] - 1,
+        }  # fmt: skip
+
+
+def priced(name: str, case: Case, known: dict[Candidate, Timeline]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each GPU: what a block takes to compute again, and to be moved."""
+    for gpu in case.priced:
+        machine = Machine.of(find_hardware(gpu))
+
+        def engines(rung: Candidate, phase: Any, machine: Machine = machine) -> Any:
+            work = known[rung].work
+            assert work is not None, "the trace knows its work"
+            return busy(work.of(phase, 1), machine)
+
+        forward, backward = engines(OFFLOADED, "forward"), engines(OFFLOADED, "backward")
+        again = engines(FULL, "backward").compute - engines(BASE, "backward").compute
+        plain = [engines(BASE, phase) for phase in ("forward", "backward")]
+        step = sum(part.seconds for part in plain)
+        moving = max(forward.download, backward.upload)
+        hidden = min(
+            1.0,
+            plain[0].compute / max(forward.download, 1e-12),
+            plain[1].compute / max(backward.upload, 1e-12),
+        )
+        yield {
+            "table": "recompute or offload", "case": name, "seq_len": case.seq_len, "gpu": gpu,
+            "moved_mib_per_block": forward.download * machine.host_link / case.blocks / MIB,
+            "recompute_ms_per_block": 1e3 * again / case.blocks, "move_ms_per_block": 1e3 * moving / case.blocks,
+            "ratio": moving / again, "hidden_blocks": int(hidden * case.blocks),
+            "at_most": int(hidden * case.blocks) / case.blocks * again / (step + again),
+            "offloaded_step": (forward.seconds + backward.seconds) / step, "recomputed_step": (step + again) / step,
+        }  # fmt: skip
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print both tables."""
+    console = Console(width=160)
+    first = Table("model", "length", "GPU", "any number", "tokens/s", "all or none", "tokens/s", "faster")
+    second = Table(
+        "model", "length", "GPU", "MiB a block", "recompute", "move", "ratio", "hidden", "at most",
+        "step, all recomputed", "step, all offloaded",
+    )  # fmt: skip
+    for row in rows:
+        start = (row["case"], str(row["seq_len"]), row["gpu"])
+        if row["table"] == "number of blocks":
+            first.add_row(
+                *start, row["any"], f"{row['any_tokens_per_second']:,.0f}", row["all_or_none"],
+                f"{row['all_or_none_tokens_per_second']:,.0f}", f"{row['faster']:+.1%}",
+            )  # fmt: skip
+        else:
+            second.add_row(
+                *start, f"{row['moved_mib_per_block']:,.0f}", f"{row['recompute_ms_per_block']:.2f} ms",
+                f"{row['move_ms_per_block']:.2f} ms", f"{row['ratio']:.1f}", str(row["hidden_blocks"]),
+                f"{row['at_most']:.1%}", f"{row['recomputed_step']:.2f}", f"{row['offloaded_step']:.2f}",
+            )  # fmt: skip
+    for table in (first, second):
+        console.print(table)
+
+
+def main() -> int:
+    """Trace, search and print; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--case", action="append", choices=list(CASES))
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record")
+    parser.add_argument("--smallest", action="store_true", help=SMALLEST)
+    options = parser.parse_args()
+    cases = {"tiny-gpt2": TINY} if options.smallest else {name: CASES[name] for name in options.case or CASES}
+    rows: list[dict[str, Any]] = []
+    for name, case in cases.items():
+        known = traces(case)
+        rows += [*searched(name, case, known), *priced(name, case, known)]
+    show(rows)
+    record("recompute_or_offload", rows, options.out, smallest=options.smallest)
+    return verdict([
+        f"{row['case']} on {row['gpu']} no slower with any number: {row['faster']:+.1%}"
+        for row in rows
+        if row["table"] == "number of blocks" and row["faster"] < 1 / SLACK - 1
+    ])  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
