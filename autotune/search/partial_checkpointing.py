@@ -106,6 +106,10 @@ class PartialCheckpointing:
                 asked[number] = Partly(number.at(one.candidate.micro_batch), one.seconds)
         yield from asked.values()
 
+    def quickest(self, rung: Candidate) -> float | None:
+        """Return the seconds of a global step that no number of a rung's blocks is below, whether or not it fits."""
+        return self._plain_seconds(rung, self._room.largest(rung))
+
     def hoped(self, rung: Candidate) -> Partly | None:
         """Return what a rung that is not traced may come to with some of its blocks checkpointed; None without hope.
 
@@ -119,6 +123,10 @@ class PartialCheckpointing:
 
     def _with(self, rung: Candidate, count: int) -> Candidate:
         return with_checkpointed_blocks(rung, count, self._blocks)
+
+    def _plain_seconds(self, rung: Candidate, size: int) -> float | None:
+        plain = self._with(rung, 0)
+        return self._seconds(plain.at(size)) if self._room.covers(plain) else self._guess(plain, size)
 
     def _known(self, rung: Candidate) -> Iterator[Partly]:
         """Yield what the middle number and all blocks let expect, at some micro-batches that fit with all of them."""
@@ -147,10 +155,8 @@ class PartialCheckpointing:
         most = max(0, int((usable - every.fixed) / every.per_sample))
         for size in self._sampled(rung, least, most, samples):
             peaks = [taken.fixed + size * taken.per_sample for taken in (without, every)]
-            seconds = [
-                self._seconds(one.at(size)) if room.covers(one) else self._guess(one, size)
-                for one in (plain, rung)
-            ]
+            whole = self._seconds(rung.at(size)) if room.covers(rung) else self._guess(rung, size)
+            seconds = [self._plain_seconds(rung, size), whole]
             yield from self._partly(rung, size, 0, peaks, seconds, usable)
 
     def _partly(

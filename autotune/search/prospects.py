@@ -121,20 +121,36 @@ class Prospects:
         found = self._judged(uncertain, best)
         if leader is not None:
             found += self._judged(combined, leader.expected.seconds, COMBINED)
-        partly = [
-            _Priced(one.candidate, one.seconds, False)
-            for rung in rungs
-            if self._room.covers(rung) and not self._room.is_closed(rung, 1)
-            for one in self._partial.to_trace(rung)
-        ]
-        # Between numbers of blocks that are priced there is little to err about.
-        found += self._judged(partly, leader.expected.seconds if leader else best, COMBINED)
+        found += self._partly(rungs, leader.expected.seconds if leader else best)
         # A smaller micro-batch may be as fast, so only what any probe of it takes counts against it.
         return [
             one._replace(candidate=rung, cost=0.0 if self._simulated else self._cost.start(rung.compile))
             for one in found
             for rung in [one.candidate.rung()]
         ]
+
+    def _partly(self, rungs: dict[Candidate, None], to_beat: float) -> list[Prospect]:
+        """Return what traced rungs with checkpointed blocks ask for before a number of these can be chosen."""
+        quickest = [
+            _Priced(rung.at(self._room.largest(rung)), seconds, False)
+            for rung in rungs
+            if self._context.takes_numbers(rung)
+            and self._room.covers(rung)
+            and not self._room.is_closed(rung, 1)
+            if (seconds := self._partial.quickest(rung)) is not None
+        ]
+        # Between numbers of blocks that are priced there is little to err about.
+        hopeful = [
+            one.candidate.rung()
+            for one in self._judged(quickest, to_beat, COMBINED)
+            if one.improvement >= MARGIN
+        ]
+        partly = [
+            _Priced(one.candidate, one.seconds, False)
+            for rung in hopeful
+            for one in self._partial.to_trace(rung)
+        ]
+        return self._judged(partly, to_beat, COMBINED)
 
     def _judged(self, priced: Sequence[_Priced], best: float, spread: float | None = None) -> list[Prospect]:
         """Return what is expected of candidates, beside a best of so many seconds.

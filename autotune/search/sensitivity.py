@@ -12,6 +12,7 @@ from autotune.search.context import SearchContext
 from autotune.search.pareto import Point
 from autotune.search.wording import detail, verdict
 from autotune.specs import Evidence
+from autotune.techniques.constraint import ANY
 from autotune.techniques.families import UNORDERED
 from autotune.trial import History
 
@@ -52,9 +53,15 @@ def neighbours(winner: Candidate, context: SearchContext) -> Iterator[Neighbour]
     for size in (batches.up_to(0, winner.micro_batch - 1), batches.above(winner.micro_batch)):
         if size is not None:
             yield Neighbour("micro_batch", size, winner.at(size))
-    for axis, values in context.space.axes.items():
+    for axis, listed in context.space.axes.items():
+        values = _in_order(context.values(axis)) if ANY in listed else listed
         for value in _next_to(getattr(winner, axis), values, axis in UNORDERED):
             yield Neighbour(axis, value, winner.model_copy(update={axis: value}))
+
+
+def _in_order(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the values of an axis that takes any number in the order of what they say: numbers, then all."""
+    return tuple(sorted(values, key=lambda one: (type(one) is not int, one if type(one) is int else 0)))
 
 
 def _next_to(value: Any, values: Sequence[Any], unordered: bool) -> Iterator[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.candidate import Candidate
@@ -10,6 +12,7 @@ from autotune.prediction import Priced
 from autotune.search.pareto import Point, measured_points, pareto_front, predicted_points
 from autotune.search.sensitivity import neighbours, sensitivity
 from autotune.testing.arithmetic import ok
+from autotune.testing.grids import FACTS
 from tests.search.test_selection import NONE, trial
 
 
@@ -73,6 +76,21 @@ def test_neighbours_are_one_step_away_in_the_spaces_own_order(context):
         ("micro_batch", 32), ("precision", "bf16"), ("precision", "fp32"), ("checkpointing", "full"),
         ("offload", "none"), ("offload", "full"),
     ]  # fmt: skip
+
+
+def test_one_block_more_or_fewer_is_one_step_where_any_number_may_be_checkpointed(context):
+    known = context()
+    space = known.space.model_copy(update={"axes": known.space.axes | {"checkpointed_blocks": ("any",)}})
+    known = replace(known, space=space, model=FACTS.model_copy(update={"blocks": 8}))
+    steps = {
+        count: [
+            step.value
+            for step in neighbours(Candidate(checkpointing="full", checkpointed_blocks=count), known)
+            if step.axis == "checkpointed_blocks"
+        ]
+        for count in (1, 4, 7, "all")
+    }
+    assert steps == {1: [2], 4: [3, 5], 7: [6, "all"], "all": [7]}
 
 
 def test_each_neighbour_is_measured_predicted_refused_or_said_not_to_be_known(context):
