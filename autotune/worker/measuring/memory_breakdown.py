@@ -32,7 +32,10 @@ def bytes_on(device: torch.device, tensors: Iterable[Tensor | None]) -> int:
 
 def local(tensor: Tensor) -> Tensor:
     """Return what this process holds of a distributed tensor; any other tensor as it is."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    if not hasattr(tensor, "to_local"):
+        return tensor
+    with torch.no_grad():  # else it is a view for autograd to follow, which an operator makes
+        return tensor.to_local()
 
 
 def parameter_bytes(training: Training) -> int:
