@@ -37,7 +37,8 @@ from autotune.outcome import Ok
 from autotune.probe.launch import WORKER, launch
 from autotune.probe.protocol import Inspection
 from autotune.run.best import Best
-from autotune.run.proof import CPU_NOISE, proof_request
+from autotune.run.proof import proof_request
+from autotune.search.comparison import CPU_NOISE
 from autotune.search.selection import throughput
 from autotune.search.wording import detail
 from autotune.techniques.families import title as title_of

@@ -9,20 +9,16 @@ from autotune.options import Limits
 from autotune.outcome import Crash, Drift, Lost, NonFinite, Ok, Oom, Outcome, Timeout, Unsupported
 from autotune.probe.protocol import ProbeRequest
 from autotune.run.best import Best, Check, Proof
+from autotune.search.comparison import CPU_NOISE
 from autotune.search.context import SearchContext
 from autotune.search.drift import drift_of
 from autotune.search.finals import after_finals, pairs_of
 from autotune.search.selection import Score, rank, throughput
 from autotune.trial import History, ProofFinished, RematchFinished
-from autotune.units import MIB, format_bytes, format_count, format_counted, format_duration
+from autotune.units import format_bytes, format_count, format_counted, format_duration
 
 SPEED = "tokens per second"
 """Name of the check of speed."""
-CPU_NOISE = 4 * MIB
-"""Bytes by which a rank's peak differs from one run to the next on the cpu device, where the kernel counts what is no
-tensor too. On one rank 41 and 44 MiB were seen of one training: what Python took to import the measuring code came now
-before, now behind the baseline (docs/log.md), which it no longer does. Over ranks gloo's threads hold buffers a little
-longer than their caller (docs/ranks.md). It matters for tiny models alone."""
 
 
 def proof_request(

@@ -15,7 +15,7 @@ from autotune.run.best import Best
 from autotune.run.spec import to_spec
 from autotune.run.write_best import chosen
 from autotune.search.comparison import (
-    SAME_PEAK,
+    CPU_NOISE,
     Joules,
     fast_enough,
     is_better,
@@ -85,8 +85,8 @@ def test_the_least_memory_is_of_what_reaches_its_share_of_the_best_speed(context
 
 def test_peaks_that_launches_do_not_tell_apart_go_to_the_faster_one(context):
     history = (
-        measured(1, 10.5, 5 * GIB), measured(2, 10.0, 5 * GIB + SAME_PEAK, checkpointing="selective"),
-        measured(3, 10.0, 5 * GIB + 2 * SAME_PEAK, checkpointing="full"),
+        measured(1, 10.5, 5 * GIB), measured(2, 10.0, 5 * GIB + CPU_NOISE, checkpointing="selective"),
+        measured(3, 10.0, 5 * GIB + 2 * CPU_NOISE, checkpointing="full"),
     )  # fmt: skip
     choice = choose(rank(history, context(budget=BUDGET, objective=MEMORY), NONE), objective=MEMORY)
     assert (choice.winner.trial.number, choice.by, numbers(choice.alternatives)) == (2, "speed", [1])
@@ -205,4 +205,4 @@ def test_options_of_the_objective_are_in_the_spec(tmp_path):
     assert spec.goal.objective == Objective(name="memory", speed_share=0.8, price=Price(amount=2.5))
     assert Goal.model_validate(spec.goal.model_dump(mode="json")) == spec.goal
     assert Goal(target="64").objective == Objective()
-    assert SAME_PEAK == 4 * MIB
+    assert CPU_NOISE == 2 * MIB
