@@ -144,6 +144,9 @@ class _Search:
         if leader is not None:
             ahead = len({one.candidate.rung() for one in hopeful})
             why = _why(leader, best)
+            every = leader.candidate.rung().model_copy(update={"checkpointed_blocks": "all"})
+            if leader.candidate.checkpointed_blocks != "all" and self._context.takes_numbers(every):
+                why = f"{why}; fewer checkpointed blocks may not fit"
             return Try(leader.candidate, "guided", why, walked.path, walked.skipped, ahead)
         return Done(self._end(found, best), "settled", walked.path, walked.skipped)
 

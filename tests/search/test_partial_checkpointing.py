@@ -183,9 +183,10 @@ def test_it_pays_where_plain_training_does_not_fit():
 
 def test_one_trace_of_some_blocks_is_all_that_it_asks_for():
     device = deep(440)
-    _, traced = search(device, make_context(device))
+    history, traced = search(device, make_context(device))
     numbers = [rung.checkpointed_blocks for rung in traced if rung.checkpointed_blocks != "all"]
     assert numbers == [device.blocks // 2]
+    assert history[-1].why.endswith("fewer checkpointed blocks may not fit")
 
 
 def test_where_there_is_memory_for_all_no_number_is_looked_for():
