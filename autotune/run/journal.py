@@ -2,7 +2,7 @@
 
 Every line is flushed with fsync. A torn last line (the tuner was killed while writing) is dropped; damage
 anywhere else is an error, because a run must never go on from a history that is not the one it had. So is an edit:
-each line ends with a seal, a digest of itself and of the line before it, and stands where a tuner would write it.
+each line ends with a seal, a digest of itself and of the seal before it, and stands where a tuner would write it.
 """
 
 from __future__ import annotations
@@ -179,6 +179,8 @@ def _uncollected() -> Iterator[None]:
     try:
         yield
     finally:
+        gc.freeze()  # with `unfreeze`: what was made counts as old, or the first collection would begin with all of it
+        gc.unfreeze()
         if was:
             gc.enable()
 
@@ -189,7 +191,7 @@ def _parse(content: bytes, path: Path) -> tuple[Record, int, bytes]:
     lines = content.split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is torn
         try:
-            seal = _SEAL.search(line)
+            seal = _SEAL.match(line, max(0, len(line) - _SEAL_SIZE))
             plain = line if seal is None else line[: seal.start()] + b"}"
             entry = ENTRY.validate_json(plain)
         except ValidationError as error:
@@ -217,11 +219,12 @@ def _parse(content: bytes, path: Path) -> tuple[Record, int, bytes]:
 
 
 _SEAL = re.compile(rb',"seal":"[0-9a-f]{16}"\}$')
+_SEAL_SIZE = len(',"seal":"0123456789abcdef"}')
 
 
 def sealed(entry: bytes, before: bytes) -> bytes:
-    """Return an entry's JSON with a digest of it and of the line before it, by which an edit shows, wherever it is."""
-    digest = hashlib.sha256(before + b"\n" + entry).hexdigest()[:16]
+    """Return an entry's JSON with a digest of it and of the seal before it, by which an edit shows, wherever it is."""
+    digest = hashlib.sha256(before[-_SEAL_SIZE:] + b"\n" + entry).hexdigest()[:16]
     return entry[:-1] + b',"seal":"' + digest.encode() + b'"}'
 
 
