@@ -92,8 +92,8 @@ class Channel:
 def main(request_path: str, channel: Channel, probe: type[Probe] | None = None) -> Probe | None:
     """Answer one request, by a `Probe` unless another class is given; return it, None where the request is of no use.
 
-    Who ends the process next keeps it until then: the kernel takes a process's memory sooner than its tensors are freed
-    one by one.
+    Who ends the process next keeps it until then, so that the verdict does not wait until its tensors are freed: the
+    kernel takes them with the process, in as long.
     """
     try:
         request = ProbeRequest.model_validate_json(Path(request_path).read_bytes())
