@@ -19,7 +19,8 @@ from autotune.candidate import AXES
 from autotune.exports import EXPORTERS
 from autotune.techniques.check import axis_of
 from autotune.units import GIB
-from benchmarks.markdown import block, fill, off, read, source, table
+from benchmarks.markdown import NOT_MEASURED, block, fill, off, read, source, table
+from benchmarks.recording import RESULTS
 
 MAKER = "benchmarks/records_page.py"
 PARTS = {
@@ -96,6 +97,24 @@ def fewer_probes() -> str:
         "that is how noisy the machine was.",
     ]  # fmt: skip
     return block([*table(heads, rows), "", *said, source(document)])
+
+
+def search_scale() -> str:
+    """Return what a proposal among many candidates takes, and a long journal; that they are not measured before."""
+    if not (RESULTS / "search_scale.json").exists():
+        return block([f"{NOT_MEASURED.capitalize()} yet: `python -m benchmarks.search_scale`."])
+    document = read("search_scale")
+    rows = [
+        [
+            f"`{row['strategy']}`", f"{row['candidates']:,}", f"{row['seconds']:.3f} s", f"{row['first']:.2f} s",
+            "the same" if row["resumes"] else "another",
+        ]
+        for row in document["rows"]
+    ]  # fmt: skip
+    heads = ("strategy", "candidates", "a proposal", "the first of a search", "continued after a cut")
+    journal = document["journal"]
+    said = f"A journal of {journal['lines']:,} lines is replayed in {journal['seconds']:.2f} s."
+    return block([*table(heads, rows), "", said, source(document)])
 
 
 def _over(row: dict[str, Any]) -> float:
@@ -206,7 +225,7 @@ def exports() -> str:
 
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
-    "runs.md": {"probe overhead": probe_overhead, "fewer probes": fewer_probes},
+    "runs.md": {"probe overhead": probe_overhead, "fewer probes": fewer_probes, "search scale": search_scale},
     "estimate.md": {"memory accuracy": memory_accuracy, "coverage": coverage},
     "step_time.md": {"measured": step_time},
     "exports.md": {"declared": exports},
