@@ -9,6 +9,9 @@ forked from a server, as in a run; what the first of them waits for it is told a
 Targets, on 2 cores that do nothing else, in the median: cold an overhead of at most 10 s; warm at most 0.2 s beyond
 training and the model's build. Of cold probes nothing was asked first: their limit was set on 2026-11-22, after 5.0 s
 had been recorded the day before. That of warm ones was asked before any was measured.
+
+Behind the verdict the kernel frees the training's memory, which counts here: 0.06 to 0.07 s for each GiB, warm and cold
+alike (docs/log.md).
 """
 
 from __future__ import annotations
