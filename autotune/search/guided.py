@@ -162,12 +162,13 @@ class _Search:
     def _end(self, found: Sequence[Prospect], best: Score) -> str:
         name = _named(best.trial.candidate)
         following = max(found, key=lambda one: one.improvement, default=None)
+        settled = f"nothing else is expected to be {MARGIN:.0%} faster than {name}"
         if following is None:
-            return f"nothing else is expected to be {MARGIN:.0%} faster than {name}"
+            return settled
         behind = following.expected.seconds / best.seconds - 1
         next_one = f"{_named(following.candidate)}, predicted {behind:+.1%} in time"
         if following.improvement < MARGIN:
-            return f"nothing else is expected to be {MARGIN:.0%} faster than {name}; next comes {next_one}"
+            return f"{settled}; next comes {next_one}"
         return (
             f"what may still be faster than {name} would not save its probe's time in "
             f"{format_duration(self._training)} of training (--training-time); next comes {next_one}, "

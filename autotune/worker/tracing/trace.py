@@ -52,6 +52,8 @@ from autotune.worker.training import Training
 
 _NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 """What torch raises where an operator cannot run on tensors without data."""
+_GROWS_BESIDE = "what is made beside blocks grows with their number"
+"""Why few blocks do not stand for all."""
 
 
 class CannotTrace(Exception):
@@ -228,7 +230,7 @@ def _affine(
             slope[ours] = _slope(pair, sizes[ours], sizes[theirs])
             # Less one: a size may be rounded down.
             if shortening is not None and ours in beside and sizes[ours] < pair.least * (slope[ours] - 1):
-                raise NotAlike("what is made beside blocks grows with their number")
+                raise NotAlike(_GROWS_BESIDE)
             category[ours] = min(category[ours], category[theirs])
         if evaluated is not None:
             for ours, theirs in evaluated[1].items():
@@ -315,7 +317,7 @@ def _exact(
                 f"stand for all ({error}); probe it instead (--no-predict)"
             ) from error
         if shortening is not None and any(recorder.sizes[our] != recorder.sizes[same[our]] for our in same):
-            raise NotAlike("what is made beside blocks grows with their number")
+            raise NotAlike(_GROWS_BESIDE)
         later = _renamed(update, {theirs: ours for ours, theirs in same.items()})
         of_micro, _, _, of_update = tracer.calls
         work = recorder.log.work(of_micro, of_micro, None, of_update, micro_batch)
