@@ -16,6 +16,7 @@ from autotune.worker.techniques.sharding import process_group
 from autotune.worker.tracing.fakes import ranks as fake_ranks
 from autotune.worker.tracing.kernel_workspace import ON_CPU
 from autotune.worker.tracing.trace import trace
+from tests.data.requests import family
 from tests.memory.counted import measured
 from tests.memory.counted import request as plain
 
@@ -25,9 +26,21 @@ CASES = (
 GLOO = (torch.ops.c10d._allgather_base_.default, torch.ops.c10d._reduce_scatter_base_.default)
 
 
+DEEP = family("llama", num_hidden_layers=7)
+"""Blocks enough for a trace of few of them, which an engine's is not."""
+
+
 def request(world_size, **fields):
     probe = plain("tiny-llama", engine="deepspeed", **fields)
     return probe.model_copy(update={"world_size": world_size, "folder": tempfile.gettempdir()})
+
+
+def on_many_blocks():
+    """Return what a trace of each stage says of the blocks of a deeper model that it ran."""
+    return [
+        trace(request(2, sharding=sharding).model_copy(update={"model": DEEP})).facts["blocks"]
+        for sharding in ("zero1", "zero2", "zero3")
+    ]
 
 
 def on_cpu():
@@ -61,4 +74,4 @@ def on_cuda():
 
 
 if __name__ == "__main__":
-    json.dump({"cuda": on_cuda, "cpu": on_cpu}[sys.argv[1]](), sys.stdout)
+    json.dump({"cuda": on_cuda, "cpu": on_cpu, "blocks": on_many_blocks}[sys.argv[1]](), sys.stdout)

@@ -292,10 +292,10 @@ def test_ranks_that_do_not_match_are_told_with_their_numbers():
     assert "that is ddp" in told(2, sharding="hsdp", nodes=2)
 
 
-def in_a_process(device):
+def in_a_process(case):
     pytest.importorskip("deepspeed", reason="the deepspeed package is not installed")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.memory.on_deepspeed", device], cwd=HERE.parent.parent,
+        [sys.executable, "-m", "tests.memory.on_deepspeed", case], cwd=HERE.parent.parent,
         env={**os.environ, "DS_ACCELERATOR": "cpu"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -319,6 +319,12 @@ def test_deepspeed_is_traced_for_gpus_and_shares_out_what_zero_says():
     # way back, each of a shard; and where micro-steps accumulate, the shard's gradients in bf16.
     assert moved == pytest.approx(18 * parameters / 2, rel=0.05)
     assert accumulating - moved == pytest.approx(2 * parameters / 2, rel=0.1)
+
+
+@pytest.mark.slow
+def test_deepspeeds_engine_is_traced_through_all_blocks():
+    """It sees all parameters, so what few blocks leave out would differ: zero1 and zero2 ended without a trace."""
+    assert all("an engine of its own" in why for why in in_a_process("blocks"))
 
 
 def test_deepspeed_is_refused_where_it_is_missing(monkeypatch):

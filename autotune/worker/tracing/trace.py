@@ -91,8 +91,9 @@ def trace_alike(
     began = time.perf_counter()
     others = [one for one in others if one.offload != "gradients" and _imported(one)]
     try:
+        whole = why_whole(request.candidate, request.device.startswith("cuda")) if short else "asked for"
         if request.candidate.engine == "deepspeed":
-            return {request.candidate: _of_engine(request, began)}
+            return {request.candidate: _of_engine(request, began, whole)}
         candidate = request.candidate
         if (
             others
@@ -101,7 +102,6 @@ def trace_alike(
             or not candidate.has_separate_optimizer
         ):
             donor = None
-        whole = why_whole(request.candidate, request.device.startswith("cuda")) if short else "asked for"
         if not whole:
             try:
                 return _attempted(request, others, began, "", donor)
@@ -173,12 +173,12 @@ def _imported(candidate: Candidate) -> bool:
     return True
 
 
-def _of_engine(request: ProbeRequest, began: float) -> Timeline:
+def _of_engine(request: ProbeRequest, began: float, whole: str) -> Timeline:
     """Trace steps of one micro-step and of two: an engine treats the last micro-step apart from those before it."""
     try:
-        one, two = (_affine(request, (), began, False, count)[request.candidate] for count in (1, 2))
+        one, two = (_affine(request, (), began, False, count, whole)[request.candidate] for count in (1, 2))
     except Unlike:
-        one, two = (_exact(request, began, count) for count in (1, 2))
+        one, two = (_exact(request, began, count, whole) for count in (1, 2))
     return replace(one, several=two)
 
 
