@@ -53,11 +53,9 @@ def _notes(rows: list[dict[str, Any]]) -> list[str]:
         f"Beyond the prediction: {min(beyond[True]):.0f} to {max(beyond[True]):.0f} MiB over several ranks, "
         f"{min(beyond[False]):.0f} to {max(beyond[False]):.0f} MiB on one rank alone."
     ]
-    if missing := [row["case"] for row in rows if row["predicted"] is None]:
-        lines.append(
-            f"Not predicted when they were recorded: {', '.join(missing)}. Their buffers were other ones "
-            "then, and late imports counted as memory of the training."
-        )
+    lines += [
+        f"Not predicted: {row['case']} ({row['no_prediction']})." for row in rows if row["predicted"] is None
+    ]
     return lines
 
 

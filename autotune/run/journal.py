@@ -12,7 +12,6 @@ import fcntl
 import gc
 import hashlib
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -191,8 +190,7 @@ def _parse(content: bytes, path: Path) -> tuple[Record, int, bytes]:
     lines = content.split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is torn
         try:
-            seal = _SEAL.match(line, max(0, len(line) - _SEAL_SIZE))
-            plain = line if seal is None else line[: seal.start()] + b"}"
+            plain = line[:-_SEAL_SIZE] + b"}" if line[-_SEAL_SIZE:].startswith(_SEAL) else line
             entry = ENTRY.validate_json(plain)
         except ValidationError as error:
             if number == len(lines) - 1 and not lines[-1]:
@@ -204,7 +202,7 @@ def _parse(content: bytes, path: Path) -> tuple[Record, int, bytes]:
                 number,
             ) from None
         wrong = order.refusal(entry)
-        if wrong is None and (seal is None or line != sealed(plain, last)):
+        if wrong is None and not line.endswith(_seal(plain, last)):
             wrong = "it is not what was written after the line before it"
         if wrong is not None:
             raise JournalError(
@@ -218,14 +216,19 @@ def _parse(content: bytes, path: Path) -> tuple[Record, int, bytes]:
     return order.record, whole, last
 
 
-_SEAL = re.compile(rb',"seal":"[0-9a-f]{16}"\}$')
+_SEAL = b',"seal":"'
 _SEAL_SIZE = len(',"seal":"0123456789abcdef"}')
 
 
 def sealed(entry: bytes, before: bytes) -> bytes:
     """Return an entry's JSON with a digest of it and of the seal before it, by which an edit shows, wherever it is."""
+    return entry[:-1] + _seal(entry, before)
+
+
+def _seal(entry: bytes, before: bytes) -> bytes:
+    """Return the end of a line: what takes the place of the last brace of its JSON."""
     digest = hashlib.sha256(before[-_SEAL_SIZE:] + b"\n" + entry).hexdigest()[:16]
-    return entry[:-1] + b',"seal":"' + digest.encode() + b'"}'
+    return _SEAL + digest.encode() + b'"}'
 
 
 def reason(error: BaseException) -> str:

@@ -278,7 +278,7 @@ class Record:
     @cached_property
     def _trials(self) -> dict[int, Trial]:
         return {
-            number: Trial.model_construct(  # of what was validated when it was read or written
+            number: Trial(
                 number=number, candidate=started.candidate, node=started.node, why=started.why,
                 outcome=finished.outcome, seconds=finished.seconds, prediction=started.prediction,
             )

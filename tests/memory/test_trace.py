@@ -266,9 +266,13 @@ def test_a_trace_is_the_same_whatever_was_traced_before():
 
 
 def test_a_trace_keeps_the_collector_away_from_what_was_frozen_before():
-    frozen = gc.get_freeze_count()  # what the tests' process imported
-    trace(request(optimizer="sgd"))
-    assert gc.get_freeze_count() >= frozen > 0
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        trace(request(optimizer="sgd"))
+        assert gc.get_freeze_count() >= frozen > 0
+    finally:
+        gc.unfreeze()
 
 
 def test_what_is_written_into_a_tensor_that_was_given_is_no_allocation():

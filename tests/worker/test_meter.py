@@ -51,7 +51,7 @@ def test_a_reserve_is_there_at_once_and_is_refused_as_memory_is(meter):
     assert meter.lap().end - before == pytest.approx(SIZE, abs=SLACK)
     del held
     assert meter.lap().end - before == pytest.approx(0, abs=SLACK)
-    with pytest.raises(MemoryError, match="refused"):
+    with pytest.raises(MemoryError):
         reserved(2**50)
 
 
