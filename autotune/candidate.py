@@ -159,17 +159,11 @@ class Candidate(Frozen):
     """Samples (sequences) that one device takes through forward and backward at a time. The ranks of one
     `tensor_parallel` group take the same samples."""
 
-    @field_validator("tensor_parallel", mode="before")
+    @field_validator("tensor_parallel", "num_workers", "prefetch_factor", mode="before")
     @classmethod
     def _read_number(cls, value: object) -> object:
         """Take a number's text, as options give it."""
         return int(value) if isinstance(value, str) and value.isdecimal() else value
-
-    @field_validator("num_workers", "prefetch_factor", mode="before")
-    @classmethod
-    def _accept_digits(cls, value: object) -> object:
-        """Take numbers as a command line gives them."""
-        return int(value) if isinstance(value, str) and value.isdigit() else value
 
     def __hash__(self) -> int:
         """Return the hash of all fields, computed once: a search looks its candidates up again and again."""

@@ -173,13 +173,14 @@ def parse_journal(content: bytes, path: Path) -> tuple[Record, int, bytes]:
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """Keep Python from looking for cycles meanwhile: among records there are none, and it would look at all, often."""
-    was = gc.isenabled()
+    was, frozen = gc.isenabled(), gc.get_freeze_count()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()  # with `unfreeze`: what was made counts as old, or the first collection would begin with all of it
-        gc.unfreeze()
+        if not frozen:  # else it is left to whoever froze
+            gc.unfreeze()
         if was:
             gc.enable()
 
