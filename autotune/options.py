@@ -187,7 +187,7 @@ class Limits(ProofLimits):
     """Probes at most."""
     training_time: Seconds = 3600.0
     """Time that the training is to take, at least: what would not save its own probe in it is not probed (by the
-    strategy `guided`)."""
+    strategy `guided`), nor measured again (finals)."""
     time_budget: Seconds | None = None
     """Time for all probes together; the search ends when it is spent, finals and proof still run."""
     probe_timeout: Seconds = 600.0

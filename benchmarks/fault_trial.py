@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from autotune.run.best import Best
-from autotune.run.events import Entry, Finished, Inspected, ProofStarted, Started
+from autotune.run.events import Entry, Finished, Inspected, ProofStarted, RematchStarted, Started
 from autotune.run.journal import read_record
 from autotune.run.paths import RunPaths
 from autotune.run.record import Record
 from autotune.techniques.families import title as title_of
-from autotune.trial import ProofFinished
+from autotune.trial import ProofFinished, RematchFinished
 from benchmarks.fault_tuner import Hooks, Kind, Tuner, finish, is_lost, make_run, remaining, start
 
 MARGIN = 3.0
@@ -145,17 +145,29 @@ def trials_of(record: Record) -> tuple[tuple[str, str], ...]:
 
 def repeated(record: Record) -> list[str]:
     """Return what was done again although it had been finished."""
-    found, done = [], set()
+    found, done = [], set[tuple[str, ...]]()
     for entry in record.entries:
-        match entry:
-            case Started(number=number) | ProofStarted(number=number):
-                if (entry.type.removesuffix("_started").removesuffix("started"), number) in done:
-                    found.append(f"{entry.type} {number} after it was finished")
-            case Finished(number=number) | ProofFinished(number=number) if not is_lost(entry):
-                done.add((entry.type.removesuffix("_finished").removesuffix("finished"), number))
+        work = _work(entry)
+        if isinstance(entry, Started | RematchStarted | ProofStarted) and work in done:
+            found.append(f"{' '.join(work)} after it was finished")
+        if isinstance(entry, Finished | RematchFinished | ProofFinished) and not is_lost(entry):
+            done.add(work)
     if sum(isinstance(entry, Inspected) for entry in record.entries) > 1:
         found.append("inspected twice")
     return found
+
+
+def _work(entry: Entry) -> tuple[str, ...]:
+    """Return what a line begins or ends: a probe or proof by its number, a rematch by its round besides."""
+    match entry:
+        case Started(number=number) | Finished(number=number):
+            return "probe", str(number)
+        case RematchStarted(number=number, round=round_) | RematchFinished(number=number, round=round_):
+            return "rematch", str(number), "in round", str(round_)
+        case ProofStarted(number=number) | ProofFinished(number=number):
+            return "proof", str(number)
+        case _:
+            return ()
 
 
 def files_of(root: Path) -> frozenset[str]:

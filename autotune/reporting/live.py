@@ -137,10 +137,12 @@ class Terminal(RunCallbacks):
     def rematching(self, trial: Trial, rematch: Rematch) -> None:
         """Print which finalist is measured again."""
         what = f"{title_of(trial.candidate)}, micro-batch {trial.candidate.micro_batch}"
+        self._ahead = len(rematch.finalists) - rematch.finalists.index(rematch.number)
         self._say(f"finals, round {rematch.round}: probe {trial.number} again, {what}")
 
     def rematched(self, rematch: RematchFinished) -> None:
         """Print where it did not train as it had before."""
+        self._ahead = max(0, self._ahead - 1)
         self._now = ""
         if not isinstance(rematch.outcome, Ok):
             assert self._context is not None
@@ -196,7 +198,10 @@ class Terminal(RunCallbacks):
         return Group(*parts)
 
     def _left(self) -> str:
-        """Return the time left, about: probes still ahead at the mean of those so far, and the proof."""
+        """Return the time left, about: probes still ahead at the mean of those so far, and the proof.
+
+        Of the finals, those of the round under way: another follows only if it leaves something open.
+        """
         launched = [trial.seconds for trial in self._trials if trial.seconds]
         unproven = self._spec.device.kind in ABSENT
         if self._context is None or not launched or (unproven and not self._ahead):

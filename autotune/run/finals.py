@@ -47,7 +47,7 @@ class Finals(Stage):
         record = self.journal.record
         running = in_running(record.history, record.rematches, record.proofs)
         drift = drift_of(record.history, (*record.rematches, *record.proofs), context)
-        return next_rematch(running, record.rematches, context, drift, record.seconds)
+        return next_rematch(running, record.rematches, context, drift)
 
     def measure(self, rematch: Rematch) -> None:
         """Measure one finalist to its verdict; a try that something outside ends is repeated, up to TRIES times."""

@@ -290,8 +290,3 @@ class Record:
     def next_number(self) -> int:
         """The number of the next trial, from 1."""
         return 1 + max(self._tally.probes, default=0)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that the probes took whose verdicts stand."""
-        return sum(trial.seconds for trial in self.history)

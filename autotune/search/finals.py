@@ -3,7 +3,8 @@
 The finalists are the fastest trial and those whose interval, widened by drift, overlaps its own; also one that ended
 early, if what beat it turned out to be slower than that. Each round measures all of them, in the reverse order of the
 round before (A B, B A, ...), so that a machine that slows down slows all alike. Then the differences of the pairs
-decide, and the times of these rounds stand for those of the probes.
+decide, and the times of these rounds stand for those of the probes. They are measured as long as that may save the
+training more than it takes (`Limits.training_time`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.confidence import t_quantile
+from autotune.memory.calibration import Z
 from autotune.outcome import Drift, Lost, Ok, Sample, StepTiming
 from autotune.search.comparison import MARGIN, Paired
 from autotune.search.context import SearchContext
@@ -21,6 +23,7 @@ from autotune.search.drift import FLOOR, PRIOR_WEIGHT
 from autotune.search.incumbent import RACED, bound_of, is_bounded
 from autotune.search.selection import Pairs, Score, fastest, rank
 from autotune.techniques.families import title as title_of
+from autotune.timing.speed_model import Expected
 from autotune.trial import History, RematchFinished, Trial
 from autotune.units import format_counted, format_duration
 
@@ -34,8 +37,6 @@ MADE = f"no more than {ROUNDS} rounds are made"
 PRIOR_ROUNDS = 1
 """Rounds that what is assumed of the spread of a pair counts as much as. With more, rounds that differ by more than the
 steps within them say decide too early: of four looks at two candidates that are as fast, 11% with 4, 5% with 1."""
-SHARE = 0.5
-"""Time that finals may take at most, as a share of what the search's probes took."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,13 @@ def next_rematch(
     rematches: Sequence[RematchFinished],
     context: SearchContext,
     drift: Drift,
-    probe_seconds: float,
 ) -> Rematch | Settled:
     """Return which trial is to be measured again, or what the finals showed.
 
-    `running` holds the trials as rematches and proofs leave them, `probe_seconds` what the search took. A round that
-    was begun is ended. One begins while a difference from the fastest is neither decided nor surely below MARGIN, and
-    neither ROUNDS nor SHARE are spent; without limits where only trials that ended early are left.
+    `running` holds the trials as rematches and proofs leave them. A round that was begun is ended. One begins while a
+    difference from the fastest is neither decided nor surely below MARGIN, ROUNDS are not spent, and what it is
+    expected to save in as much training as the run is for is more than the rounds take that could decide it; without
+    limits where only trials that ended early are left.
     """
     if context.goal.objective.name not in RACED:
         return Settled("")
@@ -100,17 +101,25 @@ def next_rematch(
     ]
     close.sort(key=lambda score: score.seconds)
     limit = leader.seconds + leader.half_width
-    early = [trial for trial in _early(running, context) if _at_least(trial, context, drift) < limit]
-    others = [score.trial for score in close] + [trial for trial in early if trial.number not in lost]
+    early = [
+        trial
+        for trial in _early(running, context)
+        if trial.number not in lost and _at_least(trial, context, drift) < limit
+    ]
+    others = [score.trial for score in close] + early
     trials = [leader.trial, *others[: MOST - 1]]
     if not others:
         return Settled(_result(scores, rematches, MADE))
-    left = SHARE * probe_seconds - sum(rematch.seconds for rematch in rematches)
-    while len(trials) > 2 and _cost(trials, leader) > left:
+    training = context.limits.training_time
+    gains = [_gain(leader, score) for score in close]
+    gains += [max(0.0, math.log(limit / _at_least(trial, context, drift))) for trial in early]
+    while len(trials) > 2 and _cost(trials, leader) > max(gains[: len(trials) - 1]) * training:
         trials.pop()
-    if (cost := _cost(trials, leader)) > left:
-        why = f"to measure again takes about {format_duration(cost)}, and {format_duration(max(0.0, left))} are left"
-        return Settled(_result(scores, rematches, f"{why} of {SHARE:.0%} of the probes' time"))
+    if (cost := _cost(trials, leader)) > gains[0] * training:
+        saved = format_duration(gains[0] * training)
+        spent = f"to measure again takes about {format_duration(cost)}, and is expected to save {saved} of"
+        why = f"{spent} {format_duration(training)} of training (--training-time)"
+        return Settled(_result(scores, rematches, why))
     numbers = [trial.number for trial in trials]
     before = rematches[-1].finalists if rematches else ()
     order = [number for number in reversed(before) if number in numbers]
@@ -212,6 +221,16 @@ def _is_open(leader: Score, other: Score, front: bool) -> bool:
     if paired.rounds < LEAST:
         return True
     return abs(paired.share) <= paired.half_width and abs(paired.share) + paired.half_width > MARGIN
+
+
+def _gain(leader: Score, other: Score) -> float:
+    """Return by what share of the leader's time another is expected to be below it; 0 counts where it is not.
+
+    Their difference is taken to be Gaussian, with the interval that is known of it.
+    """
+    if (paired := leader.against(other)) is not None:
+        return Expected(math.exp(paired.share), paired.half_width / Z).improvement(1.0)
+    return Expected(other.seconds, leader.apart(other) / leader.seconds / Z).improvement(leader.seconds)
 
 
 def _cost(trials: Sequence[Trial], leader: Score) -> float:

@@ -23,11 +23,14 @@ from autotune.run.journal import Journal, holder, now, read_record
 from autotune.run.loop import tune
 from autotune.run.record import Record
 from autotune.run.under_way import under_way
+from autotune.search.context import SearchContext
+from autotune.search.finals import Rematch
 from autotune.search.path import Step
 from autotune.search.shipped import load_space
 from autotune.search.strategy import Try
 from autotune.techniques.families import title as title_of
 from autotune.testing.arithmetic import Arithmetic
+from autotune.trial import RematchFinished
 from tests.fakes.executor import FACTS, ArithmeticExecutor, crash
 from tests.fakes.runs import make_spec
 
@@ -183,18 +186,19 @@ def test_the_path_says_headroom_where_only_that_lacked():
     assert line(grow, "limit", beyond=crash()) == "larger ones did not train"
 
 
+def watching(spec, tmp_path):
+    with new_run(make_spec(), tmp_path / "runs") as paths:
+        tune(make_spec(), paths, ArithmeticExecutor(Arithmetic(budget=1000)))
+    record = read_record(paths.journal)
+    watch = Terminal(Console(file=io.StringIO()), spec)
+    facts, budget = record.inspection.facts, record.inspection.budget
+    watch.inspected(FACTS, SearchContext.of(spec, facts, budget), record.history)
+    return watch, record.history
+
+
 def test_time_left_counts_no_probes_that_are_none_and_no_proof_that_will_not_be(tmp_path):
     def left(spec, ahead):
-        paths_of_trial = ArithmeticExecutor(Arithmetic(budget=1000))
-        with new_run(make_spec(), tmp_path / "runs") as paths:
-            tune(make_spec(), paths, paths_of_trial)
-        record = read_record(paths.journal)
-        watch = Terminal(Console(file=io.StringIO()), spec)
-        from autotune.search.context import SearchContext
-
-        watch.inspected(
-            FACTS, SearchContext.of(spec, record.inspection.facts, record.inspection.budget), record.history
-        )
+        watch, _ = watching(spec, tmp_path)
         watch.trying(9, Try(Candidate(), "start", "why"), ahead)
         return watch._left()
 
@@ -206,6 +210,21 @@ def test_time_left_counts_no_probes_that_are_none_and_no_proof_that_will_not_be(
     assert left(real, 0) == "(the proof, 1m 00s left)"
     assert left(simulated, 2) == "(about 2 more probes, 2.00 s left)"
     assert left(simulated, 0) == ""
+
+
+def test_time_left_counts_what_the_finals_have_still_to_measure(tmp_path):
+    watch, history = watching(make_spec(), tmp_path)
+    finalists = history[1].number, history[0].number
+    watch.rematching(history[1], Rematch(history[1].number, 1, finalists))
+    assert watch._left().startswith("(about 2 more probes, 1m 02s")
+    outcome, seconds = history[1].outcome, history[1].seconds
+    watch.rematched(
+        RematchFinished(
+            number=history[1].number, round=1, finalists=finalists, outcome=outcome, seconds=seconds
+        )
+    )
+    watch.rematching(history[0], Rematch(history[0].number, 1, finalists))
+    assert watch._left().startswith("(about 1 more probe, 1m 01s")
 
 
 def test_a_winner_that_the_run_never_measured_is_told(finished):

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from autotune.candidate import Candidate
 from autotune.outcome import Lost
-from autotune.run.events import Finished, Started
+from autotune.run.events import Finished, RematchStarted, Started
 from autotune.run.record import Record
 from autotune.testing.arithmetic import ok
+from autotune.trial import RematchFinished
 from benchmarks.fault_soak import soak
 from benchmarks.fault_trial import Trial, repeated, undisturbed
 
@@ -56,7 +57,19 @@ def test_what_is_done_twice_is_found_and_a_retry_of_what_was_lost_is_none():
     lost = Lost(cause="tuner", phase="start", message="gone")
     finished = [Finished(number=1, outcome=outcome, seconds=1) for outcome in (lost, ok(1))]
     assert repeated(Record.of([started, finished[0], started, finished[1]])) == []
-    assert repeated(Record.of([started, finished[1], started])) == ["started 1 after it was finished"]
+    assert repeated(Record.of([started, finished[1], started])) == ["probe 1 after it was finished"]
+
+
+def test_a_rematch_of_another_round_is_no_repetition():
+    def begun(round_):
+        return RematchStarted(number=1, round=round_, finalists=(1, 2), time="t")
+
+    def ended(round_):
+        return RematchFinished(number=1, round=round_, finalists=(1, 2), outcome=ok(1), seconds=1)
+
+    assert repeated(Record.of([begun(1), ended(1), begun(2), ended(2)])) == []
+    found = repeated(Record.of([begun(1), ended(1), begun(1)]))
+    assert found == ["rematch 1 in round 1 after it was finished"]
 
 
 def test_a_short_soak_shows_what_grew(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.memory.calibration import Z
 from autotune.objective import Objective
 from autotune.outcome import Lost, Oom
 from autotune.search.drift import drift_of
@@ -23,11 +24,13 @@ from autotune.search.finals import (
 )
 from autotune.search.selection import choose, rank
 from autotune.testing.arithmetic import ok
+from autotune.timing.speed_model import Expected
 from autotune.trial import RematchFinished
 from tests.search.test_incumbent import bounded
 from tests.search.test_selection import trial
 
 PLENTY = 1e9
+"""Seconds of training: whatever may be saved is worth its rounds."""
 
 
 def of(number, seconds, peak=500, **fields):
@@ -35,11 +38,12 @@ def of(number, seconds, peak=500, **fields):
     return trial(number, ok(peak, micro=seconds / 16, step=0.0), **fields)
 
 
-def move(history, rematches, context, probe_seconds=PLENTY):
+def move(history, rematches, context, training=PLENTY):
     here = context() if callable(context) else context
+    here = replace(here, limits=here.limits.model_copy(update={"training_time": training}))
     running = after_finals(history, rematches)
     drift = drift_of(history, rematches, here)
-    return next_rematch(running, rematches, here, drift, probe_seconds)
+    return next_rematch(running, rematches, here, drift)
 
 
 def again(wanted, seconds, outcome=None):
@@ -49,10 +53,10 @@ def again(wanted, seconds, outcome=None):
     )  # fmt: skip
 
 
-def played(history, context, seconds, probe_seconds=PLENTY):
+def played(history, context, seconds, training=PLENTY):
     """Play finals to their end; `seconds(number, index)` is what the index-th rematch of a trial takes."""
     rematches, order = [], []
-    while isinstance(wanted := move(history, rematches, context, probe_seconds), Rematch):
+    while isinstance(wanted := move(history, rematches, context, training), Rematch):
         index = sum(rematch.number == wanted.number for rematch in rematches)
         found = seconds(wanted.number, index)
         rematches.append(again(wanted, found) if isinstance(found, float) else again(wanted, 0.0, found))
@@ -111,18 +115,28 @@ def test_what_rounds_do_not_tell_apart_is_said_to_be_so_when_they_are_spent(cont
     assert len(choose(ranked(NEAR, rematches, context)).alternatives) == 1
 
 
-def test_finals_take_at_most_half_of_the_time_that_probes_took(context):
+def test_finals_take_no_longer_than_they_may_save_the_training(context):
     rounds = LEAST * 2 * 1.0  # two trials of a second each
-    assert isinstance(move(NEAR, (), context, probe_seconds=2 * rounds), Rematch)
-    short = move(NEAR, (), context, probe_seconds=2 * rounds - 0.1)
-    assert (
-        "could not be told apart: to measure again takes about 4.00 s, and 3.95 s are left of 50%"
-        in short.why
-    )
-    draws = {1: [10.0, 12.0, 9.0, 11.0], 2: [12.0, 10.0, 11.5, 9.0]}
-    rematches, _, why = played(NEAR, context, lambda number, index: draws[number][index], 2 * rounds)
-    assert sum(rematch.seconds for rematch in rematches) == rounds
-    assert "are left of 50% of the probes' time" in why
+    fastest, other = ranked(NEAR, (), context)
+    spread = fastest.apart(other) / fastest.seconds / Z
+    gain = Expected(other.seconds, spread).improvement(fastest.seconds)
+    assert isinstance(move(NEAR, (), context, training=1.01 * rounds / gain), Rematch)
+    short = move(NEAR, (), context, training=0.99 * rounds / gain)
+    assert "could not be told apart: to measure again takes about 4.00 s" in short.why
+    assert "and is expected to save 3.96 s of" in short.why
+    assert "of training (--training-time)" in short.why
+
+
+def test_another_round_has_to_save_more_than_it_takes_too(context):
+    # After two rounds that say the opposite of each other, a third takes half as long as those two.
+    draws = {1: [10.0, 10.4, 10.0, 10.4], 2: [10.4, 10.0, 10.4, 10.0]}
+    one, two = (again(Rematch(number, 1, (1, 2)), draws[number][0]) for number in (1, 2))
+    three, four = (again(Rematch(number, 2, (2, 1)), draws[number][1]) for number in (2, 1))
+    rounds = one, two, three, four
+    assert isinstance(move(NEAR, rounds, context), Rematch)
+    assert "could not be told apart in 2 rounds" in move(NEAR, rounds, context, training=1.0).why
+    begun = move(NEAR, (one,), context, training=1.0)
+    assert begun == Rematch(2, 1, (1, 2)), "a round that was begun is ended"
 
 
 def test_a_finalist_that_does_not_train_again_is_no_winner(context):
@@ -155,10 +169,11 @@ def test_no_more_than_a_few_take_part_the_fastest_first(context):
     wanted = move(history, (), context)
     assert wanted.finalists == (5, 4, 3)
     assert len(wanted.finalists) == MOST
-    # Fewer, where two rounds of all take longer than finals may.
-    assert move(history, (), context, probe_seconds=2 * LEAST * MOST - 1).finalists == (5, 4)
-    short = move(history, (), context, probe_seconds=2 * LEAST * 2 - 1).why
-    assert "and 4 others could not be told apart" in short
+    # Fewer, where two rounds of all take longer than they may save.
+    found = [move(history, (), context, training=10 * 1.02**number) for number in range(400)]
+    finalists = [one.finalists if isinstance(one, Rematch) else () for one in found]
+    assert list(dict.fromkeys(finalists)) == [(), (5, 4), (5, 4, 3)]
+    assert "and 4 others could not be told apart" in found[0].why
 
 
 def test_one_that_ended_early_is_measured_where_what_beat_it_turned_out_slower(context):
@@ -173,7 +188,7 @@ def test_one_that_ended_early_is_measured_where_what_beat_it_turned_out_slower(c
 
 def test_where_only_what_ended_early_is_left_it_is_measured_whatever_that_takes(context):
     history = bounded(2, 30.0, checkpointing="full"), bounded(3, 15.0, offload="full")
-    rematches, order, _ = played(history, context, lambda number, index: 16.0, probe_seconds=0.0)
+    rematches, order, _ = played(history, context, lambda number, index: 16.0, training=0.001)
     assert order == [3]
     assert [score.trial.number for score in ranked(history, rematches, context)] == [3]
 
