@@ -111,7 +111,7 @@ def repeat(recorder: Recorder, best: list[Candidate], rounds: int, console: Cons
             if any(point.round == number for point in grid.repeats.get(one, ())):
                 continue
             point = recorder.measure(grid.header, one, round=number)
-            console.print(f"{grid.header.name} round {number}: {told(one)}: {point.seconds:.1f} s")
+            console.print(f"{grid.header.name} round {number}: {told(one)}: probed in {point.seconds:.1f} s")
     grid = read_grid(recorder.path)
     if (speeds := rounds_of(grid, best)) and (grid.equals is None or grid.equals.rounds < rounds):
         append_line(recorder.path, compare(speeds))

@@ -117,6 +117,30 @@ def search_scale() -> str:
     return block([*table(heads, rows), "", said, source(document)])
 
 
+def racing_saving() -> str:
+    """Return what searches took with racing and without."""
+    document = read("racing_saving")
+    rows = [
+        [
+            row["case"], f"`{row['strategy']}`",
+            *(f"{row[name]['seconds']:.0f} s ({row[name]['of_finals']:.0f} s)" for name in ("raced", "whole")),
+            f"{row['raced']['ended_early']} of {row['raced']['probes']}", row["raced"]["winner"],
+            "the same" if row["raced"]["winner"] == row["whole"]["winner"] else row["whole"]["winner"],
+            f"{row['winner_share']:.0%}",
+        ]
+        for row in document["rows"]
+    ]  # fmt: skip
+    heads = (
+        "case", "strategy", "probes and finals (of which finals)", "without racing", "ended early", "winner",
+        "without racing", "its speed over that",
+    )  # fmt: skip
+    said = (
+        f"Together {document['raced']:.0f} s with racing, {document['whole']:.0f} s without: less by what probes save, "
+        "more or less by what finals take, which depends on how near the finalists happened to come out."
+    )
+    return block([*table(heads, rows), "", said, source(document)])
+
+
 def _over(row: dict[str, Any]) -> float:
     """Return the time of the winner's global step with predictions over that without."""
     return float(row["predicted"]["global_step"] / row["blind"]["global_step"])
@@ -225,7 +249,7 @@ def exports() -> str:
 
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
-    "runs.md": {"probe overhead": probe_overhead, "fewer probes": fewer_probes, "search scale": search_scale},
+    "runs.md": {"probe overhead": probe_overhead, "fewer probes": fewer_probes, "search scale": search_scale, "racing": racing_saving},
     "estimate.md": {"memory accuracy": memory_accuracy, "coverage": coverage},
     "step_time.md": {"measured": step_time},
     "exports.md": {"declared": exports},
