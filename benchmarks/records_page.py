@@ -249,7 +249,12 @@ def exports() -> str:
 
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
-    "runs.md": {"probe overhead": probe_overhead, "fewer probes": fewer_probes, "search scale": search_scale, "racing": racing_saving},
+    "runs.md": {
+        "probe overhead": probe_overhead,
+        "fewer probes": fewer_probes,
+        "search scale": search_scale,
+        "racing": racing_saving,
+    },
     "estimate.md": {"memory accuracy": memory_accuracy, "coverage": coverage},
     "step_time.md": {"measured": step_time},
     "exports.md": {"declared": exports},
