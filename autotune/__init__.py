@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         NothingTrained,
         NotPriced,
         ProbeError,
+        StoreError,
     )
     from autotune.outcome import Outcome
     from autotune.run.best import Best
@@ -28,7 +29,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AutotuneError", "Best", "Candidate", "InputError", "JournalError", "ModelError", "NoDiskSpace", "NotPriced",
     "NothingFits", "NothingProven", "NothingTrained", "Outcome", "ProbeError", "Run", "RunCallbacks", "RunEdited",
-    "RunInUse", "estimate", "load_run", "tune",
+    "RunInUse", "StoreError", "estimate", "load_run", "tune",
 ]  # fmt: skip
 
 _HOMES = {

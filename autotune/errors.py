@@ -142,6 +142,10 @@ class JournalError(AutotuneError):
         super().__init__(message)
 
 
+class StoreError(AutotuneError):
+    """The store of results cannot be read or written; what was stored before is there."""
+
+
 class ProbeError(AutotuneError):
     """A probe could not even be launched (this machine's fault, not the candidate's)."""
 

@@ -1,0 +1,1 @@
+"""Results of all nights in one store: rows, queries, reuse, and what regressed."""
