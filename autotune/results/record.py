@@ -31,7 +31,8 @@ def record_run(
     """Return the rows of a cell's run, as far as its journal goes.
 
     `state` says how it ended where the journal does not: a model that fails, a machine that does; without one a run
-    that is not decided is `interrupted`. Raises InputError where the folder holds no run, JournalError where it is damaged.
+    that is not decided is `interrupted`. Raises InputError where the folder holds no run, JournalError where it is
+    damaged.
     """
     spec = load_spec(paths)
     record = read_record(paths.journal) if os.path.exists(paths.journal) else Record(())
