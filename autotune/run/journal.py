@@ -41,7 +41,7 @@ class Journal:
         self._lock_path = lock
         self._lock: int | None = None
         self._file: int | None = None
-        self._record = Record(())
+        self._record = Record.of(())
         self._whole = 0
         """Bytes that hold whole lines."""
         self._last = b""
@@ -103,7 +103,7 @@ class Journal:
                 ) from error
             self._whole += len(line) + 1
             self._last = line
-            self._record = Record((*self._record.entries, entry))
+            self._record = self._record.with_line(entry)
 
     @contextmanager
     def doing(self, work: Work, number: int | None = None) -> Iterator[None]:

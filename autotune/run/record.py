@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from itertools import islice
+from operator import eq
+from typing import Literal, overload
 
 from autotune.candidate import Candidate
 from autotune.outcome import Lost, Ok, Outcome
@@ -85,6 +87,8 @@ class Tally:
     def __init__(self) -> None:
         self.probes: dict[int, tuple[Started, Finished | None]] = {}
         """Each probe's newest start and its verdict, by number."""
+        self.trials: dict[int, Trial] = {}
+        """The trials of those with a verdict, by number."""
         self.pending: dict[int, Started] = {}
         """Those without a verdict."""
         self.proofs: list[ProofFinished] = []
@@ -101,10 +105,16 @@ class Tally:
             case Started(number=number):
                 self._of("probe", number).start()
                 self.probes[number] = entry, None
+                self.trials.pop(number, None)
                 self.pending[number] = entry
             case Finished(number=number, outcome=outcome):
                 if self._tried["probe", number].settles(outcome):
-                    self.probes[number] = self.probes[number][0], entry
+                    started, _ = self.probes[number]
+                    self.probes[number] = started, entry
+                    self.trials[number] = Trial(
+                        number=number, candidate=started.candidate, node=started.node, why=started.why,
+                        outcome=outcome, seconds=entry.seconds, prediction=started.prediction,
+                    )  # fmt: skip
                     self.pending.pop(number, None)
             case ProofStarted(number=number):
                 self._of("proof", number).start()
@@ -121,6 +131,8 @@ class Tally:
             case Retried(probes=probes, proofs=proofs):
                 self.pending |= {number: self.probes[number][0] for number in probes}
                 self.probes |= {number: (self.probes[number][0], None) for number in probes}
+                for number in probes:
+                    self.trials.pop(number, None)
                 self.proofs = [
                     p for p in self.proofs if not (p.number in proofs and isinstance(p.outcome, Lost))
                 ]
@@ -140,17 +152,71 @@ class Tally:
         return self._tried.setdefault((work, number), _Tried())
 
 
+class Lines(Sequence[Entry]):
+    """The first so many of a journal's lines. Immutable: lines that follow are in the same list, and not in these."""
+
+    __slots__ = ("_count", "_shared")
+
+    def __init__(self, lines: Iterable[Entry] = ()) -> None:
+        self._shared = list(lines)
+        self._count = len(self._shared)
+
+    def and_then(self, line: Entry) -> Lines:
+        """Return these lines and one more, without a copy unless another followed these before."""
+        if len(self._shared) > self._count:
+            return Lines((*self, line))
+        longer = Lines.__new__(Lines)
+        longer._shared, longer._count = self._shared, self._count + 1
+        self._shared.append(line)
+        return longer
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Entry, ...]: ...
+    def __getitem__(self, index: int | slice) -> Entry | tuple[Entry, ...]:
+        if isinstance(index, slice):
+            return tuple(self._shared[place] for place in range(*index.indices(self._count)))
+        return self._shared[range(self._count)[index]]
+
+    def __iter__(self) -> Iterator[Entry]:
+        return islice(self._shared, self._count)
+
+    def __reversed__(self) -> Iterator[Entry]:
+        return islice(reversed(self._shared), len(self._shared) - self._count, None)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Lines) and len(self) == len(other) and all(map(eq, self, other))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+
 @dataclass(frozen=True)
 class Record:
     """What the lines of a journal add up to."""
 
-    entries: tuple[Entry, ...]
+    entries: Lines
 
     @classmethod
     def of(cls, entries: Iterable[Entry], tally: Tally | None = None) -> Record:
         """Fold lines into a record; `tally` is what they add up to, where that is known."""
-        record = cls(tuple(entries))
+        record = cls(Lines(entries))
         if tally is not None:
+            record.__dict__["_tally"] = tally
+        return record
+
+    def with_line(self, line: Entry) -> Record:
+        """Return this record with one more line, in the time of that line, however many there are.
+
+        What the lines add up to goes over to the longer record: asked again, this one adds its own up anew.
+        """
+        record = Record(self.entries.and_then(line))
+        if (tally := self.__dict__.pop("_tally", None)) is not None:
+            tally.take(line)
             record.__dict__["_tally"] = tally
         return record
 
@@ -277,14 +343,7 @@ class Record:
 
     @cached_property
     def _trials(self) -> dict[int, Trial]:
-        return {
-            number: Trial(
-                number=number, candidate=started.candidate, node=started.node, why=started.why,
-                outcome=finished.outcome, seconds=finished.seconds, prediction=started.prediction,
-            )
-            for number, (started, finished) in sorted(self._tally.probes.items())
-            if finished is not None
-        }  # fmt: skip
+        return dict(sorted(self._tally.trials.items()))
 
     @property
     def next_number(self) -> int:

@@ -102,14 +102,14 @@ def test_what_is_under_way_is_what_the_journal_said_last():
     later = datetime.fromisoformat(START.time) + timedelta(seconds=75)
 
     def said(*entries):
-        return under_way(Record(entries), later)
+        return under_way(Record.of(entries), later)
 
     assert said() == "beginning"
     assert said(START) == "looking at the model, for 1m 15s"
     assert said(START, inspected) == "between probes, 0 finished"
     assert said(START, inspected, PROBE).endswith("micro-batch 1, for 1m 15s")
     assert said(START, inspected, ProofStarted(number=4, time=START.time)) == "proof of probe 4, for 1m 15s"
-    assert under_way(Record((START,)), datetime(2000, 1, 1, tzinfo=UTC)).endswith("for 0.00 s"), (
+    assert under_way(Record.of((START,)), datetime(2000, 1, 1, tzinfo=UTC)).endswith("for 0.00 s"), (
         "the clock was set"
     )
 

@@ -7,8 +7,10 @@ import pytest
 
 from autotune.candidate import Candidate
 from autotune.errors import InputError, JournalError, RunInUse
+from autotune.run import record
 from autotune.run.events import Asked, Finished, Inspected, Opened, ProofStarted, Started
 from autotune.run.journal import Journal, read_record
+from autotune.run.record import Lines, Tally
 from autotune.testing.arithmetic import Arithmetic, ok
 from tests.fakes.executor import FACTS, ArithmeticExecutor
 
@@ -62,6 +64,46 @@ def test_a_started_probe_without_an_end_is_found(opened):
         assert journal.record.pending == ()
         journal.append(ProofStarted(number=1, time="now"))
         assert journal.record.tries("proof", 1) == 1
+
+
+def test_a_line_is_taken_in_once_however_many_there_are(opened, monkeypatch):
+    """Asked after each line, as a tuner does: no line is copied, or added up, or made a trial of, again."""
+    taken, copied, made = [], [], []
+    take, make, lines = Tally.take, record.Trial, Lines.__init__
+    monkeypatch.setattr(Tally, "take", lambda tally, entry: taken.append(entry) or take(tally, entry))
+    monkeypatch.setattr(Lines, "__init__", lambda self, *them: copied.append(them) or lines(self, *them))
+    monkeypatch.setattr(record, "Trial", lambda **fields: made.append(fields["number"]) or make(**fields))
+    with opened() as journal:
+        assert journal.record.next_number == 1
+        for began in (taken, copied, made):
+            began.clear()
+        for number in range(1, 31):
+            journal.append(started(number))
+            assert [one.number for one in journal.record.pending] == [number]
+            journal.append(finished(number))
+            assert [trial.number for trial in journal.record.history] == list(range(1, number + 1))
+        assert (len(taken), copied, made) == (60, [], list(range(1, 31)))
+
+
+def test_a_record_does_not_change_when_its_journal_goes_on(opened):
+    with opened() as journal:
+        journal.append(started(1))
+        early = journal.record
+        assert early.pending == (started(1),)
+        journal.append(finished(1))
+        assert len(journal.record.entries) == len(early.entries) + 1
+        assert (early.entries[-1], list(early.entries)[-1], next(reversed(early.entries))) == (
+            started(1),
+        ) * 3
+        assert early.entries[-2:] == tuple(early.entries)[-2:]
+        with pytest.raises(IndexError):
+            early.entries[len(early.entries)]
+        assert (early.pending, early.history) == ((started(1),), ())
+        assert (journal.record.pending, len(journal.record.history)) == ((), 1)
+        assert early.with_line(started(2)).entries[-1] == started(2), "another line followed it before"
+        assert journal.record.entries[-1] == finished(1)
+        assert early.entries != journal.record.entries
+        assert early.pending == (started(1),)
 
 
 @pytest.mark.parametrize("cut", [1, 10, 60])
