@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from autotune.errors import InputError
 from autotune.outcome import AttentionKernel, Phase
 from autotune.timeline.op_counts import OpCounts
+from autotune.timeline.packed import pack, unpack
 from autotune.timeline.program import Fullest, Parts, Program, compose
 from autotune.timeline.step_events import CATEGORIES, CUDA_BLOCK, PLACES, Category, Place, Slots, StepEvents
 from autotune.timeline.traced_blocks import TracedBlocks
@@ -150,22 +151,6 @@ class Timeline:
         program = self.program(micro_batch, accumulating)
         return max(program.levels(self.of(accumulating).sizes_in(place, micro_batch)), default=0)
 
-    def allocations(self) -> Callable[[int, bool], int]:
-        """Return `allocated` of the device as a function of (micro-batch, accumulating), for many micro-batches.
-
-        Programs are composed once, and not for each of them.
-        """
-        programs: dict[tuple[bool, bool], Program] = {}
-
-        def allocated(micro_batch: int, accumulating: bool) -> int:
-            kind = micro_batch == 1, accumulating
-            if kind not in programs:
-                programs[kind] = self.program(micro_batch, accumulating)
-            sizes = self.of(accumulating).sizes_in("device", micro_batch)
-            return max(programs[kind].levels(sizes), default=0)
-
-        return allocated
-
     def evaluated(self, micro_batch: int, evaluation_micro_batch: int) -> int:
         """Return the bytes of the peak of an evaluation after training at `micro_batch`, counted as in `peak`."""
         assert self.evaluation is not None, "the evaluation was traced"
@@ -231,19 +216,34 @@ class Timeline:
         )
 
     def dump(self) -> str:
-        """Return the timeline as JSON text, for the cache."""
+        """Return the timeline as JSON text, for records that last."""
         return json.dumps({"format": FORMAT, **_fields(self)}, separators=(",", ":"), default=_fields)
 
     @classmethod
     def parse(cls, text: str) -> Timeline:
         """Read what `dump` wrote. Raises InputError where it is something else or of another format."""
         try:
-            data = json.loads(text)
-            if data.pop("format") != FORMAT:
-                raise InputError(f"this trace was not written in format {FORMAT}; trace the model again")
-            return cls._parsed(data)
+            return cls._checked(json.loads(text))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise error if isinstance(error, InputError) else InputError(f"not a trace: {error}") from error
+
+    def pack(self) -> bytes:
+        """Return the timeline as bytes, for the way from a worker and for the cache."""
+        return pack({"format": FORMAT, **_fields(self)})
+
+    @classmethod
+    def unpack(cls, content: bytes) -> Timeline:
+        """Read what `pack` wrote. Raises InputError where it is something else or of another format."""
+        try:
+            return cls._checked(unpack(content))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise error if isinstance(error, InputError) else InputError(f"not a trace: {error}") from error
+
+    @classmethod
+    def _checked(cls, data: dict[str, Any]) -> Timeline:
+        if data.pop("format") != FORMAT:
+            raise InputError(f"this trace was not written in format {FORMAT}; trace the model again")
+        return cls._parsed(data)
 
     @classmethod
     def _parsed(cls, data: dict[str, Any]) -> Timeline:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
 import json
 import os
@@ -23,6 +22,8 @@ VARIABLE = "AUTOTUNE_CACHE"
 """Environment variable that names another folder for the cache."""
 KEPT = 1024
 """Traces kept, the newest: a model's whole ladder is some hundred of 20 to 200 KiB each."""
+PRUNED = 32
+"""Of so many traces that are stored one looks for what is too old: all files are looked at then."""
 
 _IRRELEVANT = {
     "protocol", "kind", "also", "accumulation_steps", "budget", "headroom", "seed", "sample_seconds", "sample_steps",
@@ -36,6 +37,7 @@ class TraceCache:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or default_folder()
+        self._kept = 0
 
     def find(self, request: ProbeRequest) -> Timeline | None:
         """Return the timeline of the request's rung, where there is one that covers its micro-batch."""
@@ -44,24 +46,26 @@ class TraceCache:
             if path is None:
                 return None
             try:
-                timeline = Timeline.parse(gzip.decompress(path.read_bytes()).decode())
-            except (OSError, EOFError, ValueError, InputError):
+                timeline = Timeline.unpack(path.read_bytes())
+            except (OSError, InputError):
                 continue  # none, or a damaged one, which the next trace replaces
             if timeline.covers(request.candidate.micro_batch):
                 return timeline
         return None
 
-    def keep(self, request: ProbeRequest, timeline: Timeline) -> None:
-        """Store a timeline. A disk that refuses costs only the next trace."""
+    def keep(self, request: ProbeRequest, timeline: Timeline, packed: bytes | None = None) -> None:
+        """Store a timeline; `packed` is the same, if at hand. A disk that refuses costs only the next trace."""
         path = self._path(request, timeline.exact is not None)
         if path is None:
             return
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(gzip.compress(timeline.dump().encode(), compresslevel=1, mtime=0))
+            temporary.write_bytes(timeline.pack() if packed is None else packed)
             temporary.replace(path)
-            self._prune()
+            if self._kept % PRUNED == 0:
+                self._prune()
+            self._kept += 1
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 
@@ -85,10 +89,10 @@ class TraceCache:
             "code": _code(),
         }
         text = json.dumps(depends, sort_keys=True)
-        return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json.gz"
+        return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.trace"
 
     def _prune(self) -> None:
-        files = sorted(self._folder.glob("*.json.gz"), key=lambda path: path.stat().st_mtime)
+        files = sorted(self._folder.glob("*.trace"), key=lambda path: path.stat().st_mtime)
         for path in files[:-KEPT]:
             path.unlink(missing_ok=True)
 

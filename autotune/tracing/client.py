@@ -210,10 +210,11 @@ class LocalTracer:
         if not rung.file:
             return Trace(None, rung.reason, refused=True)
         try:
-            timeline = Timeline.parse((place.scratch / rung.file).read_text("utf-8"))
-        except (OSError, UnicodeDecodeError, InputError) as error:
+            content = (place.scratch / rung.file).read_bytes()
+            timeline = Timeline.unpack(content)
+        except (OSError, InputError) as error:
             return Trace(None, f"the trace cannot be read: {error}")
-        self._cache.keep(_of(request, rung.candidate), timeline)
+        self._cache.keep(_of(request, rung.candidate), timeline, content)
         return Trace(timeline)
 
 

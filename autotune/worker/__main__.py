@@ -168,8 +168,8 @@ class Probe:
             if isinstance(timeline, str):
                 rungs.append(TracedRung(candidate=candidate, reason=timeline))
             else:
-                file = Path(self._request.folder) / f"timeline-{len(rungs)}.json"
-                file.write_text(timeline.dump())
+                file = Path(self._request.folder) / f"timeline-{len(rungs)}.trace"
+                file.write_bytes(timeline.pack())
                 rungs.append(TracedRung(candidate=candidate, file=file.name))
             self._channel.send(Progress(phase="start", traced=rungs[-1]))
 

@@ -36,21 +36,21 @@ TRACED = object()
 class Launch:
     """Answers with what it was given, and leaves the files that a worker would; TRACED names every candidate."""
 
-    def __init__(self, answer, text=None, ending=None):
-        self.answer, self.text, self.ending = answer, text, ending
+    def __init__(self, answer, content=None, ending=None):
+        self.answer, self.content, self.ending = answer, content, ending
         self.launched = []
 
     def said(self, request):
         if self.answer is not TRACED:
             return self.answer
         names = (request.candidate, *request.also)
-        return TraceAnswer(rungs=[TracedRung(candidate=name, file="timeline.json") for name in names])
+        return TraceAnswer(rungs=[TracedRung(candidate=name, file="timeline.trace") for name in names])
 
     def __call__(self, request, folder, **options):
         self.launched.append((request, options))
         folder.create()
-        if self.text is not None:
-            (folder.scratch / "timeline.json").write_text(self.text)
+        if self.content is not None:
+            (folder.scratch / "timeline.trace").write_bytes(self.content)
         return Report(
             answer=self.said(request), ending=self.ending or Exit(exit_code=0, seconds=1), seconds=1.5
         )
@@ -69,7 +69,7 @@ def traced(tmp_path):
 
 
 def made(timeline=TIMELINE):
-    return Launch(TRACED, timeline.dump())
+    return Launch(TRACED, timeline.pack())
 
 
 def test_a_trace_is_made_once_for_each_rung(traced, tmp_path):
@@ -182,7 +182,7 @@ def test_the_cache_keeps_the_newest(traced, tmp_path, monkeypatch):
         (Launch(Result(outcome=Crash(reason="exception", phase="forward", message="no"))), "tracing failed: no"),
         (Launch(None, ending=Exit(timed_out=True, signal=9, seconds=60)), "tracing ended with Timeout"),
         (Launch(TRACED), "the trace cannot be read"),
-        (Launch(TRACED, "{}"), "the trace cannot be read"),
+        (Launch(TRACED, b"{}"), "the trace cannot be read"),
     ],
 )  # fmt: skip
 def test_a_rung_without_a_trace_says_why(traced, launch, reason):
@@ -211,7 +211,7 @@ class Worker(Launch):
     """A worker that says of each candidate that it was traced, and may be ended before some."""
 
     def __init__(self, ends_before=None, timeline=WORKING):
-        super().__init__(TRACED, timeline.dump())
+        super().__init__(TRACED, timeline.pack())
         self.ends_before = ends_before
 
     def __call__(self, request, folder, **options):
@@ -222,7 +222,7 @@ class Worker(Launch):
                 self.ends_before = None
                 ending = Exit(signal=signal.SIGKILL, oom_kills=0, seconds=1)
                 return Report(answer=None, ending=ending, seconds=1.5)
-            told.append(TracedRung(candidate=candidate, file="timeline.json"))
+            told.append(TracedRung(candidate=candidate, file="timeline.trace"))
             options["on_progress"](Progress(phase="start", traced=told[-1]))
         return Report(answer=TraceAnswer(rungs=told), ending=Exit(exit_code=0, seconds=1), seconds=1.5)
 
@@ -288,8 +288,8 @@ def test_what_is_composed_is_neither_traced_nor_composed_again(tmp_path):
 
 def test_what_refuses_passes_refuses_them_with_any_optimizer(tmp_path):
     told = [TracedRung(candidate=one, reason="no kernels") for one in PASSES[1:]]
-    told += [TracedRung(candidate=one, file="timeline.json") for one in (PASSES[0], *LADDER[1:3])]
-    launch = Launch(TraceAnswer(rungs=told), WORKING.dump())
+    told += [TracedRung(candidate=one, file="timeline.trace") for one in (PASSES[0], *LADDER[1:3])]
+    launch = Launch(TraceAnswer(rungs=told), WORKING.pack())
     found = ask(LocalTracer(TraceCache(tmp_path / "cache"), launch, workers=1), LADDER, tmp_path)
     assert len(launch.launched) == 1
     assert {one.checkpointing for one, trace in found.items() if trace.reason == "no kernels"} == {
