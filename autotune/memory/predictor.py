@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from autotune.candidate import Candidate
 from autotune.memory.calibration import Calibration, Corrected, Observation, Prior
-from autotune.memory.reserved import allocator_usage
+from autotune.memory.requests import Requests
 from autotune.outcome import Breakdown, Ok, Oom, Phase
 from autotune.prediction import Prediction
 from autotune.techniques.sharding import SHARDINGS
@@ -48,9 +48,13 @@ CPU_LATER = 4 * MIB
 CPU_SPREAD = 24 * MIB
 """Spread that is assumed with it. In bf16 oneDNN maps 16 MiB more than it touches; MKL's buffers differ by shape."""
 
+
 CPU_COMPILER = 62 * MIB
 """Private memory that the compiler keeps in a CPU process: 39 to 41 MiB of imports, and 21 to 23 MiB of what it made
 for the blocks of a GPT-2-like and a Llama-like model (torch 2.13, with an empty cache and a filled one)."""
+
+REQUESTS_KEPT = 4
+"""Programs that a predictor keeps composed, of about 1 MB each: those of the rung that is priced."""
 
 
 @dataclass(frozen=True)
@@ -134,14 +138,20 @@ class Predictor:
             if numbers_covered(timeline):
                 self._partial.setdefault(_of_any_number(key), timeline)
         self._composed: dict[tuple[str, int], Timeline | None] = {}
+        self._requests: dict[tuple[int, bool, bool], tuple[Timeline, Requests]] = {}
         self._timelines: dict[Candidate, Timeline | None] = {}
 
     def with_timeline(self, candidate: Candidate, timeline: Timeline) -> Predictor:
         """Return this predictor with the timeline of one more rung."""
-        key = candidate.key() if timeline.exact is not None else candidate.rung().key()
-        result = Predictor(
-            {**self.timelines, key: timeline}, self.ground, self._accumulating, self.calibration
-        )
+        return self.with_timelines({candidate: timeline})
+
+    def with_timelines(self, timelines: Mapping[Candidate, Timeline]) -> Predictor:
+        """Return this predictor with the timelines of more rungs, together in the time of one."""
+        more = {
+            candidate.key() if timeline.exact is not None else candidate.rung().key(): timeline
+            for candidate, timeline in timelines.items()
+        }
+        result = Predictor({**self.timelines, **more}, self.ground, self._accumulating, self.calibration)
         result._composed = self._composed  # of the first that was traced, which stays the first
         # What was priced by other timelines stays; a rung goes by its own as soon as there is one.
         same = {one for one in self._used.keys() | self._needed if self.timeline(one) is result.timeline(one)}
@@ -242,19 +252,28 @@ class Predictor:
             bounds = self.bounds(rung.at(sizes[count - 1]))
             return bounds is not None and float(getattr(bounds, bound)) <= usable
 
-        key, allocated = _rung(rung), timeline.allocations()
+        key = _rung(rung)
 
-        def may_fit(count: int) -> bool:
-            bounds = self.calibration.correct(key, self._least(rung.at(sizes[count - 1]), allocated))
-            return float(getattr(bounds, bound)) <= usable
+        def most_with(beyond: float, limit: int) -> int:
+            """Return how many fit, up to a limit, with so many bytes a sample beyond what is allocated."""
 
-        # What is reserved is simulated event by event, what is allocated is a sum, ten times as fast, and never more.
-        most = _bisect(may_fit, 0, len(sizes))
-        if most > 0 and not fits(most):
-            low, step = most, 1
-            while low > 0 and not fits(low):
-                most, low, step = low, max(0, low - step), 2 * step
-            most = _bisect(fits, low, most - 1)
+            def fitting(count: int) -> bool:
+                raw = self._least(rung.at(sizes[count - 1]), timeline) + beyond * sizes[count - 1]
+                return float(getattr(self.calibration.correct(key, raw), bound)) <= usable
+
+            return _bisect(fitting, 0, limit)
+
+        # What is reserved is simulated event by event, what is allocated is a sum, 50 times as fast, and never more.
+        low = most = most_with(0.0, len(sizes))
+        step = 1
+        while low > 0 and not fits(low):
+            # What is reserved beyond it grows with the micro-batch, about: that says where to look next.
+            candidate = rung.at(sizes[low - 1])
+            usage = self._usage(candidate)
+            assert usage is not None, "the rung has a timeline"
+            beyond = (usage.total - self._least(candidate, timeline)) / candidate.micro_batch
+            most, low, step = low - 1, most_with(beyond, low - step), 2 * step
+        most = _bisect(fits, low, most)
         return sizes[most - 1] if most else 0
 
     def largest_evaluation(self, candidate: Candidate, usable: int) -> int | None:
@@ -321,26 +340,36 @@ class Predictor:
         return known
 
     def _priced(self, candidate: Candidate, timeline: Timeline) -> _Usage:
-        accumulating = self._accumulating(candidate)
+        requests = self._requests_of(timeline, candidate)
         if self.ground.kind == "cpu":
-            allocated = reserved = timeline.allocated(candidate.micro_batch, accumulating)
+            allocated = reserved = requests.allocated(candidate.micro_batch)
         else:
-            usage = allocator_usage(timeline,
-                candidate.micro_batch, accumulating, candidate.expandable_segments,
-                max_split_size=candidate.max_split_size_bytes,
+            usage = requests.usage(
+                candidate.micro_batch, candidate.expandable_segments, candidate.max_split_size_bytes,
                 blas_workspace=self.ground.blas_workspace,
             )  # fmt: skip
             allocated, reserved = usage.allocated_peak, usage.reserved_peak
         total = float(self.ground.held(candidate) + reserved)
         return _Usage(allocated, reserved, total, _rung(candidate))
 
-    def _least(self, candidate: Candidate, allocated: Callable[[int, bool], int]) -> float:
+    def _least(self, candidate: Candidate, timeline: Timeline) -> float:
         """Return the bytes of what is allocated, with what the process holds beside the model. Computed once."""
         known = self._needed.get(candidate)
         if known is None:
-            bytes_ = allocated(candidate.micro_batch, self._accumulating(candidate))
+            bytes_ = self._requests_of(timeline, candidate).allocated(candidate.micro_batch)
             known = self._needed[candidate] = float(self.ground.held(candidate) + bytes_)
         return known
+
+    def _requests_of(self, timeline: Timeline, candidate: Candidate) -> Requests:
+        """Return what a candidate asks for, composed once for the micro-batches that are tried in a row."""
+        accumulating = self._accumulating(candidate)
+        kind = id(timeline), candidate.micro_batch == 1, accumulating
+        if kind not in self._requests:
+            while len(self._requests) >= REQUESTS_KEPT:
+                self._requests.pop(next(iter(self._requests)))
+            made = Requests(timeline, candidate.micro_batch, accumulating)
+            self._requests[kind] = timeline, made  # which keeps the timeline, and so its number, for itself
+        return self._requests[kind][1]
 
 
 def _bisect(fits: Callable[[int], bool], low: int, limit: int) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
 
 from autotune.memory.allocator import AllocatorUsage, CachingAllocator, OutOfDeviceMemory
 from autotune.memory.pool import Block
+from autotune.timeline.program import Program
 from autotune.timeline.timeline import Timeline
 
 
@@ -28,7 +30,15 @@ def allocator_usage(
     """
     program = timeline.program(micro_batch, accumulating)
     sizes = timeline.of(accumulating).sizes_in("device", micro_batch, rounding=1)
-    allocator = CachingAllocator(capacity, expandable_segments, max_split_size)
+    return simulated(
+        program, sizes, CachingAllocator(capacity, expandable_segments, max_split_size), blas_workspace
+    )
+
+
+def simulated(
+    program: Program, sizes: Sequence[int], allocator: CachingAllocator, blas_workspace: int = 0
+) -> AllocatorUsage:
+    """Run a program's requests through an allocator, as `allocator_usage` does; `sizes` are of its slots, in bytes."""
     allocate, release = allocator.allocate, allocator.release
     held: dict[int, list[Block]] = defaultdict(list)
     starts = program.workspaces() if blas_workspace else []

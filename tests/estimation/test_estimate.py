@@ -318,20 +318,20 @@ def test_ranks_that_share_a_model_are_not_sharded_unless_there_are_more():
 
 
 def test_the_largest_micro_batch_is_found_with_few_simulations(monkeypatch):
-    from autotune.memory import predictor as pricing
     from autotune.memory.predictor import DeviceOverhead, Predictor
+    from autotune.memory.requests import Requests
 
     simulated = []
-    usage = pricing.allocator_usage
+    usage = Requests.usage
     monkeypatch.setattr(
-        pricing, "allocator_usage", lambda *rest, **named: simulated.append(rest[1]) or usage(*rest, **named)
+        Requests, "usage", lambda *rest, **named: simulated.append(rest[1]) or usage(*rest, **named)
     )
     made = timeline(Arithmetic(0, 100 * MIB, 200 * MIB, 40 * MIB), Candidate())
     predictor = Predictor({}, DeviceOverhead.measured("cuda", 0, 8 * MIB)).with_timeline(Candidate(), made)
     for usable in range(1024 * MIB, 9000 * MIB, 500 * MIB):
         simulated.clear()
         largest = predictor.largest(Candidate(), usable, range(1, 4097))
-        assert len(simulated) <= 16
+        assert len(simulated) <= 8
         fresh = Predictor({}, predictor.ground).with_timeline(Candidate(), made)
         fitting = [size for size in range(1, 250) if fresh.bounds(Candidate().at(size)).mean <= usable]
         assert largest == max(fitting, default=0)
