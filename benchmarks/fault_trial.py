@@ -186,7 +186,7 @@ def undisturbed(kind: Kind, folder: Path, predict: bool = True) -> Expected:
     for line in trial.paths.journal.read_bytes().splitlines(keepends=True):
         offsets.append(offsets[-1] + len(line))
     return Expected(
-        Best.read(trial.paths.best), trials_of(record), record.entries, tuple(offsets), files_of(trial.root),
+        Best.read(trial.paths.best), trials_of(record), tuple(record.entries), tuple(offsets), files_of(trial.root),
         frozenset(path.name for path in trial.temporary.iterdir()),
     )  # fmt: skip
 

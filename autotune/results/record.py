@@ -35,7 +35,7 @@ def record_run(
     damaged.
     """
     spec = load_spec(paths)
-    record = read_record(paths.journal) if os.path.exists(paths.journal) else Record(())
+    record = read_record(paths.journal) if os.path.exists(paths.journal) else Record.of(())
     reader = _Reader(paths, spec, record, sweep, night, cell)
     return RunRows(cell=reader.cell_row(state, reason), trials=reader.trials())
 
