@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Hundreds of processes import the same files. Each would compile them anew, and pytest rewrite the asserts of all tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run environments test side-by-side style types test-long long apart check-record test-versions coverage test-fast test-stability test-gpu fuzz lint format clean
+.PHONY: run environments test side-by-side style types test-long long apart test-cluster cluster-deps check-record test-versions coverage test-fast test-stability test-gpu fuzz lint format clean
 
 run: $(VENV)/ready  ## the main job on this machine's CPU, with a real model
 	$(BIN)/autotune run --model gpt2 --seq-len 128 --target-global-batch 8K --device cpu:3GiB \
@@ -25,7 +25,7 @@ test: style  ## what needs no GPU, in ten minutes; what compares speeds comes la
 	$(BIN)/python -m pytest -m "alone and not long" tests/e2e
 
 side-by-side: $(VENV)/ready
-	$(SIDE_BY_SIDE) $(TWO_MORE) -m "not gpu and not alone and not long"
+	$(SIDE_BY_SIDE) $(TWO_MORE) -m "not gpu and not alone and not long and not cluster"
 
 test-long: $(APART)/ready  ## the rest that needs no GPU (minutes a file, DeepSpeed, torchao), with a record of it
 	$(BIN)/python -m tests.long_record begin build/long
@@ -34,7 +34,7 @@ test-long: $(APART)/ready  ## the rest that needs no GPU (minutes a file, DeepSp
 	$(BIN)/python -m tests.long_record end build/long
 
 long: $(APART)/ready
-	$(SIDE_BY_SIDE) -m "long and not gpu and not alone" --junit-xml=build/long/long.xml
+	$(SIDE_BY_SIDE) -m "long and not gpu and not alone and not cluster" --junit-xml=build/long/long.xml
 
 # One process more: what it tests waits for ranks and for a compiler.
 apart: $(APART)/ready
@@ -45,16 +45,24 @@ check-record: $(VENV)/ready  ## whether test-long's record, tests/long_record.js
 	$(BIN)/python -m tests.long_record check
 
 test-versions: $(LOWEST)/ready  ## what builds models, with the lowest transformers promised; wheels for Python 3.12
-	PYTHONPATH=$(LOWEST) $(SIDE_BY_SIDE) -m "not gpu and not alone and not long" $(VERSIONED)
+	PYTHONPATH=$(LOWEST) $(SIDE_BY_SIDE) -m "not gpu and not alone and not long and not cluster" $(VERSIONED)
 	$(BIN)/python -m pip install --dry-run --quiet --ignore-installed --only-binary=:all: --python-version 3.12 \
 		--target $(VENV)/3.12 --constraint constraints.txt '.[dev]'
 
 coverage: $(VENV)/ready  ## the lines of autotune that the tests of make test run, workers included
 	rm -rf build/coverage && mkdir -p build/coverage
-	$(SIDE_BY_SIDE) --cov --cov-report=term -m "not gpu and not alone and not long"
+	$(SIDE_BY_SIDE) --cov --cov-report=term -m "not gpu and not alone and not long and not cluster"
 
 test-fast: $(VENV)/ready  ## without the tests that train for more than a few seconds
-	$(SIDE_BY_SIDE) -m "not gpu and not slow and not alone"
+	$(SIDE_BY_SIDE) -m "not gpu and not slow and not alone and not cluster"
+
+test-cluster: $(VENV)/ready  ## what needs a cluster's programs, which cluster-deps installs
+	$(BIN)/python -m pytest -m cluster tests/cluster
+
+# Debian's packages (as root), and what autotune needs of Python to speak with them.
+cluster-deps: $(VENV)/ready  ## PostgreSQL, and its driver
+	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends postgresql
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[postgresql]'
 
 test-stability: $(VENV)/ready  ## the tests of guards, ranks and timeouts, 50 times beside a busy process: two hours
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stability --times 50
