@@ -47,6 +47,7 @@ BY_VERB: dict[str, frozenset[ExitCode]] = {
     "estimate": _ANY | {ExitCode.MODEL, ExitCode.NOT_PRICED},
     "report": _ANY,
     "export": _ANY,
+    "sweep": _TRAINING,
     "doctor": _ANY,
     "models": _ANY,
     "spaces": _ANY,

@@ -41,6 +41,7 @@ KINDS: dict[str, frozenset[str]] = {
     "a search space": frozenset({"axes", "graph"}),
     "the spec.yaml of a run": frozenset({"goal", "space", "limits"}),
     OPTIONS: frozenset({"model", "target_global_batch"}),
+    "a sweep file": frozenset({"matrix"}),
     "a table of hardware": frozenset({"hardware"}),
     "a model's config.json": frozenset({"model_type"}),
 }

@@ -31,7 +31,8 @@ from autotune.errors import InputError
 from autotune.memory.predictor import DeviceOverhead, Predictor
 from autotune.options import StrategyName
 from autotune.run.events import Asked, Entry, Finished, Inspected, Opened, Started
-from autotune.run.journal import read_record, sealed
+from autotune.run.journal import read_record
+from autotune.run.sealed_lines import sealed
 from autotune.search.comparison import MARGIN
 from autotune.search.context import SearchContext
 from autotune.search.selection import rank

@@ -25,10 +25,11 @@ from autotune.reporting.tradeoffs import Tradeoffs, as_data, changes_table, fron
 from autotune.reporting.winner import winner_panel
 from autotune.run.best import Best
 from autotune.run.folder import load_spec
-from autotune.run.journal import holder, read_record
+from autotune.run.journal import read_record
 from autotune.run.offers import offer_lines
 from autotune.run.paths import RunPaths
 from autotune.run.record import Record
+from autotune.run.sealed_lines import holder
 from autotune.run.under_way import under_way
 from autotune.search.context import SearchContext
 from autotune.search.drift import drift_of

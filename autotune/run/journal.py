@@ -1,17 +1,12 @@
 """The append-only journal of a run: one JSON line an event, on disk before anything follows from it.
 
-Every line is flushed with fsync. A torn last line (the tuner was killed while writing) is dropped; damage
-anywhere else is an error, because a run must never go on from a history that is not the one it had. So is an edit:
-each line ends with a seal, a digest of itself and of the seal before it, and stands where a tuner would write it.
+How lines reach the disk, and what becomes of those that are torn or edited, is `sealed_lines`' concern.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import gc
-import hashlib
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -19,18 +14,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from pydantic import ValidationError
-
-from autotune.errors import InputError, JournalError, NoDiskSpace, RunInUse
+from autotune.errors import JournalError, NoDiskSpace
 from autotune.interruption import interruption, name_of, shielded
 from autotune.run.events import ENTRY, Entry, Interrupted, Work
 from autotune.run.order import Order
 from autotune.run.record import Record
-from autotune.units import MIB
+from autotune.run.sealed_lines import LARGEST, Recorded, SealedLines, parse_lines
 from autotune.user_files import read_bytes
 
-LARGEST = 256 * MIB
-"""Bytes of a journal: a run of a thousand probes writes 5 MiB."""
+RUN = Recorded("run", "works on this run; wait for it, or start a run of its own")
 
 
 class Journal:
@@ -38,31 +30,17 @@ class Journal:
 
     def __init__(self, path: Path, lock: Path) -> None:
         self._path = path
-        self._lock_path = lock
-        self._lock: int | None = None
-        self._file: int | None = None
+        self._lines = SealedLines(path, lock, RUN)
         self._record = Record.of(())
-        self._whole = 0
-        """Bytes that hold whole lines."""
-        self._last = b""
-        """The last of them."""
 
     def __enter__(self) -> Self:
+        content = self._lines.open()
         try:
-            self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            self._acquire(self._lock)
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            content = read_bytes(self._path, most=LARGEST)
-            self._record, self._whole, self._last = parse_journal(content, self._path)
-        except OSError as error:
-            self.close()
-            raise InputError(
-                f"{self._path.parent}: this run folder cannot be used: {error.strerror}",
-                about="run",
-            ) from error
+            self._record, whole, last = parse_journal(content, self._path)
         except BaseException:
             self.close()
             raise
+        self._lines.go_on(whole, last)
         return self
 
     def __exit__(
@@ -72,10 +50,7 @@ class Journal:
 
     def close(self) -> None:
         """Release file and lock; safe to call twice."""
-        for handle in (self._file, self._lock):
-            if handle is not None:
-                os.close(handle)
-        self._file = self._lock = None
+        self._lines.close()
 
     @property
     def record(self) -> Record:
@@ -84,25 +59,8 @@ class Journal:
 
     def append(self, entry: Entry) -> None:
         """Write one line durably. Raises JournalError when the disk refuses; what was recorded before stays."""
-        assert self._file is not None, "the journal is open"
-        line = sealed(entry.model_dump_json().encode(), self._last)
         with shielded():
-            try:
-                # Drop what a write that was cut short has left, or the line would be glued to it.
-                os.ftruncate(self._file, self._whole)
-                os.lseek(self._file, 0, os.SEEK_END)
-                view = memoryview(line + b"\n")
-                while view:
-                    view = view[os.write(self._file, view) :]
-                os.fsync(self._file)
-            except OSError as error:
-                os.ftruncate(self._file, self._whole)  # a torn line is worth less than none
-                raise JournalError(
-                    f"{self._path} cannot be written: {error.strerror}. Everything up to this moment is recorded",
-                    "unwritable",
-                ) from error
-            self._whole += len(line) + 1
-            self._last = line
+            self._lines.append(entry.model_dump_json().encode())
             self._record = self._record.with_line(entry)
 
     @contextmanager
@@ -122,36 +80,6 @@ class Journal:
                     self.append(Interrupted(work=work, number=number, why=reason(error), time=now()))
             raise
 
-    def _acquire(self, handle: int) -> None:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
-            raise RunInUse(
-                f"{self._path.parent}: another autotune{f' (process {holder})' if holder else ''} works on this "
-                "run; wait for it, or start a run of its own",
-                int(holder) if holder.isdecimal() else None,
-            ) from None
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, str(os.getpid()).encode(), 0)
-
-
-def holder(lock: Path) -> str | None:
-    """Return the process that works on a run now, by what it wrote into the run's lock; None where nobody does."""
-    try:
-        handle = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # a run that nobody ever began, or another user's
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
-    except OSError:
-        return None
-    finally:
-        os.close(handle)
-    return None
-
 
 def read_record(path: Path) -> Record:
     """Read a journal without locking it. Raises InputError when there is none, JournalError when damaged."""
@@ -165,7 +93,9 @@ def parse_journal(content: bytes, path: Path) -> tuple[Record, int, bytes]:
     Raises JournalError for a line that is damaged and not the last, and for one that no tuner writes at its place.
     """
     with _uncollected():
-        record, whole, last = _parse(content, path)
+        order = Order()
+        whole, last = parse_lines(content, path, ENTRY, order.refusal, RUN)
+        record = order.record
         _ = record.history  # as many records again
         return record, whole, last
 
@@ -183,53 +113,6 @@ def _uncollected() -> Iterator[None]:
             gc.unfreeze()
         if was:
             gc.enable()
-
-
-def _parse(content: bytes, path: Path) -> tuple[Record, int, bytes]:
-    order = Order()
-    whole, last = 0, b""
-    lines = content.split(b"\n")
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is torn
-        try:
-            plain = line[:-_SEAL_SIZE] + b"}" if line[-_SEAL_SIZE:].startswith(_SEAL) else line
-            entry = ENTRY.validate_json(plain)
-        except ValidationError as error:
-            if number == len(lines) - 1 and not lines[-1]:
-                break  # a last line whose end reached the disk before its middle
-            raise JournalError(
-                f"{path}:{number}: this line of the journal is damaged ({error.errors()[0]['msg']}). A run is "
-                "never continued from a damaged record; start a new one, or restore the file from a copy",
-                "damaged",
-                number,
-            ) from None
-        wrong = order.refusal(entry)
-        if wrong is None and not line.endswith(_seal(plain, last)):
-            wrong = "it is not what was written after the line before it"
-        if wrong is not None:
-            raise JournalError(
-                f"{path}:{number}: this line of the journal ({entry.type}) is out of order: {wrong}. Lines were "
-                "edited, moved, added or taken out, and a run is never continued from such a record; start a new one, "
-                "or restore the file from a copy",
-                "out of order",
-                number,
-            )
-        whole, last = whole + len(line) + 1, line
-    return order.record, whole, last
-
-
-_SEAL = b',"seal":"'
-_SEAL_SIZE = len(',"seal":"0123456789abcdef"}')
-
-
-def sealed(entry: bytes, before: bytes) -> bytes:
-    """Return an entry's JSON with a digest of it and of the seal before it, by which an edit shows, wherever it is."""
-    return entry[:-1] + _seal(entry, before)
-
-
-def _seal(entry: bytes, before: bytes) -> bytes:
-    """Return the end of a line: what takes the place of the last brace of its JSON."""
-    digest = hashlib.sha256(before[-_SEAL_SIZE:] + b"\n" + entry).hexdigest()[:16]
-    return _SEAL + digest.encode() + b'"}'
 
 
 def reason(error: BaseException) -> str:

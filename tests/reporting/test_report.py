@@ -19,9 +19,10 @@ from autotune.reporting.live import Terminal
 from autotune.reporting.tables import path_lines
 from autotune.run.events import Asked, Inspected, Opened, ProofStarted, Started
 from autotune.run.folder import find_run, new_run
-from autotune.run.journal import Journal, holder, now, read_record
+from autotune.run.journal import Journal, now, read_record
 from autotune.run.loop import tune
 from autotune.run.record import Record
+from autotune.run.sealed_lines import holder
 from autotune.run.under_way import under_way
 from autotune.search.context import SearchContext
 from autotune.search.finals import Rematch

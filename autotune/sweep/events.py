@@ -1,0 +1,113 @@
+"""The lines of a night's journal: what happened to its cells, in the order in which it did."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from autotune.specs import Evidence
+from autotune.validation import Frozen
+
+State = Literal[
+    "proven", "nothing_fits", "nothing_trained", "nothing_proven", "model_error", "bad_input", "failed"
+]  # fmt: skip
+"""How the run of a cell ended. `failed` is this machine's fault, of which nothing follows for the model."""
+OPEN: frozenset[State] = frozenset({"failed", "bad_input"})
+"""States that say nothing of the model: what a resumed night tries again."""
+
+
+class Asked(Frozen):
+    """What the night was asked for when it began: the sweep file, which must not change under it."""
+
+    type: Literal["asked"] = "asked"
+    sweep: dict[str, Any]
+    """The keys of the file, as they were written."""
+    source: str
+    """Its path."""
+    base: str
+    """The folder at which its relative paths start."""
+    digest: str
+    """SHA-256 of the keys as JSON with sorted keys."""
+    cells: tuple[str, ...]
+    """The ids of the cells, in the order in which they start."""
+
+    @classmethod
+    def of(cls, sweep: dict[str, Any], source: str, base: str, cells: tuple[str, ...]) -> Asked:
+        """Return the line for a file."""
+        text = json.dumps(sweep, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return cls(sweep=sweep, source=source, base=base, digest=digest, cells=cells)
+
+
+class Opened(Frozen):
+    """A controller began (or went on) to work on the night."""
+
+    type: Literal["opened"] = "opened"
+    version: str
+    """Of autotune."""
+    machine: str
+    """The host that it runs on."""
+    time: str
+
+
+class CellStarted(Frozen):
+    """The run of a cell is about to begin, or to go on from its own journal."""
+
+    type: Literal["cell_started"] = "cell_started"
+    cell: str
+    time: str
+
+
+class Winner(Frozen):
+    """What came of a cell's run, in short; its best.yaml says all."""
+
+    key: str
+    """Identity of the candidate (`Candidate.key`)."""
+    title: str
+    """What people call its rung."""
+    micro_batch: int
+    tokens_per_second: float
+    interval: float | None = None
+    """Half-width of the 95% interval of that."""
+    peak: int
+    """Bytes of the device."""
+    evidence: Evidence
+
+
+class CellEnded(Frozen):
+    """The run of a cell has come to its end. None of the others depends on it."""
+
+    type: Literal["cell_ended"] = "cell_ended"
+    cell: str
+    state: State
+    why: str = ""
+    """One sentence, where there is no winner."""
+    winner: Winner | None = None
+    probes: int = 0
+    """Probes with a verdict, of all its starts."""
+    seconds: float = 0.0
+    """Wall time of its probes, rematches and proofs."""
+    time: str
+
+
+class Interrupted(Frozen):
+    """The controller was told to end, or could not go on, and has ended what was under way."""
+
+    type: Literal["interrupted"] = "interrupted"
+    why: str
+    """The signal's name, or what this machine refused."""
+    time: str
+
+
+class Closed(Frozen):
+    """Every cell has come to its end."""
+
+    type: Literal["closed"] = "closed"
+    time: str
+
+
+NightEntry = Asked | Opened | CellStarted | CellEnded | Interrupted | Closed
+NIGHT_ENTRY: TypeAdapter[NightEntry] = TypeAdapter(Annotated[NightEntry, Field(discriminator="type")])

@@ -1,0 +1,85 @@
+"""The places for probes on a hardware: which devices a cell's run is bound to, and whose turn it is on them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from autotune.specs import DeviceSpec
+
+
+def windows(devices: Sequence[DeviceSpec], gpus: int) -> list[tuple[int, ...]]:
+    """Return what may hold a probe of so many ranks: numbers of places; none where no place can.
+
+    Of listed GPUs it is as many with consecutive numbers, because ranks take the GPUs that follow the first. Any other
+    place holds a probe whatever its ranks.
+    """
+    if len(devices) == 1 or devices[0].kind != "cuda":
+        return [(place,) for place in range(len(devices))]
+    by_index = {device.index: place for place, device in enumerate(devices)}
+    wanted = [[by_index.get(device.index + rank) for rank in range(gpus)] for device in devices]
+    return [tuple(place for place in window if place is not None) for window in wanted if None not in window]
+
+
+SHARING = 2
+"""Runs bound to one GPU at a time: while the tuner of one thinks, the other probes."""
+
+
+class Places:
+    """The devices of one hardware. Each run is bound to the same one throughout: its measurements are compared."""
+
+    def __init__(self, devices: Sequence[DeviceSpec]) -> None:
+        self._devices = tuple(devices)
+        self._turns = [threading.Lock() for _ in devices]
+        self._bound = [0] * len(devices)
+        self._lock = threading.Lock()
+        # On the cpu device a tuner that thinks would take the time of the probe beside it.
+        self._most = SHARING if devices[0].kind == "cuda" else 1
+
+    def load(self, gpus: int) -> int | None:
+        """Return how many runs one of so many ranks would share its devices with; None where it has to wait."""
+        with self._lock:
+            least = min(max(self._bound[place] for place in window) for window in self._windows(gpus))
+        return least if least < self._most else None
+
+    @contextmanager
+    def bound(self, gpus: int) -> Iterator[Place]:
+        """Bind a run to the devices that the fewest others are bound to, until the body is done."""
+        with self._lock:
+            window = min(self._windows(gpus), key=lambda window: max(self._bound[place] for place in window))
+            for place in window:
+                self._bound[place] += 1
+        try:
+            yield Place(self._devices[window[0]], [self._turns[place] for place in sorted(window)])
+        finally:
+            with self._lock:
+                for place in window:
+                    self._bound[place] -= 1
+
+    def _windows(self, gpus: int) -> list[tuple[int, ...]]:
+        return windows(self._devices, gpus)
+
+
+class Place:
+    """What a run is bound to: the first of its devices, and its turns on all of them."""
+
+    def __init__(self, device: DeviceSpec, turns: Sequence[threading.Lock]) -> None:
+        self.device = device
+        self._turns = tuple(turns)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait until no other run uses the devices, and have them for the body.
+
+        Turns are taken in the order of the places, so that no two runs wait for each other.
+        """
+        taken = []
+        try:
+            for turn in self._turns:
+                turn.acquire()
+                taken.append(turn)
+            yield
+        finally:
+            for turn in reversed(taken):
+                turn.release()
