@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -20,9 +20,13 @@ from autotune.run.events import ENTRY, Entry, Interrupted, Work
 from autotune.run.order import Order
 from autotune.run.record import Record
 from autotune.run.sealed_lines import LARGEST, Recorded, SealedLines, parse_lines
+from autotune.units import MIB
 from autotune.user_files import read_bytes
 
 RUN = Recorded("run", "works on this run; wait for it, or start a run of its own")
+LONG = MIB
+"""Bytes of a journal from which reading it without collections pays: each time, garbage that is there counts as old,
+so a process that reads many journals, one after the other, would keep it for long."""
 
 
 class Journal:
@@ -92,7 +96,7 @@ def parse_journal(content: bytes, path: Path) -> tuple[Record, int, bytes]:
 
     Raises JournalError for a line that is damaged and not the last, and for one that no tuner writes at its place.
     """
-    with _uncollected():
+    with _uncollected() if len(content) >= LONG else nullcontext():
         order = Order()
         whole, last = parse_lines(content, path, ENTRY, order.refusal, RUN)
         record = order.record

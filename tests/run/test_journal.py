@@ -1,6 +1,8 @@
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,26 @@ def test_what_is_appended_is_read_back(opened, tmp_path):
         (trial,) = journal.record.history
         assert (trial.number, trial.candidate.micro_batch, trial.outcome.kind) == (1, 1, "ok")
         assert journal.record.next_number == 2
+
+
+def test_reading_a_short_journal_leaves_garbage_to_the_next_collection(opened, tmp_path):
+    """A process that runs many searches would keep it for long."""
+
+    class Cyclic:
+        def __init__(self):
+            self.itself = self
+
+    garbage = Cyclic()
+    alive = weakref.ref(garbage)
+    gc.disable()
+    try:
+        read_record(tmp_path / "journal.jsonl")
+        del garbage
+        assert alive() is not None
+        gc.collect(0)
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_a_started_probe_without_an_end_is_found(opened):
