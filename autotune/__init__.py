@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autotune.api import Run, estimate, load_run, tune
+    from autotune.api import Run, estimate, load_results, load_run, tune
     from autotune.candidate import Candidate
     from autotune.errors import (
         AutotuneError,
@@ -29,7 +29,8 @@ __version__ = "0.1.0"
 __all__ = [
     "AutotuneError", "Best", "Candidate", "InputError", "JournalError", "ModelError", "NoDiskSpace", "NotPriced",
     "NothingFits", "NothingProven", "NothingTrained", "Outcome", "ProbeError", "Run", "RunCallbacks", "RunEdited",
-    "RunInUse", "StoreError", "estimate", "load_run", "tune",
+    "RunInUse", "StoreError", "estimate", "load_results", "load_run",
+    "tune",
 ]  # fmt: skip
 
 _HOMES = {
@@ -39,6 +40,7 @@ _HOMES = {
     "Run": "autotune.api",
     "RunCallbacks": "autotune.run.callbacks",
     "estimate": "autotune.api",
+    "load_results": "autotune.api",
     "load_run": "autotune.api",
     "tune": "autotune.api",
 }

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from autotune.errors import InputError
 from autotune.estimation.request import EstimateReport, EstimateRequest
@@ -20,6 +20,9 @@ from autotune.run.journal import read_record
 from autotune.run.paths import RunPaths
 from autotune.run.record import Record
 from autotune.specs import RunSpec
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,24 @@ def load_run(name: str | Path = "last", runs: str | Path = "runs") -> Run:
     """
     paths = find_run(str(name), Path(runs))
     return Run(paths, load_spec(paths), read_record(paths.journal))
+
+
+def load_results(
+    results: str | Path = "results", sweep: str | None = None, since: str | None = None
+) -> pandas.DataFrame:
+    """Return all trials of all nights as a DataFrame: a row for each probe, rematch and proof.
+
+    `results` is where sweeps keep them: a folder, or `postgresql://...`. `sweep` and `since` (a day such as 20261122)
+    narrow it down. Columns are those of `autotune results query`: bytes, seconds, tokens per second, every axis of the
+    candidate, and `step_seconds`, the recorded steps. Raises InputError where there are no results, or StoreError.
+    """
+    from autotune.results.find import open_store
+    from autotune.results.frame import frame
+    from autotune.results.store import Query
+
+    query = Query.load({"sweep": [] if sweep is None else [sweep], "since": since}, "load_results")
+    with open_store(results, create=False) as store:
+        return frame(store.query(query))
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:

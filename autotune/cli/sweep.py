@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune.cli.compare import compare
 from autotune.cli.help import BySubject
-from autotune.cli.parameters import JsonOption, RunsOption
+from autotune.cli.parameters import LENIENT, JsonOption, RunsOption, options_of, takes
+from autotune.results.thresholds import Thresholds
 from autotune.terminal import console_for, print_json
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ def plan(file: FileArgument, runs: RunsOption = Path("runs"), json: JsonOption =
         print_json(planned.model_dump(mode="json"))
     else:
         console_for(stderr=False).print(plan_view(planned))
+
+
+sweep_app.command("compare", cls=BySubject, context_settings=LENIENT)(takes(*options_of(Thresholds))(compare))
 
 
 def _asked(file: Path) -> AskedSweep:

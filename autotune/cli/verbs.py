@@ -16,6 +16,7 @@ VERBS: dict[str, tuple[str, str]] = {
     ),
     "export": ("autotune.cli.results", "Write the winner as files that a training library loads."),
     "sweep": ("autotune.cli.sweep", "Run many models, devices and goals from one file, night after night."),
+    "results": ("autotune.cli.results_query", "Ask what all trials of all nights of sweeps came to."),
     "doctor": ("autotune.cli.listings", "Say what this machine offers, and what is missing."),
     "models": ("autotune.cli.listings", "List the models that resolve by name without a network."),
     "spaces": ("autotune.cli.listings", "List and draw search spaces."),

@@ -69,8 +69,9 @@ class _Reader:
         rows = []
         for trial in self.record.history:
             finished = self.record.finished(trial.number)
-            site = finished.site if finished is not None else None
-            rows.append(self.row(trial, "probe", site=site))
+            assert finished is not None, "a trial has its verdict"
+            row = self.row(trial, "probe", site=finished.site)
+            rows.append(row.model_copy(update={"reused": finished.reused}) if finished.reused else row)
         by_number = {trial.number: trial for trial in self.record.history}
         for rematch in self.record.rematches:
             again = by_number[rematch.number].model_copy(

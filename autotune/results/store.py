@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from pydantic import Field
 
+from autotune.options import Options
 from autotune.outcome import Outcome
 from autotune.results.row import CellRow, CellState, RunRows, TrialKind
 from autotune.validation import Frozen
@@ -15,20 +16,29 @@ SCHEMA = 1
 """Version of the tables. Raised with every change that an older autotune would misread."""
 
 
-class Query(Frozen):
+class Query(Options):
     """Which trials are asked for: all that meet every filter that is given. Several values of one filter are an or."""
 
+    subject: ClassVar[str] = "Which trials"
+
     sweep: tuple[str, ...] = ()
+    """Of this sweep."""
     night: tuple[str, ...] = ()
+    """Of this night, as its folder is called."""
     cell: tuple[str, ...] = ()
+    """Of this cell."""
     model: tuple[str, ...] = ()
+    """Of this model, as the sweep file names it."""
     hardware: tuple[str, ...] = ()
+    """On this device, as its vendor calls it."""
     kind: tuple[TrialKind, ...] = ()
+    """Of this kind: probe, rematch or proof."""
     outcome: tuple[Literal["ok", "oom", "non_finite", "timeout", "crash", "lost", "unsupported"], ...] = ()
-    since: str = ""
-    """Nights from this on: a day or a moment as ISO 8601."""
+    """With this verdict: ok, oom, non_finite, timeout, crash, lost or unsupported."""
+    since: str | None = None
+    """Of nights since a day (20261122) or a moment, as folders of nights are called."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """Rows, at most: the newest nights first."""
+    """Rows, at most; then the newest nights come first."""
 
 
 class Known(Frozen):

@@ -126,6 +126,7 @@ def flat(values: dict[str, Any], axes: dict[str, Any], facts: dict[str, Any]) ->
         "passed": None if values["passed"] is None else bool(values["passed"]),
         "evidence": facts["evidence"], "torch": packages.get("torch"), "transformers": packages.get("transformers"),
         **{name: axes[name] for name in ("micro_batch", *AXES)},
+        "checkpointed_blocks": str(axes["checkpointed_blocks"]),  # of one type in a column: "all", or a number
     }  # fmt: skip
 
 

@@ -115,6 +115,8 @@ class Finished(Frozen):
     """Environment variables that the executor set for the probe; empty where nothing was launched."""
     site: Site | None = None
     """Where it ran, if elsewhere than its tuner's `opened` says."""
+    reused: str = ""
+    """The night and the run that measured it, where nothing was launched now; empty where it was measured here."""
 
 
 class Interrupted(Frozen):

@@ -39,6 +39,7 @@ from autotune.run.predictions import Predictions
 from autotune.run.preflight import Preflight
 from autotune.run.probing import Probing, probe_request
 from autotune.run.prove import Proving
+from autotune.run.reuse import Recorded
 from autotune.run.survey import survey
 from autotune.run.write_best import finalist
 from autotune.search.context import SearchContext
@@ -61,16 +62,20 @@ def tune(
     callbacks: RunCallbacks | None = None,
     tracer: Tracer | None = None,
     retry_lost: bool = False,
+    recorded: Recorded | None = None,
 ) -> Best:
     """Take a run from where its journal stands to its proven winner, and return what `best.yaml` says.
 
-    With a `tracer` (and unless the spec says otherwise) the memory model spares probes; it never replaces one. With
+    With a `tracer` (and unless the spec says otherwise) the memory model spares probes; it never replaces one. What
+    was `recorded` by earlier runs does, but in finals and proofs. With
     `retry_lost` candidates that something outside ended each time are tried again, in a decided run too.
     Raises NothingFits, NothingTrained, NothingProven, ModelError, JournalError, or InputError when another tuner has
     the run.
     """
     with Journal(paths.journal, paths.lock) as journal:
-        return _Run(spec, paths, executor, callbacks or RunCallbacks(), journal, tracer).go(retry_lost)
+        return _Run(spec, paths, executor, callbacks or RunCallbacks(), journal, tracer, recorded).go(
+            retry_lost
+        )
 
 
 class _Run:
@@ -89,6 +94,7 @@ class _Run:
         callbacks: RunCallbacks,
         journal: Journal,
         tracer: Tracer | None,
+        recorded: Recorded | None,
     ) -> None:
         self.spec = spec
         self.paths = paths
@@ -96,6 +102,7 @@ class _Run:
         self.callbacks = callbacks
         self.journal = journal
         self._tracer = tracer
+        self._recorded = recorded
         self.predictions: Predictions | None = None
         self.refused: set[Candidate] = set()
         """Rungs that were to be priced and cannot run."""
@@ -125,7 +132,7 @@ class _Run:
         context = SearchContext.of(self.spec, inspected.facts, inspected.budget, self.site)
         self.context, self.preflight = context, Preflight(context, self.executor, self.paths.probes)
         shared = self.spec, self.paths, self.executor, self.site, self.callbacks, self.journal
-        self.probing = Probing(*shared, context, self.preflight, self.request, self.expected)
+        self.probing = Probing(*shared, context, self.preflight, self.request, self.expected, self._recorded)
         self.callbacks.inspected(inspected.facts, context, self.journal.record.history)
         done = self.search(context)
         self.callbacks.searched(done)

@@ -14,6 +14,7 @@ from autotune.run.events import Finished, Started
 from autotune.run.failure import lost_with_tuner
 from autotune.run.journal import now
 from autotune.run.preflight import Preflight
+from autotune.run.reuse import Recorded, Reused
 from autotune.run.stage import Stage
 from autotune.search.context import SearchContext
 from autotune.search.incumbent import incumbent
@@ -51,6 +52,8 @@ class Probing(Stage):
     """Returns the request for a candidate at the run's goal."""
     expected: Callable[[Candidate], Prediction | None]
     """Returns what the models expect a probe to measure; None where the run has none."""
+    recorded: Recorded | None = None
+    """What earlier runs measured, where that may stand for a probe; None where everything is measured."""
 
     def attempt(self, number: int, decision: Try, ahead: int) -> None:
         """Probe a candidate to its verdict.
@@ -71,13 +74,20 @@ class Probing(Stage):
         """Journal, launch, journal."""
         candidate = decision.candidate
         expected = self.expected(candidate)
+        known = self.known(candidate)
+        why = decision.why if known is None else f"{decision.why}; measured by {known.source}"
         with self.journal.doing("probe", number):
             self.journal.append(
                 Started(
-                    number=number, candidate=candidate, node=decision.node, why=decision.why, time=now(),
+                    number=number, candidate=candidate, node=decision.node, why=why, time=now(),
                     prediction=expected, path=decision.path,
                 )
             )  # fmt: skip
+            if known is not None:
+                self.journal.append(
+                    Finished(number=number, outcome=known.outcome, seconds=0.0, reused=known.source)
+                )
+                return
             finding = self.probe(number, candidate)
             assert not isinstance(finding.answer, Inspection)
             site = None if finding.site == self.site else finding.site
@@ -89,6 +99,14 @@ class Probing(Stage):
             )  # fmt: skip
         if isinstance(finding.answer, Lost):
             self.callbacks.lost("probe", number, finding.answer)
+
+    def known(self, candidate: Candidate) -> Reused | None:
+        """Return what an earlier run measured of a candidate, where that may stand for a probe of it."""
+        if self.recorded is None or self.preflight.refusal(candidate) is not None:
+            return None
+        steps = self.context.batches(candidate).steps(candidate.micro_batch)
+        to_beat = incumbent(self.journal.record.history, self.context)
+        return self.recorded.find(candidate, steps, self.site, to_beat)
 
     def probe(self, number: int, candidate: Candidate) -> ProbeResult:
         """Run one candidate, unless it can be refused without running it; no longer than it may still be the best."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 USER = "postgres"
 SECONDS = 60
@@ -31,7 +32,7 @@ def programs() -> Path:
 def server() -> Iterator[str]:
     """Start a server; yield the URL of its database `postgres`. Nothing of it is left afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="autotune-postgresql-"))
-    other = {}
+    other: dict[str, Any] = {}
     if os.geteuid() == 0:
         entry = pwd.getpwnam(USER)
         os.chown(folder, entry.pw_uid, entry.pw_gid)
