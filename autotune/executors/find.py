@@ -50,12 +50,12 @@ def find_executor(
     return RanksExecutor([device, *others], launcher)
 
 
-def find_tracer(spec: DeviceSpec, launcher: Launcher = launch) -> Tracer:
-    """Return what traces for a device: a worker on this machine, or for a replay the grid, which knows what it cost.
+def find_tracer(spec: DeviceSpec, launcher: Launcher = launch, workers: int | None = None) -> Tracer:
+    """Return what traces for a device: workers on this machine, or for a replay the grid, which knows what it cost.
 
-    Raises what `find` raises.
+    `workers` is how many may run at a time: one a core, unless given. Raises what `find` raises.
     """
-    local = LocalTracer(launcher=launcher)
+    local = LocalTracer(launcher=launcher, workers=workers)
     grid = recorded_grid(spec)
     return local if grid is None else ReplayTracer(grid, local)
 

@@ -49,6 +49,22 @@ def create_run(spec: RunSpec, parent: Path) -> RunPaths:
     return paths
 
 
+def run_at(root: Path, spec: RunSpec) -> tuple[RunPaths, RunSpec]:
+    """Make a run folder of this name, unless it is there; return it with what its run was asked for, which stays.
+
+    Raises InputError when the folder cannot be made, or holds a spec that was edited.
+    """
+    paths = RunPaths(root)
+    if os.path.exists(paths.spec):
+        return paths, load_spec(paths)
+    try:
+        paths.probes.mkdir(parents=True, exist_ok=True)
+        write_atomically(paths.spec, dump_spec(spec))
+    except OSError as error:
+        raise InputError(f"no run folder can be made at {root}: {error.strerror or error}") from error
+    return paths, spec
+
+
 @contextmanager
 def new_run(spec: RunSpec, parent: Path) -> Iterator[RunPaths]:
     """Make a run folder as `create_run`; what is refused before anything was probed leaves none behind.

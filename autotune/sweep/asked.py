@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.devices.find import check_device
+from autotune.devices.host import total_memory
 from autotune.errors import InputError, Problem
 from autotune.specs import DeviceSpec
 from autotune.sweep.events import Asked
@@ -37,13 +38,18 @@ class AskedSweep:
     cells: tuple[Cell, ...]
 
     @classmethod
-    def read(cls, file: Path, find_device: FindDevice = check_device) -> AskedSweep:
-        """Read a sweep file, and see that each of its cells can be run. Raises InputError with every mistake."""
+    def read(
+        cls, file: Path, find_device: FindDevice = check_device, memory: Callable[[], int] = total_memory
+    ) -> AskedSweep:
+        """Read a sweep file, and see that each of its cells can be run. Raises InputError with every mistake.
+
+        `memory` says how many bytes this machine has.
+        """
         path = user_path(file, "the sweep file")
         source, base = str(path), path.absolute().parent
         data = read_keys(path)
         try:
-            return cls._of(SweepFile.parse(data, source), data, source, base, find_device)
+            return cls._of(SweepFile.parse(data, source), data, source, base, find_device, memory)
         except InputError as error:
             raise InputError(
                 [*error.problems, *_more_problems(error, data, source, base, find_device)]
@@ -57,9 +63,10 @@ class AskedSweep:
 
     @classmethod
     def _of(
-        cls, file: SweepFile, data: dict[str, Any], source: str, base: Path, find_device: FindDevice
-    ) -> AskedSweep:
-        specs = Specs(file, base, source, find_device)
+        cls, file: SweepFile, data: dict[str, Any], source: str, base: Path, find_device: FindDevice,
+        memory: Callable[[], int] = total_memory,
+    ) -> AskedSweep:  # fmt: skip
+        specs = Specs(file, base, source, find_device, memory)
         return cls(file, data, source, base, specs, specs.cells())
 
     @cached_property

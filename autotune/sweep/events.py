@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, TypeAdapter
 
+from autotune.results.row import JUDGED, CellState
 from autotune.specs import Evidence
 from autotune.validation import Frozen
 
-State = Literal[
-    "proven", "nothing_fits", "nothing_trained", "nothing_proven", "model_error", "bad_input", "failed"
-]  # fmt: skip
-"""How the run of a cell ended. `failed` is this machine's fault, of which nothing follows for the model."""
-OPEN: frozenset[State] = frozenset({"failed", "bad_input"})
+OPEN: frozenset[CellState] = frozenset(get_args(CellState)) - JUDGED
 """States that say nothing of the model: what a resumed night tries again."""
 
 
@@ -82,7 +79,7 @@ class CellEnded(Frozen):
 
     type: Literal["cell_ended"] = "cell_ended"
     cell: str
-    state: State
+    state: CellState
     why: str = ""
     """One sentence, where there is no winner."""
     winner: Winner | None = None
@@ -90,6 +87,16 @@ class CellEnded(Frozen):
     """Probes with a verdict, of all its starts."""
     seconds: float = 0.0
     """Wall time of its probes, rematches and proofs."""
+    unstored: str = ""
+    """Why the store of results did not take it; empty where it did, or there is none."""
+    time: str
+
+
+class Stored(Frozen):
+    """The store of results has taken what it did not take when some cells ended."""
+
+    type: Literal["stored"] = "stored"
+    cells: tuple[str, ...]
     time: str
 
 
@@ -109,5 +116,5 @@ class Closed(Frozen):
     time: str
 
 
-NightEntry = Asked | Opened | CellStarted | CellEnded | Interrupted | Closed
+NightEntry = Asked | Opened | CellStarted | CellEnded | Stored | Interrupted | Closed
 NIGHT_ENTRY: TypeAdapter[NightEntry] = TypeAdapter(Annotated[NightEntry, Field(discriminator="type")])

@@ -182,6 +182,8 @@ class SweepFile(Frozen):
     goals: Annotated[dict[Name, Goal], Field(min_length=1)]
     limits: Limits = Limits()
     """Of the run of each cell."""
+    results: Text | None = None
+    """Where the results of all nights are kept: a folder, or postgresql://...; None keeps them in the nights alone."""
     cells_at_once: Annotated[int, Field(ge=1, le=10_000)] = 8
     """Runs under way at a time, at most. Each takes tens of MiB of the machine that the sweep is started on."""
 

@@ -22,6 +22,7 @@ from autotune.sweep.events import (
     Interrupted,
     NightEntry,
     Opened,
+    Stored,
 )
 from autotune.sweep.night import NightPaths
 from autotune.sweep.plan import Took
@@ -73,6 +74,11 @@ class NightRecord:
                 if cell not in self.started or cell in self.ended:
                     return f"cell {cell} was not under way then"
                 self.ended[cell] = entry
+            case Stored(cells=cells):
+                if any(cell not in self.ended for cell in cells):
+                    return "some of these cells had not ended then"
+                for cell in cells:
+                    self.ended[cell] = self.ended[cell].model_copy(update={"unstored": ""})
             case Interrupted():
                 self.interrupted, self._running = entry, False
             case Closed():
@@ -85,6 +91,11 @@ class NightRecord:
     def under_way(self) -> tuple[str, ...]:
         """The cells that were started and have not ended, in the order of their starts."""
         return tuple(cell for cell in self.started if cell not in self.ended)
+
+    @property
+    def unstored(self) -> tuple[str, ...]:
+        """The cells that ended and whose results the store did not take."""
+        return tuple(cell for cell, ended in self.ended.items() if ended.unstored)
 
     @property
     def pending(self) -> tuple[str, ...]:

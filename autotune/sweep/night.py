@@ -64,7 +64,7 @@ def new_night(sweep: str, runs: Path) -> NightPaths:
             stem = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
             root = parent / (stem if number == 1 else f"{stem}-{number}")
             try:
-                root.mkdir()
+                (root / "cells").mkdir(parents=True)
             except FileExistsError:
                 continue
             return NightPaths(root)

@@ -43,19 +43,19 @@ class Places:
             least = min(max(self._bound[place] for place in window) for window in self._windows(gpus))
         return least if least < self._most else None
 
-    @contextmanager
-    def bound(self, gpus: int) -> Iterator[Place]:
-        """Bind a run to the devices that the fewest others are bound to, until the body is done."""
+    def bind(self, gpus: int) -> Place:
+        """Bind a run to the devices that the fewest others are bound to, until it is released."""
         with self._lock:
             window = min(self._windows(gpus), key=lambda window: max(self._bound[place] for place in window))
             for place in window:
                 self._bound[place] += 1
-        try:
-            yield Place(self._devices[window[0]], [self._turns[place] for place in sorted(window)])
-        finally:
-            with self._lock:
-                for place in window:
-                    self._bound[place] -= 1
+        return Place(self._devices[window[0]], window, [self._turns[place] for place in window])
+
+    def release(self, place: Place) -> None:
+        """Let go of a run's devices."""
+        with self._lock:
+            for number in place.numbers:
+                self._bound[number] -= 1
 
     def _windows(self, gpus: int) -> list[tuple[int, ...]]:
         return windows(self._devices, gpus)
@@ -64,9 +64,11 @@ class Places:
 class Place:
     """What a run is bound to: the first of its devices, and its turns on all of them."""
 
-    def __init__(self, device: DeviceSpec, turns: Sequence[threading.Lock]) -> None:
+    def __init__(self, device: DeviceSpec, numbers: tuple[int, ...], turns: Sequence[threading.Lock]) -> None:
         self.device = device
-        self._turns = tuple(turns)
+        self.numbers = numbers
+        """Of the places."""
+        self._turns = [turn for _, turn in sorted(zip(numbers, turns, strict=True), key=lambda pair: pair[0])]
 
     @contextmanager
     def turn(self) -> Iterator[None]:

@@ -35,11 +35,13 @@ class Specs:
         base: Path,
         source: str = "the sweep file",
         find_device: Callable[[DeviceSpec], DeviceSpec] = check_device,
+        memory: Callable[[], int] = total_memory,
     ) -> None:
         self.file = file
         self._base = base
         self._source = source
         self._find_device = cache(find_device)
+        self._memory = memory
 
     def cells(self) -> tuple[Cell, ...]:
         """Return the cells, each of which can be run. Raises InputError with every mistake of every cell."""
@@ -99,12 +101,12 @@ class Specs:
                 (self.file.goals[goal].gpus * self.file.goals[goal].nodes for goal in goals), default=0
             )
             together = len(hardware.devices) * ranks * (budget or 0)
-            if hardware.devices[0].kind == "cpu" and together > total_memory():
+            if hardware.devices[0].kind == "cpu" and together > self._memory():
                 problems.append(
                     Problem(
                         f"{self._source}: hardware.{name}.at_once: {len(hardware.devices)} probes of {ranks} ranks "
                         f"with {format_bytes(budget or 0)} each take {format_bytes(together)}, and this machine has "
-                        f"{format_bytes(total_memory())}",
+                        f"{format_bytes(self._memory())}",
                         f"hardware.{name}.at_once",
                     )
                 )

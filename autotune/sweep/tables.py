@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from autotune.commands import command
 from autotune.objective import Price
 from autotune.reporting.columns import Column, FittingTable
+from autotune.results.row import CellState
+from autotune.sweep.events import CellEnded
 from autotune.sweep.plan import Plan, PlannedCell
-from autotune.units import format_counted, format_duration
+from autotune.sweep.progress import CellResult, Progress
+from autotune.units import format_bytes, format_count, format_counted, format_duration
 
 SHOWN = 40
 """Cells of a plan that a terminal shows; --json has all."""
+
+STATES: dict[CellState, tuple[str, str]] = {
+    "proven": ("proven", "green"),
+    "nothing_fits": ("nothing fits", "yellow"),
+    "nothing_trained": ("nothing trained", "yellow"),
+    "nothing_proven": ("nothing proven", "yellow"),
+    "model_error": ("the model fails", "red"),
+    "bad_input": ("refused", "red"),
+    "failed": ("failed", "red"),
+    "interrupted": ("interrupted", "magenta"),
+}
+"""How each state is called, and its colour."""
 
 
 def plan_view(plan: Plan) -> RenderableType:
@@ -68,6 +85,114 @@ def plan_view(plan: Plan) -> RenderableType:
             )
         )
     return Group(*_apart(parts))
+
+
+def progress_text(progress: Progress) -> str:
+    """Return in a sentence or two how far a night is: who works on it, and how cells ended."""
+    if progress.controller is not None:
+        said = f"process {progress.controller} works on it"
+    elif progress.closed:
+        said = "it is over"
+    else:
+        why = (
+            f"interrupted by {progress.interrupted}" if progress.interrupted else "its controller was killed"
+        )
+        said = f"nobody works on it: {why}; go on with: {command('sweep', 'resume', Path(progress.folder))}"
+    counts = [f"{format_count(count)} {STATES[state][0]}" for state, count in progress.states.items()]
+    return (
+        f"night {progress.night} of {progress.sweep}: {said}\n{progress.ended:,} of "
+        f"{format_counted(progress.cells, 'cell')} ended{' (' * bool(counts)}{', '.join(counts)}{')' * bool(counts)}, "
+        f"{len(progress.under_way):,} under way, {progress.pending:,} to come; "
+        f"{format_counted(progress.probes, 'probe')}, {format_duration(progress.seconds)} of those that ended"
+    )
+
+
+def progress_view(progress: Progress) -> RenderableType:
+    """Return how far a night is, and what is under way."""
+    parts: list[RenderableType] = [Text(progress_text(progress))]
+    if shown := progress.under_way[:SHOWN]:
+        parts.append(
+            FittingTable(
+                [
+                    Column("under way", [one.cell for one in shown]),
+                    Column("since", [one.since for one in shown], leaves=2, style="dim"),
+                    Column("probes", [f"{one.probes:,}" for one in shown], justify="right"),
+                    Column("last", [one.doing for one in shown], leaves=1),
+                ]
+            )
+        )
+    return Group(*_apart(parts))
+
+
+def results_table(results: Sequence[CellResult]) -> FittingTable:
+    """Return what came of the cells of a night, one a row."""
+    return FittingTable(
+        [
+            Column("cell", [one.cell for one in results]),
+            Column("state", [_state(one.ended) for one in results]),
+            Column("winner", [_winner(one.ended) for one in results], leaves=1, least=20),
+            Column("tokens/s", [speed_of(one.ended) for one in results], justify="right"),
+            Column(
+                "since the\nnight before", [_change(one.change) for one in results], leaves=2, justify="right"
+            ),
+            Column("peak", [_peak(one.ended) for one in results], leaves=3, justify="right"),
+            Column("probes", [_count(one.ended) for one in results], leaves=4, justify="right"),
+        ]
+    )
+
+
+def results_view(results: Sequence[CellResult]) -> RenderableType:
+    """Return what came of the cells of a night, and why of those without a winner."""
+    why = [
+        Text(f"{one.cell}: {one.ended.why}", style=STATES[one.ended.state][1])
+        for one in results
+        if one.ended is not None and one.ended.why
+    ]
+    return Group(results_table(results), *([Text(""), *why] if why else []))
+
+
+def cell_line(entry: CellEnded) -> str:
+    """Return how a cell ended in one line, for a log."""
+    name, _ = STATES[entry.state]
+    if entry.winner is None:
+        return f"{entry.cell}: {name}: {entry.why.partition(chr(10))[0]}"
+    return (
+        f"{entry.cell}: {name}: {_winner(entry)}, {speed_of(entry)} tokens/s, {_peak(entry)}, "
+        f"{format_counted(entry.probes, 'probe')} in {format_duration(entry.seconds)}"
+    )
+
+
+def _state(ended: CellEnded | None) -> Text:
+    name, style = ("-", "dim") if ended is None else STATES[ended.state]
+    return Text(name, style=style)
+
+
+def _winner(ended: CellEnded | None) -> str:
+    if ended is None or ended.winner is None:
+        return "-"
+    return f"{ended.winner.title}, micro-batch {format_count(ended.winner.micro_batch)}"
+
+
+def speed_of(ended: CellEnded | None) -> str:
+    """Return the tokens per second of a winner with their interval."""
+    if ended is None or ended.winner is None:
+        return "-"
+    interval = ended.winner.interval
+    return format_count(ended.winner.tokens_per_second) + (
+        "" if interval is None else f" ± {format_count(interval)}"
+    )
+
+
+def _change(change: float | None) -> str:
+    return "-" if change is None else f"{change:+.1%}"
+
+
+def _peak(ended: CellEnded | None) -> str:
+    return "-" if ended is None or ended.winner is None else format_bytes(ended.winner.peak)
+
+
+def _count(ended: CellEnded | None) -> str:
+    return "-" if ended is None else format_count(ended.probes)
 
 
 def _apart(parts: Iterable[RenderableType]) -> list[RenderableType]:

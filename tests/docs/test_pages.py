@@ -146,7 +146,10 @@ def test_every_command_that_a_page_shows_has_the_options_that_it_names():
     for page, line in shown:
         verb, *arguments = shlex.split(line, comments=True)[1:]
         try:
-            context = group.get_command(typer.Context(group), verb).make_context(verb, arguments)
+            command = group.get_command(typer.Context(group), verb)
+            context = command.make_context(verb, arguments)
+            if verb == "sweep":
+                context = command.get_command(context, arguments[0]).make_context(arguments[0], arguments[1:])
         except Exception as error:
             raise AssertionError(f"{page.name}: {line}") from error
         assert verb == "spaces" or not context.args, f"{page.name}: {line}"

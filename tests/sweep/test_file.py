@@ -170,20 +170,24 @@ def test_more_memory_at_once_than_there_is_is_told(tmp_path):
 def test_places_bind_a_run_to_devices_and_let_nobody_share_the_cpu():
     cpu = Hardware(device="cpu:1GiB", at_once=2).devices
     places = Places(cpu)
-    with places.bound(1), places.bound(2):
-        assert places.load(1) is None
+    first = places.bind(1)
+    places.bind(2)
+    assert places.load(1) is None
+    places.release(first)
+    assert places.load(1) == 0
     gpus = Hardware(device=["cuda:0", "cuda:1", "cuda:3"]).devices
     assert windows(gpus, 2) == [(0, 1)]
     assert windows(gpus, 3) == []
     assert windows((DeviceSpec.parse("cuda"),), 8) == [(0,)]
     places = Places(gpus)
-    with places.bound(2) as pair, places.bound(1) as other:
-        assert (pair.device.index, other.device.index) == (0, 3)
-        assert (places.load(1), places.load(2)) == (1, 1)
-        with places.bound(1) as third:
-            assert third.device.index == 0
-            assert places.load(2) is None
-            assert places.load(1) == 1
+    pair, other = places.bind(2), places.bind(1)
+    assert (pair.device.index, other.device.index) == (0, 3)
+    assert (places.load(1), places.load(2)) == (1, 1)
+    third = places.bind(1)
+    assert third.device.index == 0
+    assert (places.load(1), places.load(2)) == (1, None)
+    for place in (pair, other, third):
+        places.release(place)
     assert places.load(2) == 0
 
 

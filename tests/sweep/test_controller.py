@@ -1,0 +1,221 @@
+"""Whole nights on arithmetic: what cells come to, what fails alone, who goes first, and how a night ends early."""
+
+from __future__ import annotations
+
+import threading
+from signal import SIGTERM, Signals
+
+import pytest
+
+from autotune.api import load_run
+from autotune.errors import RunInUse, StoreError
+from autotune.interruption import Interruption
+from autotune.outcome import Lost
+from autotune.probe.launch import ended_by_all
+from autotune.results.find import open_store
+from autotune.run.events import Interrupted
+from autotune.run.journal import read_record
+from autotune.sweep.controller import ERROR, NightCallbacks
+from autotune.sweep.journal import NightJournal, read_night
+from autotune.sweep.night import new_night
+from autotune.sweep.progress import progress_of
+from autotune.sweep.start import asked_before, run_night
+from autotune.testing.arithmetic import Arithmetic
+from tests.fakes.executor import ArithmeticExecutor, crash
+from tests.fakes.runs import BIG
+from tests.fakes.sweeps import ArithmeticExecution, anything, asked
+
+ALL = ["gpt2-small-short-minimal", "gpt2-small-long-minimal", "tiny-llama-small-short-minimal",
+       "tiny-llama-small-long-minimal"]  # fmt: skip
+
+
+@pytest.fixture
+def night(tmp_path):
+    return new_night("nightly", tmp_path / "runs")
+
+
+class Heard(NightCallbacks):
+    def __init__(self) -> None:
+        self.order: list[str] = []
+
+    def started(self, cell) -> None:
+        self.order.append(cell.id)
+
+
+def test_every_cell_is_an_ordinary_run_with_its_winner(tmp_path, night):
+    ended = run_night(asked(tmp_path, results="results"), night, execution=ArithmeticExecution())
+    record = read_night(night)
+    assert record.closed
+    assert ended.record.ended == record.ended
+    assert list(record.asked.cells) == ALL
+    for cell in ALL:
+        entry, run = record.ended[cell], load_run(night.run(cell).root)
+        assert entry.state == "proven"
+        assert run.best.candidate.key() == entry.winner.key
+        assert entry.winner.tokens_per_second == run.best.tokens_per_second
+        assert entry.probes == len(run.record.history) > 0
+    with open_store(tmp_path / "results", create=False) as store:
+        rows = store.cells("nightly")
+        assert {(row.cell, row.state) for row in rows} == {(cell, "proven") for cell in ALL}
+        assert store.count() > sum(entry.probes for entry in record.ended.values())  # and finals, and proofs
+
+
+def test_a_cell_that_fails_in_any_way_ends_none_of_the_others(tmp_path, night):
+    def make(spec):
+        executor = ArithmeticExecutor(BIG)
+        name = f"{spec.model.name} {spec.goal.seq_len}"
+        if name == "gpt2 64":
+            executor.inspection = crash()
+        if name == "gpt2 128":
+            executor.device = Arithmetic(budget=1).in_units(1)
+            executor.answer = executor.device.outcome
+        if name == "tiny-llama 64":
+            executor.describe = None  # a fault of autotune itself
+        return executor
+
+    entries = run_night(
+        asked(tmp_path, results="results"), night, execution=ArithmeticExecution(make)
+    ).record.ended
+    assert [entries[cell].state for cell in ALL] == ["model_error", "nothing_fits", "failed", "proven"]
+    assert "ValueError: no" in entries[ALL[0]].why
+    assert "TypeError" in entries[ALL[2]].why
+    assert "Traceback" in (night.run(ALL[2]).root / ERROR).read_text()
+    with open_store(tmp_path / "results", create=False) as store:
+        assert {row.state for row in store.cells("nightly")} == {entry.state for entry in entries.values()}
+
+
+def test_what_this_machine_failed_is_tried_again_and_nothing_else(tmp_path, night):
+    broken = ArithmeticExecution(lambda spec: None if spec.goal.seq_len == 64 else ArithmeticExecutor(BIG))
+    first = run_night(asked(tmp_path), night, execution=broken).record
+    assert sum(entry.state == "failed" for entry in first.ended.values()) == 2
+    again = ArithmeticExecution()
+    second = run_night(asked_before(night, anything), night, execution=again).record
+    assert {entry.state for entry in second.ended.values()} == {"proven"}
+    assert {spec.goal.seq_len for spec, _ in again.runs} == {64}
+    lines = night.journal.read_bytes()
+    run_night(asked_before(night, anything), night, execution=again)
+    assert night.journal.read_bytes() == lines  # a night that is over is left alone
+
+
+def test_as_many_runs_at_a_time_as_there_are_devices_and_no_more(tmp_path, night):
+    together, most, now = threading.Barrier(2, timeout=30), [0], [0]
+    lock = threading.Lock()
+
+    class Counting(ArithmeticExecutor):
+        def run(self, request, folder, **options):
+            with lock:
+                now[0] += 1
+                most[0] = max(most[0], now[0])
+            if request.kind == "inspect":
+                together.wait()  # which a single run at a time would wait for in vain
+            try:
+                return super().run(request, folder, **options)
+            finally:
+                with lock:
+                    now[0] -= 1
+
+    run_night(asked(tmp_path), night, execution=ArithmeticExecution(lambda _: Counting(BIG)))
+    assert most == [2]
+    assert {entry.state for entry in read_night(night).ended.values()} == {"proven"}
+
+
+def test_cells_of_a_higher_priority_go_first_and_each_gpu_is_used(tmp_path, night):
+    heard = Heard()
+    execution = ArithmeticExecution()
+    sweep = asked(
+        tmp_path, cells_at_once=1, include=[{"model": "tiny-llama", "goal": "long", "priority": 1}],
+        hardware={"small": {"device": ["cuda:2", "cuda:5"]}},
+    )  # fmt: skip
+    run_night(sweep, night, heard, execution)
+    assert heard.order == [ALL[3], ALL[0], ALL[1], ALL[2]]
+    assert {device.index for _, device in execution.runs} == {2}
+    other = new_night("nightly", tmp_path / "runs")
+    barrier = threading.Barrier(2, timeout=30)
+
+    class Meeting(ArithmeticExecutor):
+        def run(self, request, folder, **options):
+            if request.kind == "inspect":
+                barrier.wait()
+            return super().run(request, folder, **options)
+
+    both = ArithmeticExecution(lambda _: Meeting(BIG))
+    run_night(asked(tmp_path, hardware={"small": {"device": ["cuda:2", "cuda:5"]}}), other, execution=both)
+    assert {device.index for _, device in both.runs} == {2, 5}
+
+
+def test_a_second_controller_is_refused(tmp_path, night):
+    sweep = asked(tmp_path)
+    with NightJournal(night), pytest.raises(RunInUse, match=r"another autotune .* works on this night"):
+        run_night(sweep, night, execution=ArithmeticExecution())
+
+
+def test_an_interruption_ends_what_is_under_way_and_is_resumed(tmp_path, night):
+    """One run waits in its probe when the signal comes; another has just ended."""
+    waiting = threading.Event()
+
+    class Waiting(ArithmeticExecutor):
+        def run(self, request, folder, **options):
+            if request.kind != "train":
+                return super().run(request, folder, **options)
+            released = threading.Event()
+            with ended_by_all(released.set):
+                waiting.set()
+                assert released.wait(30)
+            lost = Lost(cause="supervisor", phase="forward", message="ended")
+            return super().run(request, folder, **options).model_copy(update={"answer": lost})
+
+    class Interrupting(NightCallbacks):
+        def ended(self, entry, record) -> None:
+            assert waiting.wait(30)
+            raise Interruption(SIGTERM)
+
+    sweep = asked(tmp_path, hardware={"small": {"device": "cpu:1GiB", "at_once": 2}})
+    executor = ArithmeticExecution(
+        lambda spec: (
+            Waiting if spec.model.name == "gpt2" and spec.goal.seq_len == 64 else ArithmeticExecutor
+        )(BIG)
+    )
+    with pytest.raises(Interruption):
+        run_night(sweep, night, Interrupting(), executor)
+    assert [thread for thread in threading.enumerate() if thread.name in ALL] == []
+    record = read_night(night)
+    assert record.interrupted.why == Signals(SIGTERM).name
+    assert ALL[0] in record.under_way
+    waited = read_record(night.run(ALL[0]).journal)
+    assert isinstance(waited.entries[-1], Interrupted)
+    assert (waited.pending[0].number, waited.tries("probe", 1)) == (1, 0)  # an interruption does not count
+    progress = progress_of(night)
+    assert (progress.controller, progress.interrupted, progress.closed) == (None, "SIGTERM", False)
+    assert progress.pending + len(progress.under_way) + progress.ended == 4
+    done = run_night(asked_before(night, anything), night, execution=ArithmeticExecution()).record
+    assert done.closed
+    assert {entry.state for entry in done.ended.values()} == {"proven"}
+
+
+def test_what_the_store_did_not_take_is_stored_when_it_is_resumed(tmp_path, night, monkeypatch):
+    from autotune.results.sql import SqlStore
+
+    def refusing(self, rows):
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqlStore, "add", refusing)
+        with pytest.raises(StoreError, match=r"the disk is full\. The results of 4 cells"):
+            run_night(asked(tmp_path, results="results"), night, execution=ArithmeticExecution())
+    assert read_night(night).closed
+    execution = ArithmeticExecution()
+    record = run_night(asked_before(night, anything), night, execution=execution).record
+    assert execution.runs == []
+    assert record.unstored == ()
+    with open_store(tmp_path / "results", create=False) as store:
+        assert {row.cell for row in store.cells("nightly")} == set(ALL)
+
+
+def test_a_night_that_cannot_be_read_is_not_resumed(tmp_path, night):
+    from autotune.errors import JournalError
+
+    run_night(asked(tmp_path), night, execution=ArithmeticExecution())
+    content = night.journal.read_text()
+    night.journal.write_text(content.replace('"state":"proven"', '"state":"failed"', 1))
+    with pytest.raises(JournalError, match="night is never continued"):
+        asked_before(night, anything)
