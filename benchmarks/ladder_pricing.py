@@ -25,7 +25,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,14 +110,20 @@ def request(case: Case, candidates: list[Candidate]) -> ProbeRequest:
     )  # fmt: skip
 
 
-def price(rung: Candidate, timeline: Timeline, hardware: Hardware, case: Case) -> Price | None:
-    """Return what the rung reaches; None where not even one sample fits."""
+def memory_model(known: Mapping[Candidate, Timeline], hardware: Hardware, case: Case) -> Predictor:
+    """Return what a run knows of memory that has traced a ladder."""
     ground = DeviceOverhead.measured("cuda", 0, hardware.cublas_bytes(), case.gpus)
-    predictor = Predictor({}, ground, lambda _: True).with_timeline(rung, timeline)
+    return Predictor({}, ground, lambda _: True).with_timelines(known)
+
+
+def price(
+    rung: Candidate, timeline: Timeline, predictor: Predictor, hardware: Hardware, case: Case
+) -> Price | None:
+    """Return what the rung reaches; None where not even one sample fits."""
     if timeline.exact is None:
         largest = predictor.largest(rung, hardware.usable_bytes(), range(1, LARGEST + 1))
     else:
-        bounds = predictor.bounds(rung)
+        bounds = predictor.bounds(rung.at(timeline.exact))
         largest = timeline.exact if bounds is not None and bounds.mean <= hardware.usable_bytes() else 0
     step = step_time(timeline, largest, Machine.of(hardware), True) if largest else None
     if step is None or not largest:
@@ -176,10 +182,11 @@ def measure(name: str, case: Case, rungs: list[Candidate], drawn: int, seed: int
         traces = tracer.trace(request(case, rungs), Path(folder) / "workers", timeout=TRACING)
         traced = time.perf_counter() - began
         known = {rung: trace.timeline for rung, trace in traces.items() if trace.timeline is not None}
+        predictor = memory_model(known, hardware, case)
         prices = {
             rung: found
             for rung, timeline in known.items()
-            if (found := price(rung, timeline, hardware, case))
+            if (found := price(rung, timeline, predictor, hardware, case))
         }
         seconds, taken = time.perf_counter() - began, processor_seconds() - taken
     plain = min(known, key=lambda rung: sum(value != getattr(Candidate(), name) for name, value in rung))

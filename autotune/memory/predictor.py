@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 from autotune.candidate import Candidate
 from autotune.memory.calibration import Calibration, Corrected, Observation, Prior
 from autotune.memory.requests import Requests
+from autotune.memory.unlimited import Growths
 from autotune.outcome import Breakdown, Ok, Oom, Phase
 from autotune.prediction import Prediction
 from autotune.techniques.sharding import SHARDINGS
@@ -132,6 +133,7 @@ class Predictor:
         self._exact = any(timeline.exact is not None for timeline in self.timelines.values())
         self._used: dict[Candidate, _Usage] = {}
         self._needed: dict[Candidate, float] = {}
+        self._reserved: dict[Candidate, float] = {}
         self._taught: tuple[History, int, Predictor] | None = None
         self._partial: dict[str, Timeline] = {}
         for key, timeline in self.timelines.items():
@@ -139,6 +141,7 @@ class Predictor:
                 self._partial.setdefault(_of_any_number(key), timeline)
         self._composed: dict[tuple[str, int], Timeline | None] = {}
         self._requests: dict[tuple[int, bool, bool], tuple[Timeline, Requests]] = {}
+        self._growths = Growths()
         self._timelines: dict[Candidate, Timeline | None] = {}
 
     def with_timeline(self, candidate: Candidate, timeline: Timeline) -> Predictor:
@@ -153,10 +156,13 @@ class Predictor:
         }
         result = Predictor({**self.timelines, **more}, self.ground, self._accumulating, self.calibration)
         result._composed = self._composed  # of the first that was traced, which stays the first
+        result._growths = self._growths
         # What was priced by other timelines stays; a rung goes by its own as soon as there is one.
-        same = {one for one in self._used.keys() | self._needed if self.timeline(one) is result.timeline(one)}
+        known = {*self._used, *self._needed, *self._reserved}
+        same = {one for one in known if self.timeline(one) is result.timeline(one)}
         result._used = {one: usage for one, usage in self._used.items() if one in same}
         result._needed = {one: needed for one, needed in self._needed.items() if one in same}
+        result._reserved = {one: reserved for one, reserved in self._reserved.items() if one in same}
         return result
 
     def learned(self, history: History, budget: int) -> Predictor:
@@ -247,21 +253,27 @@ class Predictor:
         if timeline is None or timeline.exact is not None:
             return None
 
+        key = _rung(rung)
+
+        def within(raw: float) -> bool:
+            return float(getattr(self.calibration.correct(key, raw), bound)) <= usable
+
         # The first so many of the sizes fit.
         def fits(count: int) -> bool:
-            bounds = self.bounds(rung.at(sizes[count - 1]))
-            return bounds is not None and float(getattr(bounds, bound)) <= usable
-
-        key = _rung(rung)
+            candidate = rung.at(sizes[count - 1])
+            if not within(self._surely_reserved(candidate, timeline)):
+                return False
+            usage = self._usage(candidate)
+            return usage is not None and within(usage.total)
 
         def most_with(beyond: float, limit: int) -> int:
             """Return how many fit, up to a limit, with so many bytes a sample beyond what is allocated."""
 
             def fitting(count: int) -> bool:
-                raw = self._least(rung.at(sizes[count - 1]), timeline) + beyond * sizes[count - 1]
-                return float(getattr(self.calibration.correct(key, raw), bound)) <= usable
+                return within(self._least(rung.at(sizes[count - 1]), timeline) + beyond * sizes[count - 1])
 
-            return _bisect(fitting, 0, limit)
+            # The program of a single sample is another one: where two fit, it is not composed.
+            return _bisect(fitting, 2 if limit >= 2 and fitting(2) else 0, limit)
 
         # What is reserved is simulated event by event, what is allocated is a sum, 50 times as fast, and never more.
         low = most = most_with(0.0, len(sizes))
@@ -269,9 +281,8 @@ class Predictor:
         while low > 0 and not fits(low):
             # What is reserved beyond it grows with the micro-batch, about: that says where to look next.
             candidate = rung.at(sizes[low - 1])
-            usage = self._usage(candidate)
-            assert usage is not None, "the rung has a timeline"
-            beyond = (usage.total - self._least(candidate, timeline)) / candidate.micro_batch
+            reserved = self._surely_reserved(candidate, timeline)
+            beyond = (reserved - self._least(candidate, timeline)) / candidate.micro_batch
             most, low, step = low - 1, most_with(beyond, low - step), 2 * step
         most = _bisect(fits, low, most)
         return sizes[most - 1] if most else 0
@@ -356,8 +367,21 @@ class Predictor:
         """Return the bytes of what is allocated, with what the process holds beside the model. Computed once."""
         known = self._needed.get(candidate)
         if known is None:
-            bytes_ = self._requests_of(timeline, candidate).allocated(candidate.micro_batch)
+            requests = self._requests_of(timeline, candidate)
+            bytes_ = requests.allocated(candidate.micro_batch, self.ground.blas_workspace)
             known = self._needed[candidate] = float(self.ground.held(candidate) + bytes_)
+        return known
+
+    def _surely_reserved(self, candidate: Candidate, timeline: Timeline) -> float:
+        """Return at least how many bytes are reserved, with what the process holds beside. Computed once."""
+        if self.ground.kind == "cpu":
+            return self._least(candidate, timeline)
+        known = self._reserved.get(candidate)
+        if known is None:
+            bytes_ = self._requests_of(timeline, candidate).reserved_at_least(
+                candidate.micro_batch, candidate.expandable_segments, self.ground.blas_workspace
+            )
+            known = self._reserved[candidate] = float(self.ground.held(candidate) + bytes_)
         return known
 
     def _requests_of(self, timeline: Timeline, candidate: Candidate) -> Requests:
@@ -367,7 +391,7 @@ class Predictor:
         if kind not in self._requests:
             while len(self._requests) >= REQUESTS_KEPT:
                 self._requests.pop(next(iter(self._requests)))
-            made = Requests(timeline, candidate.micro_batch, accumulating)
+            made = Requests(timeline, candidate.micro_batch, accumulating, self._growths)
             self._requests[kind] = timeline, made  # which keeps the timeline, and so its number, for itself
         return self._requests[kind][1]
 

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import hashlib
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 from autotune.memory.allocator import SMALL_LIMIT, AllocatorUsage, CachingAllocator
 from autotune.memory.reserved import simulated
-from autotune.memory.unlimited import OutOfAddresses, reserved_by_growing, reserved_by_segments
+from autotune.memory.unlimited import (
+    ADDRESS,
+    FOR_GOOD,
+    LARGEST,
+    Grown,
+    Growths,
+    OutOfAddresses,
+    mapped,
+    reserved_by_segments,
+)
 from autotune.timeline.step_events import CUDA_BLOCK, PLACES
 from autotune.timeline.timeline import Timeline
 
@@ -17,14 +29,36 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.int64]
 
 
+class _Asked(NamedTuple):
+    """What is asked for at one micro-batch."""
+
+    events: Numbers
+    slots: Numbers
+    """Of each event."""
+    sizes: Numbers
+    """Bytes of each slot; at most 0 where it takes nothing on the device."""
+    blocks: Numbers
+    """The same in blocks of 512 B."""
+    taken: Numbers
+    """Blocks of each event."""
+
+    def of_pool(self, small: bool) -> NDArray[np.intp]:
+        """Return which events are those of the small or of the large pool."""
+        import numpy as np
+
+        return np.flatnonzero(((self.taken <= SMALL_LIMIT // CUDA_BLOCK) == small) & (self.taken > 0))
+
+
 class Requests:
     """Allocations and releases of a probe's device, for one or for all micro-batches whose events are the same.
 
     These are all from 2 on, and 1 by itself.
     """
 
-    def __init__(self, timeline: Timeline, micro_batch: int, accumulating: bool) -> None:
-        """`micro_batch` is any of those that are priced."""
+    def __init__(
+        self, timeline: Timeline, micro_batch: int, accumulating: bool, growths: Growths | None = None
+    ) -> None:
+        """`micro_batch` is any of those that are priced; `growths` is what others remember with this one."""
         import numpy as np  # 0.1 s that `--help` does not wait for
 
         self.timeline = timeline.of(accumulating)
@@ -36,14 +70,21 @@ class Requests:
         self._events = np.array(program.events, dtype=np.int64)
         self._rounding = CUDA_BLOCK if self.timeline.device == "cuda" else 1
         self._program = program
+        self._growths = growths or Growths()
+        self._cuts = [start for start, phase, _ in program.marks if phase in {"forward", "optimizer"}]
         self._with_workspaces: Numbers | None = None
 
-    def allocated(self, micro_batch: int) -> int:
-        """Return the most bytes alive at one time, as `Timeline.allocated` does."""
-        if not len(self._events):
+    def allocated(self, micro_batch: int, blas_workspace: int = 0) -> int:
+        """Return the most bytes alive at one time, as `Timeline.allocated` does; with cuBLAS' workspaces, if given."""
+        import numpy as np
+
+        sizes, events = self._base + self._slope * micro_batch, self._events
+        if blas_workspace:
+            sizes = np.append(sizes, [blas_workspace, blas_workspace])
+            events = self._events_with_workspaces()
+        if not len(events):
             return 0
-        sizes = self._base + self._slope * micro_batch
-        return int(self._levels(-(-sizes // self._rounding) * self._rounding, self._events).max())
+        return int(self._levels(-(-sizes // self._rounding) * self._rounding, events).max())
 
     def usage(
         self,
@@ -56,46 +97,88 @@ class Requests:
 
         The same as `autotune.memory.reserved.allocator_usage` has it, sooner.
         """
-        sizes = self._base + self._slope * micro_batch
-        try:
-            return self._unlimited(sizes, expandable_segments, max_split_size, blas_workspace)
-        except OutOfAddresses:
-            allocator = CachingAllocator(None, expandable_segments, max_split_size)
-            return simulated(self._program, sizes.tolist(), allocator, blas_workspace)
-
-    def _unlimited(
-        self, sizes: Numbers, expandable_segments: bool, max_split_size: int | None, blas_workspace: int
-    ) -> AllocatorUsage:
         import numpy as np
 
-        events = self._events
-        if blas_workspace:
-            sizes = np.append(sizes, [blas_workspace, blas_workspace])
-            events = self._events_with_workspaces()
-        slots = np.where(events >= 0, events, ~events)
-        asked = sizes[slots] > 0
-        events, slots = events[asked], slots[asked]
-        blocks = -(-sizes // CUDA_BLOCK)
-        listed = blocks.tolist()
-        in_small = blocks[slots] <= SMALL_LIMIT // CUDA_BLOCK
-        pools = [(small, in_small == small) for small in (True, False)]
-        taken = blocks[slots]
-        reserved = 0
-        for small, own in pools:
-            stream = events[own].tolist()
-            if expandable_segments:
-                reserved += reserved_by_growing(stream, listed, small)
-            else:
-                found = reserved_by_segments(stream, listed, small, max_split_size)
+        try:
+            asked = self._asked(micro_batch, blas_workspace)
+            taken, reserved = asked.taken, 0
+            for small in (True, False):
+                if expandable_segments:
+                    reserved += self._grown(asked, small)
+                    continue
+                own = asked.of_pool(small)
+                stream, sizes = asked.events[own].tolist(), asked.blocks.tolist()
+                found = reserved_by_segments(stream, sizes, small, max_split_size)
                 reserved += found.reserved
                 taken[own] = found.sizes
-        signs = np.where(events >= 0, 1, -1)
+        except OutOfAddresses:
+            allocator = CachingAllocator(None, expandable_segments, max_split_size)
+            sizes = (self._base + self._slope * micro_batch).tolist()
+            return simulated(self._program, sizes, allocator, blas_workspace)
+        signs = np.where(asked.events >= 0, 1, -1)
         return AllocatorUsage(
-            requested_peak=_most(sizes[slots] * signs),
-            allocated_peak=_most(taken * signs) * CUDA_BLOCK,
+            requested_peak=_most(np.maximum(asked.sizes[asked.slots], 0) * signs),
+            allocated_peak=_most(np.maximum(taken, 0) * signs) * CUDA_BLOCK,
             reserved_peak=reserved * CUDA_BLOCK,
             retries=0,
         )
+
+    def reserved_at_least(
+        self, micro_batch: int, expandable_segments: bool = False, blas_workspace: int = 0
+    ) -> int:
+        """Return bytes that `usage` reserves at least, in less time: in the small pool what is alive at one time."""
+        import numpy as np
+
+        if not expandable_segments:
+            return self.allocated(micro_batch, blas_workspace)
+        try:
+            asked = self._asked(micro_batch, blas_workspace)
+            own = asked.of_pool(small=True)
+            alive = _most(asked.taken[own] * np.where(asked.events[own] >= 0, 1, -1))
+            return (mapped(alive, small=True) + self._grown(asked, small=False)) * CUDA_BLOCK
+        except OutOfAddresses:
+            return self.allocated(micro_batch, blas_workspace)
+
+    def _asked(self, micro_batch: int, blas_workspace: int) -> _Asked:
+        import numpy as np
+
+        sizes, events = self._base + self._slope * micro_batch, self._events
+        if blas_workspace:
+            sizes = np.append(sizes, [blas_workspace, blas_workspace])
+            events = self._events_with_workspaces()
+        blocks = -(-sizes // CUDA_BLOCK)
+        if int(blocks.max(initial=0)) >= LARGEST:
+            raise OutOfAddresses
+        slots = np.where(events >= 0, events, ~events)
+        return _Asked(events, slots, sizes, blocks, blocks[slots])
+
+    def _grown(self, asked: _Asked, small: bool) -> int:
+        """Return the blocks that expandable segments of a pool map, stretch by stretch."""
+        import numpy as np
+
+        blocks, own = asked.blocks, asked.of_pool(small)
+        released = np.zeros(len(blocks), dtype=bool)
+        released[~asked.events[asked.events < 0]] = True
+        stream = asked.events[own]
+        for_good = stream >= 0
+        for_good[for_good] = ~released[stream[for_good]]
+        told = np.stack([np.where(for_good, FOR_GOOD, stream), asked.taken[own]], axis=1)
+        stream = np.where(for_good, stream + FOR_GOOD, stream)
+        listed: list[list[int]] = []
+
+        def stretch(begin: int, end: int) -> tuple[list[int], list[int], list[int]]:
+            if not listed:
+                listed.extend((blocks.tolist(), (blocks << ADDRESS).tolist()))
+            return stream[begin:end].tolist(), listed[0], listed[1]
+
+        segment, highest = Grown(), 0
+        for begin, end in pairwise([0, *np.searchsorted(own, self._cuts).tolist(), len(own)]):
+            if begin == end:
+                continue
+            digest = hashlib.blake2b(told[begin:end].tobytes(), digest_size=16).digest()
+            segment, most = self._growths.after(segment, digest, partial(stretch, begin, end))
+            highest = max(highest, most)
+        return mapped(highest, small)
 
     def _events_with_workspaces(self) -> Numbers:
         """Return the events in which cuBLAS takes its two workspaces, as slots behind all others, and keeps them."""
@@ -103,7 +186,6 @@ class Requests:
 
         if self._with_workspaces is None:
             starts, behind = self._program.workspaces(), len(self._base)
-            # A slot's release has the number of its mirror image: it stays, however many slots there are.
             self._with_workspaces = np.insert(self._events, starts, [behind, behind + 1])
         return self._with_workspaces
 

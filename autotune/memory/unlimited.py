@@ -9,7 +9,8 @@ less time. Everything is counted in blocks of 512 B.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from autotune.memory.allocator import LARGE_LIMIT, LARGE_ROUNDING, SMALL_LIMIT
@@ -17,10 +18,16 @@ from autotune.memory.pool import LARGE_SEGMENT, SMALL_SEGMENT
 from autotune.timeline.step_events import CUDA_BLOCK
 from autotune.units import GIB
 
-ADDRESS = 40
+ADDRESS = 32
 """Bits of an address: a hole is one number, its size above its address, so that holes order as best fit asks."""
 ADDRESS_SPACE = (1024 + 128) * GIB // CUDA_BLOCK
 """Of an expandable segment, for a device without a limit (`CachingAllocator._space`)."""
+LARGEST = 1 << 31
+"""Blocks of a request that is told apart."""
+FOR_GOOD = 1 << 40
+"""Added to the number of a slot that is never released: a program knows no more of it than its size."""
+KEPT = 256
+"""Stretches whose outcome is remembered, of some 20 KiB each."""
 
 
 class OutOfAddresses(Exception):
@@ -35,68 +42,132 @@ class Segments(NamedTuple):
     """Of the block behind each request and each release, in order: larger than asked for where the rest was kept."""
 
 
-def reserved_by_growing(events: Sequence[int], sizes: Sequence[int], small: bool) -> int:
-    """Return what one pool of expandable segments reserves for requests and releases.
+class Grown(NamedTuple):
+    """An expandable segment between two stretches of a program."""
 
-    `events` are as in `StepEvents`, of slots whose requests are `sizes` > 0; of a slot that is alive more than once the
-    last goes first. Raises OutOfAddresses.
+    holes: tuple[int, ...] = ()
+    """Free stretches below `top`, smallest first: `size << ADDRESS | address`."""
+    top: int = 0
+    """Where the last block ends. What lies behind serves what no hole can."""
+    alive: tuple[int, ...] = ()
+    """The slots that will be released."""
+    at: tuple[int, ...] = ()
+    """Where each of these lies."""
+    under: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Of those that are alive more than once, the addresses before, oldest first."""
+
+
+class Growths:
+    """What stretches of programs made of expandable segments, the newest: rungs share most of them.
+
+    Those that differ in the optimizer alone have the same micro-steps, and after a step often the same holes.
     """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, Grown], tuple[Grown, int]] = {}
+
+    def after(
+        self, before: Grown, digest: bytes, stretch: Callable[[], tuple[Sequence[int], list[int], list[int]]]
+    ) -> tuple[Grown, int]:
+        """Return a segment after a stretch, and the highest that its top was meanwhile.
+
+        `stretch` returns its events with what its slots take (see `_grow`); `digest` tells it from all others.
+        """
+        key = digest, before
+        known = self._known.pop(key, None)
+        if known is None:
+            known = _grow(before, *stretch())
+            while len(self._known) >= KEPT:
+                self._known.pop(next(iter(self._known)))
+        self._known[key] = known
+        return known
+
+
+def mapped(highest: int, small: bool) -> int:
+    """Return the blocks that an expandable segment has mapped whose top was so high at most. Raises OutOfAddresses."""
     grain = (SMALL_SEGMENT if small else LARGE_SEGMENT) // CUDA_BLOCK
+    found = -(-highest // grain) * grain
+    if found > ADDRESS_SPACE:
+        raise OutOfAddresses
+    return found
+
+
+def _grow(before: Grown, events: Sequence[int], sizes: list[int], shifted: list[int]) -> tuple[Grown, int]:
+    """Return an expandable segment after requests and releases, and the highest that its top was.
+
+    `events` are as in `StepEvents`; a slot that is never released has `FOR_GOOD` added. Of a slot that is alive
+    more than once the last goes first. `sizes` are in blocks, `shifted` the same by `ADDRESS` bits.
+    """
     mask = (1 << ADDRESS) - 1
-    holes: list[int] = []  # but for the end of the segment, which serves what no hole can
-    stops: dict[int, int] = {}  # of each hole by its start, and the other way round
-    starts: dict[int, int] = {}
-    held: list[list[int]] = [[] for _ in sizes]
-    top = mapped = 0
+    holes = list(before.holes)
+    by_start = {hole & mask: hole for hole in holes}
+    by_stop = {(hole & mask) + (hole >> ADDRESS): hole for hole in holes}
+    held = dict(zip(before.alive, before.at, strict=True))
+    under = {slot: list(addresses) for slot, addresses in before.under}
+    top = highest = before.top
+    find, insert = bisect_left, insort
     for event in events:
-        if event >= 0:
-            size = sizes[event]
-            index = bisect_left(holes, size << ADDRESS)
-            if index < len(holes):
-                start = holes.pop(index) & mask
-                stop = stops.pop(start)
-                rest = start + size
-                if rest < stop:
-                    stops[rest] = stop
-                    starts[stop] = rest
-                    insort(holes, stop - rest << ADDRESS | rest)
-                else:
-                    del starts[stop]
-            else:
-                start = top
-                top += size
-                if top > mapped:
-                    mapped -= (mapped - top) // grain * grain
-            held[event].append(start)
-        else:
-            start = held[~event].pop()
-            stop = start + sizes[~event]
-            if start in starts:
-                before = starts.pop(start)
-                del stops[before]
-                del holes[bisect_left(holes, start - before << ADDRESS | before)]
-                start = before
+        if event < 0:
+            slot = ~event
+            start = held.pop(slot)
+            if under and slot in under:
+                held[slot] = under[slot].pop()
+                if not under[slot]:
+                    del under[slot]
+            stop = start + sizes[slot]
+            if start in by_stop:
+                hole = by_stop[start]
+                del holes[find(holes, hole)], by_stop[start]
+                start = hole & mask
+                del by_start[start]
             if stop == top:
                 top = start
                 continue
-            if stop in stops:
-                after = stops.pop(stop)
-                del holes[bisect_left(holes, after - stop << ADDRESS | stop)]
-                stop = after
-            stops[start] = stop
-            starts[stop] = start
-            insort(holes, stop - start << ADDRESS | start)
-    if mapped > ADDRESS_SPACE:
-        raise OutOfAddresses
-    return mapped
+            if stop in by_start:
+                hole = by_start[stop]
+                del holes[find(holes, hole)], by_start[stop]
+                stop += hole >> ADDRESS
+            hole = (stop - start << ADDRESS) + start
+            by_start[start] = by_stop[stop] = hole
+            insert(holes, hole)
+            continue
+        kept = event >= FOR_GOOD
+        if kept:
+            event -= FOR_GOOD
+        wanted = shifted[event]
+        index = find(holes, wanted)
+        if index < len(holes):
+            hole = holes.pop(index)
+            start = hole & mask
+            stop = start + (hole >> ADDRESS)
+            del by_start[start]
+            if hole - start == wanted:
+                del by_stop[stop]
+            else:
+                rest = sizes[event]
+                hole += rest - wanted
+                by_start[start + rest] = by_stop[stop] = hole
+                insert(holes, hole)
+        else:
+            start = top
+            top += sizes[event]
+            if top > highest:
+                highest = top
+        if not kept:
+            if event in held:
+                under.setdefault(event, []).append(held[event])
+            held[event] = start
+    twice = tuple((slot, tuple(rest)) for slot, rest in under.items())
+    return Grown(tuple(holes), top, tuple(held), tuple(held.values()), twice), highest
 
 
 def reserved_by_segments(
     events: Sequence[int], sizes: Sequence[int], small: bool, max_split_size: int | None = None
 ) -> Segments:
-    """Return what one pool of fixed segments reserves; `events` and `sizes` as in `reserved_by_growing`.
+    """Return what one pool of fixed segments reserves for requests and releases.
 
-    `max_split_size` is in bytes. Raises OutOfAddresses.
+    `events` are as in `StepEvents`, of slots whose requests are `sizes` > 0 blocks. Of a slot that is alive more than
+    once the last goes first. `max_split_size` is in bytes. Raises OutOfAddresses.
     """
     segment = (SMALL_SEGMENT if small else LARGE_SEGMENT) // CUDA_BLOCK
     own, grain = LARGE_LIMIT // CUDA_BLOCK, LARGE_ROUNDING // CUDA_BLOCK
@@ -107,7 +178,7 @@ def reserved_by_segments(
     holes: list[int] = []
     stops: dict[int, int] = {}
     starts: dict[int, int] = {}
-    held: list[list[tuple[int, int]]] = [[] for _ in sizes]
+    held: dict[int, list[tuple[int, int]]] = defaultdict(list)
     taken: list[int] = []
     reserved = address = 0
     for event in events:

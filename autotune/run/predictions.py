@@ -83,9 +83,10 @@ class Predictions:
         for candidate, trace in found.items():
             if trace.timeline is None:
                 self._untraceable.add(candidate.rung())
-            else:
-                self.predictor = self.predictor.with_timeline(candidate, trace.timeline)
             lines.append(RungTraced(candidate=candidate, reason=trace.reason, seconds=trace.seconds))
+        self.predictor = self.predictor.with_timelines(
+            {candidate: trace.timeline for candidate, trace in found.items() if trace.timeline is not None}
+        )
         return tuple(lines)
 
     def predict(self, candidate: Candidate, history: History) -> Prediction | None:

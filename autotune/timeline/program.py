@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from autotune.outcome import Phase
-from autotune.timeline.step_events import StepEvents, into_existing, renamed, survivors, without
+from autotune.timeline.step_events import StepEvents, renamed, survivors, without
 
 
 class Parts(NamedTuple):
@@ -89,7 +89,7 @@ def compose(parts: Parts, micro: StepEvents, accumulating: bool, updates: int) -
     # What a first micro-step leaves for good, such as a batch that is made once, the later ones do not make again.
     kept = set(survivors(micro)) - released
     later = without(micro, kept)
-    again = without(into_existing(micro), kept) if accumulating else None
+    again = without(micro.repeated, kept) if accumulating else None
     leftovers = survivors(again) if again is not None else []
 
     def append(segment: StepEvents, step: int) -> None:

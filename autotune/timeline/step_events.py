@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
@@ -59,6 +60,23 @@ class StepEvents:
     """Where a phase begins: (index into `events`, phase)."""
     accumulated: list[Accumulated] = field(default_factory=list)
 
+    # What follows is computed once, so events are not changed once they were asked for it: rungs that are composed of
+    # one another's passes share these.
+
+    @cached_property
+    def left_alive(self) -> tuple[int, ...]:
+        """The slots that are alive at the end, of those that it allocates."""
+        alive = dict.fromkeys(event for event in self.events if event >= 0)
+        for event in self.events:
+            if event < 0:
+                alive.pop(~event, None)
+        return tuple(alive)
+
+    @cached_property
+    def repeated(self) -> StepEvents:
+        """The micro-step that it is where gradients are there already (`into_existing`)."""
+        return into_existing(self)
+
     @classmethod
     def parse(cls, data: dict[str, Any]) -> StepEvents:
         """Return the segment that a timeline's JSON holds."""
@@ -106,11 +124,7 @@ def without(segment: StepEvents, slots: set[int]) -> StepEvents:
 
 def survivors(segment: StepEvents) -> list[int]:
     """Return the slots that are alive at the end of a segment which allocated them."""
-    alive = dict.fromkeys(event for event in segment.events if event >= 0)
-    for event in segment.events:
-        if event < 0:
-            alive.pop(~event, None)
-    return list(alive)
+    return list(segment.left_alive)
 
 
 def renamed(traced: StepEvents, micro: StepEvents) -> dict[int, int]:

@@ -9,7 +9,7 @@ import os
 from functools import cache
 from pathlib import Path
 
-from autotune.candidate import ALLOCATOR, LOADER
+from autotune.candidate import ALLOCATOR, LOADER, Candidate
 from autotune.environment import installed, processor
 from autotune.errors import InputError
 from autotune.probe.launch import WORKER
@@ -38,6 +38,7 @@ class TraceCache:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or default_folder()
         self._kept = 0
+        self._shared: tuple[ProbeRequest, str] | None = None
 
     def find(self, request: ProbeRequest) -> Timeline | None:
         """Return the timeline of the request's rung, where there is one that covers its micro-batch."""
@@ -74,22 +75,30 @@ class TraceCache:
         model = request.model
         if model.source == "function" or model.trust_remote_code:
             return None
-        device = request.device.partition(":")[0]
         rung = request.candidate if exact else request.candidate.rung()
-        depends = {
-            **request.model_dump(mode="json", exclude=_IRRELEVANT),
-            "model": model.model_dump(mode="json", exclude={"name"}),
-            # The allocator's options change what is reserved, not what is asked for; the loader's are the host's.
-            "candidate": rung.model_dump(mode="json", exclude={*ALLOCATOR, *LOADER}),
-            "device": device,
-            "processor": processor() if device == "cpu" else None,
-            "torch": installed("torch"),
-            "transformers": installed("transformers"),
-            "packages": packages(rung),
-            "code": _code(),
-        }
-        text = json.dumps(depends, sort_keys=True)
+        # The allocator's options change what is reserved, not what is asked for; the loader's are the host's.
+        own = {
+            "candidate": rung.model_dump(mode="json", exclude={*ALLOCATOR, *LOADER}), "packages": packages(rung)
+        }  # fmt: skip
+        text = self._of_all(request) + json.dumps(own, sort_keys=True)
         return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.trace"
+
+    def _of_all(self, request: ProbeRequest) -> str:
+        """Return what the traces of a request depend on beside the candidate: the same for a whole ladder."""
+        bare = request.model_copy(update={"candidate": Candidate(), "also": ()})
+        if self._shared is None or self._shared[0] != bare:
+            device = request.device.partition(":")[0]
+            depends = {
+                **bare.model_dump(mode="json", exclude={*_IRRELEVANT, "candidate"}),
+                "model": request.model.model_dump(mode="json", exclude={"name"}),
+                "device": device,
+                "processor": processor() if device == "cpu" else None,
+                "torch": installed("torch"),
+                "transformers": installed("transformers"),
+                "code": _code(),
+            }
+            self._shared = bare, json.dumps(depends, sort_keys=True)
+        return self._shared[1]
 
     def _prune(self) -> None:
         files = sorted(self._folder.glob("*.trace"), key=lambda path: path.stat().st_mtime)

@@ -5,8 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.memory import requests as module
+from autotune.memory import unlimited
 from autotune.memory.requests import Requests
 from autotune.memory.reserved import allocator_usage
+from autotune.memory.unlimited import Growths
 from autotune.timeline.step_events import Accumulated, Slots, StepEvents
 from autotune.timeline.timeline import Timeline
 from autotune.units import GIB, MIB
@@ -67,12 +69,21 @@ def timelines(draw):
 def test_what_is_reserved_without_a_limit_is_what_the_whole_simulation_reserves(
     timeline, micro_batch, accumulating, expandable, limit, workspace
 ):
-    requests = Requests(timeline, micro_batch, accumulating)
+    growths = Growths()
+    requests = Requests(timeline, micro_batch, accumulating, growths)
     expected = allocator_usage(
         timeline, micro_batch, accumulating, expandable, max_split_size=limit, blas_workspace=workspace
     )
     assert requests.usage(micro_batch, expandable, limit, workspace) == expected
     assert requests.allocated(micro_batch) == timeline.allocated(micro_batch, accumulating)
+    peak = timeline.peak(micro_batch, accumulating, blas_workspace=workspace).bytes
+    surely = requests.reserved_at_least(micro_batch, expandable, workspace)
+    assert peak <= requests.allocated(micro_batch, workspace) <= surely <= expected.reserved_peak
+    for other in (micro_batch, 2, 3):  # with what was remembered of others
+        again = Requests(timeline, other, accumulating, growths).usage(other, expandable, limit, workspace)
+        assert again == allocator_usage(
+            timeline, other, accumulating, expandable, max_split_size=limit, blas_workspace=workspace
+        )
 
 
 def large(size):
@@ -93,3 +104,58 @@ def test_more_than_one_expandable_segment_holds_is_simulated_as_a_whole(size, mo
     usage = Requests(large(size), 2, False).usage(2, expandable_segments=True)
     assert usage == allocator_usage(large(size), 2, expandable_segments=True)
     assert bool(whole) == (size > 500 * GIB)
+
+
+def layers(count, state, temporary):
+    """A training over so many layers of 30 MiB a sample, whose optimizer keeps and takes so many MiB a layer."""
+    activations = list(range(count))
+    gradients = [count + number for number in activations]
+    states = [2 * count + number for number in activations]
+    taken = [3 * count + number for number in activations]
+    backward = [event for number in reversed(activations) for event in (gradients[number], ~number)]
+    micro = StepEvents(
+        [*activations, *backward], [(0, "forward"), (count, "backward")],
+        [Accumulated(count + 2 * order + 1, number, gradients[number], False)
+         for order, number in enumerate(reversed(activations))],
+    )  # fmt: skip
+    step = [event for slot in (taken if temporary else []) for event in (slot, ~slot)]
+    freed = [~slot for slot in gradients]
+    return Timeline(
+        device="cuda",
+        slots=Slots(
+            [0] * count + [25 * MIB] * count + [state * MIB] * count + [(temporary + one) * MIB for one in activations],
+            [30 * MIB] * count + [0] * (3 * count), *([0] * (4 * count) for _ in range(3)),
+        ),
+        modules=["m"], build=StepEvents([], [(0, "build")]), micro=micro, single=micro,
+        first_update=StepEvents([*(states if state else []), *step, *freed], [(0, "optimizer")]),
+        update=StepEvents([*step, *freed], [(0, "optimizer")]),
+    )  # fmt: skip
+
+
+def test_what_rungs_share_is_simulated_once(monkeypatch):
+    """With another optimizer the micro-steps before its first step are the same, and those after it may be."""
+    simulated, growths, grow = [], Growths(), unlimited._grow
+    monkeypatch.setattr(unlimited, "_grow", lambda *asked: simulated.append(len(asked[1])) or grow(*asked))
+    timelines = [layers(6, 50, 0), layers(6, 50, 3), layers(6, 0, 0)]
+    counts = []
+    for timeline in timelines:
+        simulated.clear()
+        usage = Requests(timeline, 4, True, growths).usage(4, expandable_segments=True)
+        assert usage == allocator_usage(timeline, 4, True, True)
+        counts.append(len(simulated))
+    simulated.clear()
+    for timeline in timelines:
+        Requests(timeline, 4, True, growths).usage(4, expandable_segments=True)
+    assert not simulated
+    assert counts[0] == 6, "two micro-steps and an update, twice"
+    assert counts[1] < counts[0]
+    assert counts[2] < counts[0]
+
+
+def test_what_is_remembered_has_an_end(monkeypatch):
+    monkeypatch.setattr(unlimited, "KEPT", 3)
+    growths = Growths()
+    for micro_batch in (2, 3, 4, 2):
+        usage = Requests(layers(6, 50, 3), micro_batch, True, growths).usage(micro_batch, True)
+        assert usage == allocator_usage(layers(6, 50, 3), micro_batch, True, True)
+    assert len(growths._known) == 3

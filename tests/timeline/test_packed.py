@@ -50,7 +50,7 @@ def test_what_is_no_packed_data_is_refused(damage):
 
 def test_packed_data_without_its_end_is_refused():
     whole = zlib.decompress(pack(list(range(1000))))
-    with pytest.raises(ValueError, match=r"ends early|not a multiple"):
+    with pytest.raises(ValueError, match="buffer"):
         unpack(zlib.compress(whole[:-100]))
     with pytest.raises(ValueError, match="not packed data"):
         unpack(zlib.compress(b"12"))
