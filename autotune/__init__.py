@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from autotune.outcome import Outcome
     from autotune.run.best import Best
     from autotune.run.callbacks import RunCallbacks
+    from autotune.watch.watcher import report_step
 
 __version__ = "0.1.0"
 __all__ = [
     "AutotuneError", "Best", "Candidate", "InputError", "JournalError", "ModelError", "NoDiskSpace", "NotPriced",
     "NothingFits", "NothingProven", "NothingTrained", "Outcome", "ProbeError", "Run", "RunCallbacks", "RunEdited",
     "RunInUse", "StoreError", "estimate", "load_results", "load_run",
-    "tune",
+    "report_step", "tune",
 ]  # fmt: skip
 
 _HOMES = {
@@ -42,6 +43,7 @@ _HOMES = {
     "estimate": "autotune.api",
     "load_results": "autotune.api",
     "load_run": "autotune.api",
+    "report_step": "autotune.watch.watcher",
     "tune": "autotune.api",
 }
 

@@ -70,7 +70,9 @@ def tune(
     spec = to_spec(RunOptions.load(given, "options"), check_device, base)
     with launcher_by_name(spec.launcher) as launcher:
         tracer = find_tracer(spec.device, launcher)
-        executor = find_executor(spec.device, tracer, spec.goal.gpus, spec.goal.nodes, launcher)
+        executor = find_executor(
+            spec.device, tracer, spec.goal.gpus, spec.goal.nodes, launcher, spec.model.command
+        )
         with new_run(spec, Path(runs)) as paths:
             return loop(spec, paths, executor, callbacks, tracer)
 

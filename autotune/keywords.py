@@ -21,10 +21,9 @@ itself, which returns `(module, make_batch)`, `(module, dataset)` or `(module, d
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class ModelKeywords(TypedDict, total=False):
-    """Which model trains, on what data, on how many devices."""
+class DataKeywords(TypedDict, total=False):
+    """How a model trains: on what data, on how many devices."""
 
-    model: Required[Model]
     seq_len: int | None
     lengths: str | Path | None
     train: Sequence[str] | None
@@ -36,8 +35,13 @@ class ModelKeywords(TypedDict, total=False):
     space: str | Path | None
 
 
-class RunKeywords(ModelKeywords, total=False):
+class RunKeywords(DataKeywords, total=False):
     """The options of a run."""
+
+    model: Model | None
+    command: str | None
+    axes: str | Path | None
+    evaluation_command: str | None
 
     target_global_batch: Required[str | int]
     exact: bool | None
@@ -62,8 +66,10 @@ class RunKeywords(ModelKeywords, total=False):
     speed_tolerance: float | None
 
 
-class EstimateKeywords(ModelKeywords, total=False):
+class EstimateKeywords(DataKeywords, total=False):
     """The options of an estimate, and the axes of one candidate."""
+
+    model: Required[Model]
 
     gpu: str | None
     micro_batch: int | None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from autotune.bounds import (
     Headroom,
@@ -52,12 +53,55 @@ class Options(Frozen):
 
 
 class ModelOptions(Options):
-    """Which model trains, on what data."""
+    """Which model is estimated."""
 
     subject: ClassVar[str] = "Model and data"
 
     model: str
     """A preset, a path to a config.json, a hub name, or `module:function`."""
+
+
+_MISSING = object()
+"""Stands for a model that nobody named."""
+
+
+class TrainingOptions(Options):
+    """What trains: a model that autotune trains itself, or a command of the user's own."""
+
+    subject: ClassVar[str] = "Model and data"
+
+    model: str | None = None
+    """A preset, a path to a config.json, a hub name, or `module:function`."""
+    command: Annotated[str | None, Written("COMMAND")] = None
+    """In place of a model, the command that starts your own training, with placeholders for what may change:
+    'python train.py --bs {micro_batch} --accum {accumulation} {checkpointing:--gc} --out {output}'."""
+    axes: File | None = None
+    """A YAML file that maps axes to flags, variables or keys of configuration files of --command; or a shipped one's
+    name."""
+    evaluation_command: Annotated[str | None, Written("COMMAND")] = None
+    """A second command, which evaluates and saves as your training does: a proof runs it too."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _needs_one(cls, data: object) -> object:
+        """Have a model be required where there is no command."""
+        if isinstance(data, dict) and data.get("command") is None and data.get("model") is None:
+            return {**data, "model": _MISSING}
+        return data
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _is_given(cls, value: object) -> object:
+        if value is _MISSING:
+            raise PydanticCustomError("missing", "Field required")
+        return value
+
+
+class DataOptions(Options):
+    """How a model trains, on what data."""
+
+    subject: ClassVar[str] = "Model and data"
+
     seq_len: SeqLen | None = None
     """Tokens per sequence; by default 1024, or the model's longest if that is less."""
     lengths: File | None = None
@@ -213,7 +257,14 @@ class ProbeOptions(Options):
 
 
 class RunOptions(
-    ModelOptions, GoalOptions, ObjectiveOptions, DeviceOptions, SearchOptions, ProbeOptions, Limits
+    TrainingOptions,
+    DataOptions,
+    GoalOptions,
+    ObjectiveOptions,
+    DeviceOptions,
+    SearchOptions,
+    ProbeOptions,
+    Limits,
 ):
     """Every option of `autotune run`, by the name that it has in a spec file."""
 
@@ -249,7 +300,7 @@ class BatchOptions(Options):
     """Micro-steps for each optimizer step; by default 8, and 1 where the optimizer steps in backward."""
 
 
-class EstimateOptions(ModelOptions, GpuOptions, BatchOptions):
+class EstimateOptions(ModelOptions, DataOptions, GpuOptions, BatchOptions):
     """The options of `autotune estimate`, beside the axes of a candidate."""
 
     subject: ClassVar[str] = "Table of rungs, where no technique is named"

@@ -270,15 +270,17 @@ class Timeout(Frozen):
     kind: Literal["timeout"] = "timeout"
     phase: Phase
     seconds: float
+    message: str = ""
+    """What is known of why; empty where nothing is."""
 
 
 class Crash(Frozen):
     """The probe ended without a verdict about memory."""
 
     kind: Literal["crash"] = "crash"
-    reason: Literal["exception", "signal", "exit", "protocol"]
+    reason: Literal["exception", "signal", "exit", "protocol", "command"]
     """Python exception (SystemExit is one); killed by a signal for a fault of its own; ended without a verdict; broke
-    the protocol."""
+    the protocol; a user's command that did something else than it was asked."""
     phase: Phase
     message: str
     traceback: str = ""

@@ -8,12 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from autotune.bounds import BatchAmount, Headroom, RankCount, Seed, SeqLen
-from autotune.candidate import DeviceKind, Optimizer
+from autotune.candidate import DeviceKind, Optimizer, Precision
 from autotune.lengths import Lengths
 from autotune.objective import Objective
 from autotune.options import DEFAULT_STRATEGY, HEADROOM, LauncherName, Limits, StrategyName
 from autotune.outcome import EnergyCounter
 from autotune.printable import quoted
+from autotune.training_command import TrainingCommand
 from autotune.units import format_count, format_size, parse_bytes, parse_count
 from autotune.validation import Frozen
 
@@ -25,7 +26,7 @@ class ModelSpec(Frozen):
 
     name: str
     """What the user typed: a preset, a path to a config.json, a hub name, or `module:function`."""
-    source: Literal["preset", "config", "hub", "function"]
+    source: Literal["preset", "config", "hub", "function", "command"]
     config: dict[str, Any] | None = None
     """The transformers configuration (as in config.json); None for a function."""
     path: str | None = None
@@ -35,6 +36,8 @@ class ModelSpec(Frozen):
     block_class: str | None = None
     """Class name of the repeated transformer block; None finds it."""
     trust_remote_code: bool = False
+    command: TrainingCommand | None = None
+    """How the user's own training starts, where that is what is probed; None for a model that autotune trains."""
     train: tuple[str, ...] = ()
     """Patterns of the names of modules or parameters that train; the others are frozen. None: all train."""
 
@@ -56,6 +59,8 @@ class ModelFacts(Frozen):
     blocks: int
     tokens_per_sample: int
     """Tokens that one sample counts for: the sequence length, or an image's patches."""
+    precision: Precision | None = None
+    """What a user's own command was seen to compute in; None where candidates say it, or it is none of theirs."""
     uncut: str = ""
     """Why tensor parallelism cannot cut the model's matrices; empty where it can, and in older records."""
     divided: dict[str, int] = Field(default_factory=dict)

@@ -37,12 +37,12 @@ from autotune.models.resolve import resolve
 from autotune.options import Limits
 from autotune.outcome import Ok
 from autotune.probe.protocol import ProbeRequest
+from autotune.sampling import TRIMMED, summarize
 from autotune.search.context import SearchContext
 from autotune.search.drift import FLOOR, drift_of
 from autotune.search.shipped import load_space
 from autotune.specs import DeviceSpec, GlobalBatch, Goal
 from autotune.trial import Trial
-from autotune.worker.measuring.statistics import TRIMMED, summarize
 from benchmarks.recording import RESULTS, record
 from benchmarks.verdict import SMALLEST, unmeasured, verdict
 

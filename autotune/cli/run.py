@@ -87,7 +87,9 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool, retry_lost: bool = False) 
     try:
         with launcher_by_name(spec.launcher) as launcher:
             tracer = find_tracer(spec.device, launcher)
-            executor = find_executor(spec.device, tracer, spec.goal.gpus, spec.goal.nodes, launcher)
+            executor = find_executor(
+                spec.device, tracer, spec.goal.gpus, spec.goal.nodes, launcher, spec.model.command
+            )
             console.print(f"run {paths.root}", style="dim")
             with Terminal(console, spec) as callbacks:
                 best = tune(spec, paths, executor, callbacks, tracer, retry_lost)

@@ -10,18 +10,27 @@ from autotune.executors.executor import Executor
 from autotune.executors.local import LocalExecutor
 from autotune.executors.ranks import RanksExecutor
 from autotune.executors.replay import ReplayExecutor
+from autotune.executors.script import ScriptExecutor
 from autotune.executors.simulated import SimulatedExecutor
 from autotune.probe.launch import Launcher, launch
 from autotune.specs import DeviceSpec
 from autotune.tracing.client import LocalTracer, Tracer
 from autotune.tracing.replay import ReplayTracer
+from autotune.training_command import TrainingCommand
 from autotune.units import format_bytes
 
 
 def find_executor(
-    spec: DeviceSpec, tracer: Tracer, gpus: int = 1, nodes: int = 1, launcher: Launcher = launch
+    spec: DeviceSpec,
+    tracer: Tracer,
+    gpus: int = 1,
+    nodes: int = 1,
+    launcher: Launcher = launch,
+    command: TrainingCommand | None = None,
 ) -> Executor:
     """Return the executor of `gpus` ranks: on as many GPUs from the named one on, or each with the cpu's budget.
+
+    A `command` of the user's own starts its ranks itself, all at once.
 
     They are in `nodes` machines, for which on the cpu groups of ranks stand. A simulated device answers from `tracer`,
     a replayed one from its grid, whatever the numbers. All that runs is launched by `launcher`. Raises what `find`
@@ -35,7 +44,7 @@ def find_executor(
     if isinstance(device, ReplayDevice):
         return ReplayExecutor(device)
     if gpus == 1:
-        return LocalExecutor(device, launcher)
+        return LocalExecutor(device, launcher) if command is None else ScriptExecutor([device])
     if spec.kind == "cpu":
         needed, there = gpus * device.facts().budget, device.facts().total
         if needed > there:
@@ -44,10 +53,16 @@ def find_executor(
                 f"machine has {format_bytes(there)}; give each less (--device cpu:...), or --gpus and --nodes fewer",
                 about="gpus",
             )
-        return RanksExecutor([device] * gpus, launcher, nodes)
+        return (
+            RanksExecutor([device] * gpus, launcher, nodes)
+            if command is None
+            else ScriptExecutor([device] * gpus)
+        )
     first = resolve_device(spec)
     others = [find(first.model_copy(update={"index": first.index + rank})) for rank in range(1, gpus)]
-    return RanksExecutor([device, *others], launcher)
+    return (
+        RanksExecutor([device, *others], launcher) if command is None else ScriptExecutor([device, *others])
+    )
 
 
 def find_tracer(spec: DeviceSpec, launcher: Launcher = launch, workers: int | None = None) -> Tracer:

@@ -39,7 +39,11 @@ def export(best: Best, target: str) -> dict[str, str]:
     Raises InputError for an unknown target, and CannotExport, which names every field that the target cannot
     express.
     """
-    return load_exporter(target)(best)
+    exporter = load_exporter(target)
+    if best.command is not None:
+        why = "a command of your own was tuned: start it as `command` in best.yaml says, and nothing has to be exported"
+        raise CannotExport(target, {"command": why})
+    return exporter(best)
 
 
 def possible(best: Best) -> list[str]:

@@ -15,10 +15,10 @@ from autotune.units import format_bytes
 NEAR_LIMIT = 0.95
 """Share of the data limit from which a worker that died in native code is taken to have died of a refusal."""
 
-_REFUSAL_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGTRAP, signal.SIGILL})
+REFUSAL_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGTRAP, signal.SIGILL})
 """What kills native code that did not check its malloc, or that aborts when memory is refused."""
 
-_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """What no fault of a program sends: somebody else (a person, a memory daemon, a batch system) ended the worker."""
 
 
@@ -77,7 +77,7 @@ def classify(
         refused = _killed_for_memory(report, ending, kind) or _died_of_refusal(
             report, ending, kind, data_limit
         )
-        if refused is None and ending.signal in _FROM_OUTSIDE:
+        if refused is None and ending.signal in FROM_OUTSIDE:
             what = f"the worker was ended by {ending.describe()}, by something other than autotune{_uncounted(ending)}"
             return _lost(report, "worker", what)
         return refused or _crash(report, "signal", f"killed by {ending.describe()}")
@@ -120,7 +120,7 @@ def _died_of_refusal(report: Report, ending: Exit, kind: DeviceKind, data_limit:
     Oom, and one whose single large request was refused far below the limit remains a Crash: no counter of the
     kernel tells those apart, and a guess would hide real bugs.
     """
-    if kind != "cpu" or data_limit is None or ending.signal not in _REFUSAL_SIGNALS:
+    if kind != "cpu" or data_limit is None or ending.signal not in REFUSAL_SIGNALS:
         return None
     if ending.data_recent < NEAR_LIMIT * data_limit:
         return None

@@ -61,6 +61,8 @@ class ProbeRequest(Frozen):
     to_beat: Incumbent | None = None
     """End as soon as it is sure that the candidate is slower than this (kind `train`); None to measure it in any case.
     An executor may measure all the same."""
+    tokens_per_sample: int | None = None
+    """Tokens that a row counts for, to which the batches of a user's own command are held; None does not hold them."""
     seed: int
     sample_seconds: float
     """Seconds of measured steps after warm-up (train), or of all steps (prove)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from rich.console import RenderableType
 from rich.table import Table
 
@@ -37,6 +39,7 @@ def winner_rows(best: Best) -> list[tuple[str, str]]:
         batch += f"; {more} more than the {target} asked for"
     rows = [
         ("configuration", f"{title_of(best.candidate)}, {best.candidate.optimizer}"),
+        *([("start with", shlex.join(best.command.argv))] if best.command is not None else []),
         *([("allowed", f"{', '.join(best.allowed)} (--allow)")] if best.allowed else []),
         *([("devices", f"{best.gpus} in {best.nodes} nodes")] if best.nodes > 1 else []),
         (

@@ -37,6 +37,7 @@ from autotune.outcome import (
 )
 from autotune.run.record import Unknown
 from autotune.specs import Evidence, ModelFacts, ModelSpec
+from autotune.training_command import TrainingCall
 from autotune.units import format_bytes
 from autotune.user_files import parse_yaml, read_text, require_kind, user_path
 from autotune.validation import Frozen
@@ -218,6 +219,11 @@ class Best(Frozen):
     """
     environment: dict[str, str]
     """Versions and machine that the numbers depend on."""
+    counts_tokens: bool = True
+    """Whether the global batch was asked for in tokens, to which a command's rows are held then; else in samples."""
+    command: TrainingCall | None = None
+    """How production training starts where a command of the user's own was probed: an argument vector, which needs no
+    shell, with `{output}` for the folder that it writes to; null for a model that autotune trains."""
     facts: ModelFacts
     """What the model turned out to be when it was built."""
     model: ModelSpec

@@ -11,6 +11,8 @@ from autotune.run.best import Best
 def written_bytes(best: Best, kind: Literal["cuda", "cpu"]) -> int:
     """Return the bytes that a proof on a device of that kind may write: a checkpoint, and what lives in files."""
     candidate, facts = best.candidate, best.facts
+    if best.model.command is not None:  # what it writes is its own
+        return 0
     written = checkpoint_bytes(candidate, facts, best.gpus)
     if candidate.offload_place(kind) == "disk":
         written += best.gpus * offloaded_bytes(candidate, facts, best.gpus, best.nodes)

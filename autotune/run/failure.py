@@ -21,12 +21,20 @@ from autotune.units import format_bytes, format_duration
 def inspection_failed(outcome: Outcome, budget: int) -> AutotuneError:
     """Return the error for a model that could not be looked at within `budget` bytes."""
     match outcome:
-        case Crash(message=message, reason="exception", traceback=""):  # written for people, and complete
-            return ModelError(message)
+        case (
+            Crash(message=message, reason="command")
+            | Crash(message=message, reason="exception", traceback="")
+        ):
+            return ModelError(message)  # written for people, and complete
         case Crash(message=message, traceback=traceback, phase="forward"):
             return ModelError(f"the model was built, but failed on a first batch: {message}", traceback)
         case Crash(message=message, traceback=traceback):
             return ModelError(f"the model cannot be built: {message}", traceback)
+        case Timeout(seconds=seconds, message=message) if message:
+            return ModelError(
+                f"a first launch of the command came to no end within {format_duration(seconds)} (--probe-timeout): "
+                f"{message}"
+            )
         case Timeout(phase="start", seconds=seconds):
             return ProbeError(
                 f"torch and transformers were not imported within {format_duration(seconds)} (--probe-timeout); "
@@ -87,7 +95,7 @@ def stop_at_crash(history: History) -> None:
         if not any(isinstance(earlier.outcome, Ok) for earlier in history[:place]):
             raise ModelError(_crashed(trial), trial.outcome.traceback)
         size = _trained_below(trial, history)
-        if size is not None and trial.outcome.reason == "exception":
+        if size is not None and trial.outcome.reason in {"exception", "command"}:
             raise ModelError(
                 f"{_crashed(trial)}. Micro-batch {size} trained, so memory and techniques are not to blame: mend what "
                 "fails at the larger size, in the model, in what makes its batches, or in the data, and start a new "

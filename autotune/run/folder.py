@@ -23,6 +23,7 @@ from autotune.run.events import Asked, Started
 from autotune.run.journal import read_record
 from autotune.run.paths import RunPaths
 from autotune.run.record import Record
+from autotune.script.command import digests
 from autotune.specs import ModelSpec, RunSpec
 from autotune.user_files import parse_yaml, read_text, require_kind, user_path
 
@@ -155,6 +156,15 @@ def require_unedited(spec: RunSpec, record: Record, paths: RunPaths) -> None:
 
 def require_same_code(model: ModelSpec) -> None:
     """Raise RunEdited where the file of the user's function was edited after the run began."""
+    if (own := model.command) is not None:
+        now = digests(tuple(own.code), Path(own.folder))
+        edited = [name for name, digest in own.code.items() if now.get(name) != digest]
+        if edited:
+            raise RunEdited(
+                f"{', '.join(edited)}, which the command names, was edited (or moved) after the run began. What the "
+                "run has measured is of it as it was then, so it is not continued: put it back as it was, or start a "
+                "new run with `autotune run`"
+            )
     if model.code is None or code_digest(model.name, model.path) == model.code:
         return
     raise RunEdited(

@@ -13,6 +13,7 @@ import autotune
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.executors.executor import Executor
+from autotune.memory.probe_lines import ProbeLines
 from autotune.outcome import Drift, Lost, Ok
 from autotune.prediction import Prediction
 from autotune.probe.folder import ProbeFolder, clear_temporaries
@@ -147,6 +148,8 @@ class _Run:
     @property
     def tracer(self) -> Tracer | None:
         """What traces, unless predictions are not wanted; a simulated device has nothing else."""
+        if self.spec.model.command is not None:
+            return None  # what a program of the user's own allocates, only its probes tell
         return self._tracer if self.spec.predict or self.site.device.simulated else None
 
     def reopen(self) -> None:
@@ -217,7 +220,8 @@ class _Run:
     def informed(self, context: SearchContext) -> SearchContext:
         """Return a context with what was learnt from traces so far."""
         if (known := self.predictions) is None:
-            return context
+            lines = self.spec.model.command is not None and self.spec.predict
+            return context.informed(ProbeLines(), None) if lines else context
         return context.informed(known.predictor, known.speed, known.untraceable, frozenset(self.refused))
 
     def start_predictions(self, context: SearchContext) -> None:
@@ -284,7 +288,10 @@ class _Run:
 
     def expected(self, candidate: Candidate) -> Prediction | None:
         """Return what the models expect a probe of the candidate to measure; None where the run has none."""
-        return self.predictions.predict(candidate, self.journal.record.history) if self.predictions else None
+        history = self.journal.record.history
+        if self.predictions is None and self.spec.model.command is not None and self.spec.predict:
+            return ProbeLines().learned(history, self.context.budget).predict(candidate)
+        return self.predictions.predict(candidate, history) if self.predictions else None
 
     def settle_pending(self) -> None:
         """Try again what was under way when an earlier start of the tuner ended, and what is to be retried."""

@@ -24,15 +24,17 @@ class Preflight:
         assert context.site is not None
         self._context = context
         self._goal, self._model, self._device = context.goal, context.model, context.site.device
+        self._commanded = context.source.command is not None
         self._own = context.source.source == "function"
         self._executor = executor
         self._folder = folder
 
     def refusal(self, candidate: Candidate) -> Refusal | None:
         """Return why a candidate is refused without running it, or None."""
-        return (
-            self._context.refusal(candidate) or self._lacks_room(candidate) or self._cannot_build(candidate)
-        )
+        refused = self._context.refusal(candidate)
+        if self._commanded:  # what it builds, and where it offloads to, is its own
+            return refused
+        return refused or self._lacks_room(candidate) or self._cannot_build(candidate)
 
     def _lacks_room(self, candidate: Candidate) -> Refusal | None:
         """Return why host memory or disk cannot hold what the candidate offloads, or None."""

@@ -36,10 +36,17 @@ def probe_request(
         accumulation_steps=steps, device=site.device.torch_name,
         world_size=spec.goal.gpus if candidate.distributed else 1,
         nodes=spec.goal.nodes if candidate.distributed else 1,
-        budget=site.device.budget, seed=spec.seed,
+        budget=site.device.budget, seed=spec.seed, tokens_per_sample=_counted(spec, context),
         energy=kind == "train" and spec.goal.objective.name == "energy",
         sample_seconds=spec.limits.sample_time, sample_steps=spec.limits.sample_steps, folder="",
     )  # fmt: skip
+
+
+def _counted(spec: RunSpec, context: SearchContext | None) -> int | None:
+    """Return the tokens that each row of a command counts for in the global batch; None where that is in samples."""
+    if context is None or spec.model.command is None or spec.goal.target.unit != "tokens":
+        return None
+    return context.tokens_per_sample
 
 
 @dataclass

@@ -32,10 +32,13 @@ def proof_request(
 
     `energy` has the energy of its steps measured.
     """
+    command = best.model.command is not None
     return ProbeRequest(
         kind="prove", model=best.model, candidate=best.candidate, seq_len=best.seq_len,
         lengths=best.lengths,
-        accumulation_steps=best.accumulation.steps, device=device or best.device.torch_name,
+        tokens_per_sample=best.facts.tokens_per_sample if command and best.counts_tokens else None,
+        accumulation_steps=_fitting(best, seconds) if command else best.accumulation.steps,
+         device=device or best.device.torch_name,
         world_size=best.gpus if best.candidate.distributed else 1,
         nodes=best.nodes if best.candidate.distributed else 1,
         budget=budget or best.memory.budget, headroom=best.headroom,
@@ -80,7 +83,7 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
             <= max(memory_tolerance * recorded.allocated, floor or 0),
         ),
         Check(
-            name="peak with evaluation and checkpoint",
+            name=_whole(best),
             recorded=memory.budget,
             proven=memory.peak(),
             tolerance=None,
@@ -104,10 +107,7 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
             interval=noise if judge_speed else None,
             passed=not judge_speed or speed + noise >= best.tokens_per_second * (1 - limits.speed_tolerance),
         ),
-        Check(
-            name="loss falls", recorded=outcome.losses[0], proven=outcome.losses[-1], tolerance=None,
-            passed=len(outcome.losses) > 1 and outcome.losses[-1] < outcome.losses[0],
-        ),
+        *_falling(best, outcome),
     )  # fmt: skip
     passed = all(check.passed for check in checks)
     return Proof(
@@ -117,6 +117,31 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
         losses=outcome.losses, evaluation_loss=outcome.evaluation_loss,
         evaluation_micro_batch=outcome.evaluation_micro_batch,
         checkpoint_bytes=outcome.checkpoint_bytes, seconds=seconds,
+    )  # fmt: skip
+
+
+def _fitting(best: Best, seconds: float) -> int:
+    """Return how many micro-steps let four steps of a command, two of them measured, be done in so many seconds."""
+    micro_step = max(1e-6, best.timing.micro_step.mean)
+    return min(best.accumulation.steps, max(2, int(seconds / 4 / micro_step)))
+
+
+def _whole(best: Best) -> str:
+    """Return what is checked against the budget: all that a proof ran."""
+    if best.model.command is None:
+        return "peak with evaluation and checkpoint"
+    return "peak with the second command" if best.model.command.evaluation else "peak with all steps"
+
+
+def _falling(best: Best, outcome: Ok) -> tuple[Check, ...]:
+    """Return the check of the loss; none for a command, whose data and schedule may have it rise for a while."""
+    if best.model.command is not None:
+        return ()
+    return (
+        Check(
+            name="loss falls", recorded=outcome.losses[0], proven=outcome.losses[-1], tolerance=None,
+            passed=len(outcome.losses) > 1 and outcome.losses[-1] < outcome.losses[0],
+        ),
     )  # fmt: skip
 
 
@@ -172,6 +197,12 @@ def _held(best: Best, outcome: Ok, speed: float) -> str:
     if best.evidence == "predicted":
         tensors = f"{format_bytes(outcome.memory.allocated)} where {format_bytes(best.memory.allocated)} were predicted"
         expected = f"; tensors {tensors}, and {format_count(best.tokens_per_second)} tokens/s"
+    if best.model.command is not None:
+        beside = "and the second command" if best.model.command.evaluation else "training steps only"
+        return (
+            f"held when relaunched: {trained(best, outcome)}, {beside}; peak {format_bytes(outcome.memory.peak())}, "
+            f"{format_count(speed)} tokens/s"
+        )
     most = outcome.evaluation_micro_batch
     larger = "" if most is None or most == best.candidate.micro_batch else f" (micro-batch {most} fits there)"
     return (
@@ -239,8 +270,8 @@ def _ended(outcome: Outcome) -> str:
             return f"out of memory in {phase}" + (f" with {stress}" if stress else "")
         case NonFinite(what=what, step=step):
             return f"{what} not finite at step {step}"
-        case Timeout(seconds=seconds):
-            return f"no end after {format_duration(seconds)}"
+        case Timeout(seconds=seconds, message=message):
+            return f"no end after {format_duration(seconds)}{message and f': {message}'}"
         case Crash(message=message):
             return message
         case Unsupported(reason=reason):

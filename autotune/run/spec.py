@@ -16,10 +16,13 @@ from autotune.models.resolve import resolve
 from autotune.models.sequence_length import LONGEST_DEFAULT, sequence_length
 from autotune.objective import Objective, Price
 from autotune.options import Limits, RunOptions
+from autotune.script.command import parse_command, title
+from autotune.script.space import space_of, within
 from autotune.search.shipped import default_space, load_space
 from autotune.search.space import Space
-from autotune.specs import DeviceSpec, GlobalBatch, Goal, ModelSpec, RunSpec
-from autotune.techniques.consent import allowed
+from autotune.specs import ABSENT, DeviceSpec, GlobalBatch, Goal, ModelSpec, RunSpec
+from autotune.techniques.consent import ByConsent, allowed
+from autotune.training_command import TrainingCommand
 from autotune.user_files import OPTIONS, parse_yaml, read_text, require_kind, user_path
 from autotune.validation import flag
 
@@ -59,12 +62,13 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
             problems.append(Problem(f"{flag(option)}: {error}", option))
         return None
 
-    model = attempt("model", lambda: _model(options, base))
+    model = attempt("model" if options.command is None else "command", lambda: _trained(options, base))
     device = attempt("device", lambda: find_device(DeviceSpec.parse(options.device)))
     target = attempt("target_global_batch", lambda: GlobalBatch.parse(options.target_global_batch))
     grid = attempt("device", lambda: recorded_grid(device)) if device else None
-    space = attempt("space", lambda: _space(options, grid))
     consented = attempt("allow", lambda: allowed(options.allow))
+    command = model.command if model else None
+    space = attempt("space", lambda: _space(options, grid, command, consented or ()))
     lengths = attempt("lengths", lambda: read_lengths(options.lengths, base))
     longest = lengths.longest if lengths else LONGEST_DEFAULT
     seq_len = attempt("seq_len", lambda: sequence_length(options.seq_len, model, longest)) if model else None
@@ -74,6 +78,17 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
         problems.append(Problem(reason, "gpus"))
     if device and (reason := unlaunched(device.kind, options.nodes)):
         problems.append(Problem(reason, "nodes"))
+    problems += _both(options)
+    if command is not None and device and device.kind in ABSENT:
+        problems.append(Problem(f"--device {device}: a command needs a device on which it can run", "device"))
+    if command is not None and options.objective == "energy":
+        problems.append(
+            Problem("--objective energy: the energy of a command's steps is not measured", "objective")
+        )
+    if command is not None and options.nodes > 1:
+        problems.append(Problem("--nodes: a command is probed on this machine alone", "nodes"))
+    if command is not None and options.lengths is not None:
+        problems.append(Problem("--lengths: a command's batches are taken as they are", "lengths"))
     if problems or not (
         model and device and target and space and seq_len and objective and consented is not None
     ):
@@ -92,15 +107,34 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
         raise NotRecorded(problems)
     return RunSpec(
         model=model, device=device, goal=goal, optimizer=options.optimizer, space=space.model_dump(mode="json"),
-        space_name=space.name, allow=tuple(one.name for one in consented), strategy=options.strategy,
+        space_name=space.name,
+        # What a command's mapping does not express cannot be tried, allowed or not: its space has it already.
+        allow=() if command is not None else tuple(one.name for one in consented), strategy=options.strategy,
         seed=options.seed, predict=options.predict,
         launcher=options.launcher,
         limits=options.part(Limits),
     )  # fmt: skip
 
 
-def _space(options: RunOptions, grid: RecordedGrid | None) -> Space:
-    """Return the space that was named; else what a replay's grid was recorded of, or the default."""
+def _both(options: RunOptions) -> list[Problem]:
+    """Return what does not go with a command, or without one."""
+    if options.command is None:
+        lone = [name for name in ("axes", "evaluation_command") if getattr(options, name) is not None]
+        return [Problem(f"{flag(name)} belongs to --command", name) for name in lone]
+    if options.model is not None:
+        return [Problem("--model: a run has a model or a command, and not both; leave one out", "model")]
+    return []
+
+
+def _space(
+    options: RunOptions,
+    grid: RecordedGrid | None,
+    command: TrainingCommand | None,
+    consented: tuple[ByConsent, ...],
+) -> Space:
+    """Return the space that was named; else what a grid was recorded of, what a command can say, or the default."""
+    if command is not None:
+        return within(load_space(options.space), command) if options.space else space_of(command, consented)
     if options.space is not None:
         return load_space(options.space)
     if grid is not None:
@@ -117,7 +151,11 @@ def _objective(options: RunOptions) -> Objective:
     )
 
 
-def _model(options: RunOptions, base: Path) -> ModelSpec:
+def _trained(options: RunOptions, base: Path) -> ModelSpec:
+    if options.command is not None:
+        command = parse_command(options.command, options.axes, options.evaluation_command, base)
+        return ModelSpec(name=title(command), source="command", command=command)
+    assert options.model is not None, "one of the two is given"
     found = resolve(
         options.model, block_class=options.block_class, trust_remote_code=options.trust_remote_code, base=base
     )

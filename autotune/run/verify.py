@@ -83,6 +83,12 @@ def verify(
             "with --trust-remote-code",
             about="trust_remote_code",
         )
+    if best.model.command is not None and not trust_remote_code:
+        raise InputError(
+            f"{file} has a command run ({best.model.name}, in {best.model.command.folder}); read it there, and allow "
+            "it with --trust-remote-code",
+            about="trust_remote_code",
+        )
     if best.model.code is not None and code_digest(best.model.name, best.model.path) != best.model.code:
         say(
             f"the file that defines {best.model.name} is not the one that was proven: it was edited or moved since"
@@ -93,7 +99,7 @@ def verify(
             "a proof needs a real device, and a simulated or replayed one proves nothing; run it where there is one",
             about="device",
         )
-    executor = find_executor(chosen, LocalTracer(), best.gpus, best.nodes)
+    executor = find_executor(chosen, LocalTracer(), best.gpus, best.nodes, command=best.model.command)
     facts = executor.describe().device
     say(f"proving {file} on {facts.name} with {format_bytes(facts.budget)}")
     request = proof_request(best, limits.proof_time, facts.torch_name, facts.budget)

@@ -11,11 +11,13 @@ from autotune.outcome import Drift, Ok
 from autotune.probe.folder import write_atomically
 from autotune.run.best import Alternative, Best, BestDevice, Compared, Figure
 from autotune.run.journal import now
+from autotune.script.command import call
 from autotune.search.price import cost_per_million_tokens, joules_per_token
 from autotune.search.selection import Choice, Score, mfu
 from autotune.site import Site
 from autotune.specs import Evidence, Goal, ModelFacts, RunSpec
 from autotune.techniques.consent import changing, told
+from autotune.training_command import TrainingCall
 
 PREDICTED = (
     "predicted, not measured: nothing was trained. Memory is from a trace and a simulated allocator, speed from a "
@@ -67,6 +69,16 @@ def finalist(
         notes.append(changed)
     if goal.lengths is not None:
         notes.append(_of_rows(goal, candidate))
+    if (command := spec.model.command) is not None:
+        notes.append(
+            "a command of the user's own was probed: of a candidate's axes it was told "
+            f"{', '.join(command.axes) or 'none'}, and the others are as its program has them"
+        )
+        if not command.evaluation:
+            notes.append(
+                "training steps only: neither an evaluation nor a checkpoint was run; with --evaluation-command a "
+                "proof runs them"
+            )
     return Best(
         run=run, created=now(),
         evidence=device.evidence,
@@ -87,8 +99,23 @@ def finalist(
         environment={
             **site.machine.environment(), "torch": facts.torch_version, "transformers": facts.transformers_version,
         },
+        counts_tokens=goal.target.unit == "tokens", command=_call(spec, candidate, score),
         facts=facts, model=spec.model,
     )  # fmt: skip
+
+
+def _call(spec: RunSpec, candidate: Candidate, score: Score) -> TrainingCall | None:
+    """Return how production training starts, where it is a command of the user's own."""
+    command, goal, batch = spec.model.command, spec.goal, score.accumulation
+    if command is None:
+        return None
+    numbers: dict[str, int | str] = {
+        "micro_batch": candidate.micro_batch, "accumulation": batch.steps, "gpus": goal.gpus // goal.nodes,
+        "nodes": goal.nodes, "total_accumulation": batch.steps * batch.world_size,
+        "global_batch": candidate.micro_batch * batch.steps * batch.world_size,
+        "seq_len": goal.seq_len, "seed": spec.seed, "output": "{output}",
+    }  # fmt: skip
+    return call(command, candidate, numbers)
 
 
 def chosen(best: Best, choice: Choice) -> Best:

@@ -78,6 +78,11 @@ class SearchContext:
             sharding=usual_sharding(spec.goal.gpus),
             sequences="full" if spec.goal.lengths is None else "padded",
         )
+        if model.precision is not None:
+            base = base.model_copy(update={"precision": model.precision})
+        if spec.model.command is not None:
+            plain = {axis: values[0] for axis, values in spec.space["axes"].items()}
+            base = base.model_copy(update=plain)
         context = cls(
             space=Space.load(spec.space, "space"), base=base, goal=spec.goal, tokens_per_sample=model.tokens_per_sample,
             budget=budget, limits=spec.limits, seed=spec.seed, site=site, model=model, source=spec.model,
@@ -228,6 +233,15 @@ class SearchContext:
         """Raise InputError when no micro-batch at all can make up the global batch."""
         _ = self.batches(self.base).limit
 
+    def _unsaid(self, candidate: Candidate) -> Refusal | None:
+        """Return which value the space of a user's command does not have, or None."""
+        for axis, values in self.space.axes.items():
+            if getattr(candidate, axis) not in values:
+                return Refusal(
+                    axis, "space", (), f"the command is not told {axis} {getattr(candidate, axis)}"
+                )
+        return None
+
     def passes_over(self, candidate: Candidate) -> bool:
         """Tell whether the goal leaves a rung nothing to do, or nothing that another does not: no trial is needed."""
         context = Context(world_size=self.goal.gpus, nodes=self.goal.nodes)
@@ -246,4 +260,6 @@ class SearchContext:
         )  # fmt: skip
         if reason := self.space.refusal(candidate):
             return Refusal(None, "space", (), reason)
+        if self.source is not None and self.source.command is not None:
+            return self._unsaid(candidate)  # whatever else rules it out, its own program says
         return refused(candidate, context)

@@ -22,7 +22,12 @@ ROOT = Path(__file__).parents[2]
 def measures(line: str) -> bool:
     """Tell whether a line trains on this machine, or looks at the run that did, which is the last one then."""
     words = line.split()
-    return "last" in words or (words[1] == "run" and "sim:" not in line)
+    return "last" in words or (words[1] == "run" and "sim:" not in line and not starts_a_script(line))
+
+
+def starts_a_script(line: str) -> bool:
+    """Tell whether a line tunes a training script of the user's own."""
+    return "--command" in line
 
 
 def given_to_a_shell(wanted: list[str], folder: Path) -> list[tuple[str, Ended]]:
@@ -61,13 +66,33 @@ def test_the_readmes_first_run_and_all_that_looks_at_it_go_in_order_in_one_folde
 @pytest.mark.timeout(1800)
 def test_what_the_readme_predicts_goes_in_order_and_the_simulated_gpu_has_a_winner(tmp_path):
     """These lines compare no speeds of this machine, so they run beside other tests; in a folder of their own."""
-    given_to_a_shell([line for line in lines() if not measures(line)], tmp_path)
+    given_to_a_shell([line for line in lines() if not measures(line) and not starts_a_script(line)], tmp_path)
     assert (tmp_path / "estimate.png").exists()
     document = call("report", "last", "--json", cwd=tmp_path).document
     assert document["evidence"] == "predicted"
     assert "ok" in {trial["outcome"]["kind"] for trial in document["trials"]}
     assert document["best"]["candidate"]["compile"] == "regional", "the ladder's fastest, where all fits"
     assert len(document["trials"]) <= 8
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.timeout(900)
+def test_a_script_of_the_users_own_is_tuned_word_for_word_from_an_empty_folder(tmp_path):
+    """It meets a real OOM on the way, the script stays as it is, and nothing lies beside it but the run."""
+    (script,) = re.findall(r"```python\n# train.py\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "train.py").write_text(script)
+    given_to_a_shell([line for line in lines() if starts_a_script(line)], tmp_path)
+    document = call("report", "last", "--json", cwd=tmp_path).document
+    kinds = {trial["outcome"]["kind"] for trial in document["trials"]}
+    assert {"ok", "oom"} <= kinds, kinds
+    best = document["best"]
+    assert best["proof"]["passed"]
+    assert best["candidate"]["precision"] == "fp32", "as the watch saw it"
+    assert best["command"]["argv"][:3] == ["python", "train.py", "--bs"]
+    assert any("training steps only" in note for note in best["notes"])
+    assert (tmp_path / "train.py").read_text() == script
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "train.py"]
 
 
 def test_set_up_is_two_commands_that_the_makefile_has():

@@ -2,8 +2,9 @@ import math
 
 import pytest
 
+from autotune.sampling import summarize
 from autotune.worker.measuring.prove import steps_that_fit
-from autotune.worker.measuring.statistics import narrow, step_seconds, summarize, timing
+from autotune.worker.measuring.statistics import narrow, step_seconds, timing
 from autotune.worker.measuring.steps import StepTimes
 
 

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from autotune.outcome import AttentionKernel, Memory, Ok
 from autotune.probe.protocol import ProbeRequest
 from autotune.racing import SpeedBound, cannot_win, speed_bound
+from autotune.sampling import TRIMMED
 from autotune.worker.measuring.attention_kernel import AttentionKernels, CompiledAttention
 from autotune.worker.measuring.communication import listen
 from autotune.worker.measuring.energy_meter import energy_meter
@@ -21,7 +22,7 @@ from autotune.worker.measuring.memory_breakdown import (
     state_bytes,
 )
 from autotune.worker.measuring.phases import Phases
-from autotune.worker.measuring.statistics import TRIMMED, energy, narrow, step_seconds, timing
+from autotune.worker.measuring.statistics import energy, narrow, step_seconds, timing
 from autotune.worker.measuring.steps import MICRO_STEPS, Stepper, StepTimes
 from autotune.worker.training import Training
 

@@ -1,0 +1,144 @@
+"""A user's command: its template and its mapping file, all mistakes of both, and what it is started with."""
+
+import json
+
+import pytest
+
+from autotune.candidate import Candidate
+from autotune.errors import InputError
+from autotune.script.command import call, parse_command, render, with_copies
+from autotune.script.space import space_of, within
+from autotune.search.graph import DONE
+from autotune.search.space import Space
+from autotune.training_command import NUMBERS
+
+AXES = """
+axes:
+  micro_batch: {key: "ds.json:train_micro_batch_size_per_gpu"}
+  accumulation: {flag: --accum=}
+  seed: {env: SEED}
+  checkpointing: {flag: --gc, values: {none: null, full: true}}
+  precision: {flag: --dtype, values: {fp32: float32, bf16: mixed}}
+  offload: {key: "ds.json:zero_optimization.offload_optimizer.device", values: {none: none, optimizer: cpu}}
+  optimizer_in_backward:
+    values:
+      "off": {}
+      "on": {args: [--in-backward], env: {FUSE: 1}, keys: {"ds.json:fused": true}}
+"""
+
+
+def numbers(**own):
+    given = {
+        "micro_batch": 4, "accumulation": 8, "total_accumulation": 8, "global_batch": 32,
+        "gpus": 1, "nodes": 1, "seq_len": 64, "seed": 3,
+        "output": "/scratch/a folder",
+    }  # fmt: skip
+    assert given.keys() == NUMBERS.keys()
+    return {**given, **own}
+
+
+def parsed(command, base, axes=None, evaluation=None):
+    return parse_command(command, axes, evaluation, base)
+
+
+def test_placeholders_become_words_and_nothing_goes_through_a_shell(tmp_path):
+    command = parsed(
+        "python train.py --bs={micro_batch} --accum {accumulation} {checkpointing:--gc --twice} "
+        "{precision:fp32=|bf16=--bf16} --out {output}/x '--note=two words; $HOME' {{literal}}",
+        tmp_path,
+    )
+    plain = render(command, Candidate(precision="fp32"), numbers()).argv
+    assert plain == (
+        "python", "train.py", "--bs=4", "--accum", "8", "--out", "/scratch/a folder/x", "--note=two words; $HOME",
+        "{literal}",
+    )  # fmt: skip
+    full = render(command, Candidate(checkpointing="full"), numbers()).argv
+    assert full[4:8] == ("8", "--gc", "--twice", "--bf16")
+
+
+def test_a_mapping_file_sets_flags_variables_and_keys_of_copies(tmp_path):
+    (tmp_path / "axes.yaml").write_text(AXES)
+    (tmp_path / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1}'
+    )
+    command = parsed("python train.py {axes} --deepspeed=ds.json last", tmp_path, "axes.yaml")
+    before = (tmp_path / "ds.json").read_bytes()
+    one = Candidate(checkpointing="full", offload="optimizer", optimizer_in_backward=True)
+    made = render(command, one, numbers())
+    argv, copies = with_copies(made, tmp_path, tmp_path / "scratch")
+    ((copy, text),) = copies.items()
+    assert argv == (
+        "python", "train.py", "--dtype", "mixed", "--gc", "--in-backward", "--accum=8", f"--deepspeed={copy}", "last",
+    ) or sorted(argv[2:7]) == sorted(["--dtype", "mixed", "--gc", "--in-backward", "--accum=8"])  # fmt: skip
+    assert argv[-2:] == (f"--deepspeed={copy}", "last")
+    assert made.env == {"FUSE": "1", "SEED": "3"}
+    assert json.loads(text) == {
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        "train_micro_batch_size_per_gpu": 4,
+        "fused": True,
+    }
+    assert (tmp_path / "ds.json").read_bytes() == before
+    emitted = call(command, one, numbers(output="{output}"))
+    assert emitted.keys["ds.json"]["zero_optimization.offload_optimizer.device"] == "cpu"
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), [
+    ("c.toml", 'a = 1\n[x]\nb = "t"\n[x.y]\nz = [1, 2]\n', 'a = 1\n\n[x]\nb = "t"\n\n[x.y]\nz = [1, 9]\n'),
+    ("c.yaml", "# kept\nx:\n  y:\n    z: [1, 2]\n", "# kept\nx:\n  y:\n    z: [1, 9]\n"),
+])  # fmt: skip
+def test_toml_and_yaml_are_edited_too(tmp_path, name, text, expected):
+    from autotune.script.config_files import edited
+
+    assert edited(text, name, {("x", "y", "z", "1"): 9}) == expected
+
+
+def test_all_mistakes_are_told_at_once(tmp_path):
+    (tmp_path / "axes.yaml").write_text(
+        "axes:\n  precision: {flag: --d, values: {fp23: x}}\n  chekpointing: {values: [full]}\n"
+        "  micro_batch: {flag: a, env: b}\n"
+    )
+    with pytest.raises(InputError) as caught:
+        parsed("no-such-program {micro_bach} {precision} {offload:nothing=1|none=}", tmp_path, "axes.yaml")
+    told = "\n".join(caught.value.problems)
+    for part in (
+        "no-such-program", "did you mean micro_batch", "{precision}: say what stands for which value", "'nothing'",
+        "did you mean fp32", "did you mean checkpointing", "exactly one of flag, env and key",
+        "nothing tells it the micro",        "how often to accumulate",
+    ):  # fmt: skip
+        assert part in told, part
+
+
+def test_keys_need_their_file_in_the_command_and_near_ones_are_told(tmp_path):
+    (tmp_path / "axes.yaml").write_text(
+        'axes: {micro_batch: {key: "c.json:train.micro_bach"}, accumulation: {flag: -a}}'
+    )
+    with pytest.raises(InputError, match="no word of the command names that file"):
+        parsed("python train.py", tmp_path, "axes.yaml")
+    (tmp_path / "c.json").write_text('{"train": {"micro_batch": 1}}')
+    with pytest.raises(InputError, match="did you mean micro_batch"):
+        parsed("python train.py c.json", tmp_path, "axes.yaml")
+
+
+def test_the_space_is_what_the_mapping_can_express(tmp_path):
+    command = parsed(
+        "python t.py {micro_batch} {accumulation} {checkpointing:--gc} {compile:--compile} {optimizer:sgd|adamw}",
+        tmp_path,
+    )
+    space = space_of(command)
+    assert space.axes == {
+        "checkpointing": ("none", "full"),
+        "compile": ("none", "regional"),
+        "optimizer": ("adamw",),
+    }
+    rungs = [
+        (node.set["compile"], node.set["checkpointing"]) for node in space.graph.nodes.values() if node.set
+    ]
+    assert rungs == [("none", "none"), ("regional", "none"), ("none", "full")]
+    # A memory-saving rung is of use only where something larger did not fit.
+    assert space.graph.nodes["grow1"].target("limit") == DONE
+    assert space.graph.nodes["grow0"].target("limit") == "rung1"
+    own = Space(name="own", description="", axes={"loss": ("full", "chunked")}, graph=space.graph.model_copy(
+        update={"nodes": {"rung0": space.graph.nodes["rung0"].model_copy(update={"set": {}, "next": {}})}}
+    ))  # fmt: skip
+    with pytest.raises(InputError, match="nothing in the command carries loss"):
+        within(own, command)
