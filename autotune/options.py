@@ -84,7 +84,9 @@ class TrainingOptions(Options):
     @model_validator(mode="before")
     @classmethod
     def _needs_one(cls, data: object) -> object:
-        """Have a model be required where there is no command."""
+        """Have a model be required where there is no command, and a record has no model of its own."""
+        if cls.model_fields["model"].default is not None:
+            return data
         if isinstance(data, dict) and data.get("command") is None and data.get("model") is None:
             return {**data, "model": _MISSING}
         return data
