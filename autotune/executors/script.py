@@ -111,10 +111,10 @@ class ScriptExecutor:
         own = os.environ.get("PYTHONPATH")
         temporary = place.scratch / "tmp"
         variables = {
-            **os.environ, **{name: value for name, value in QUIET.items() if name not in os.environ},
+            **{name: value for name, value in QUIET.items() if name not in os.environ},
             **self.environment(candidate), **rendered.env,
             "PYTHONPATH": os.pathsep.join([str(SITE), own] if own else [str(SITE)]), "TMPDIR": str(temporary),
-            "PYTHONFAULTHANDLER": "1", "AUTOTUNE_WATCH": str(watch), "AUTOTUNE_WATCH_ASKED": json.dumps(asked),
+            "AUTOTUNE_WATCH": str(watch), "AUTOTUNE_WATCH_ASKED": json.dumps(asked),
         }  # fmt: skip
         order = {
             "argv": list(argv), "folder": launches.command.folder, "env": variables, "files": copies,

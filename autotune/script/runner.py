@@ -33,7 +33,7 @@ class Order(TypedDict):
     argv: list[str]
     folder: str
     env: dict[str, str]
-    """The whole environment."""
+    """Variables that are set beside those that this process has."""
     files: dict[str, str]
     """Texts that are written before, by path."""
     folders: list[str]
@@ -56,7 +56,7 @@ def main(request: str, pipe: int) -> None:
     seen = _Seen(order["watch"], pipe)
     try:
         child = subprocess.Popen(
-            order["argv"], cwd=order["folder"], env=order["env"], stdin=subprocess.DEVNULL
+            order["argv"], cwd=order["folder"], env={**os.environ, **order["env"]}, stdin=subprocess.DEVNULL
         )
     except OSError as error:
         seen.write({"failed": f"{order['argv'][0]} cannot be started: {error.strerror}"})
