@@ -97,3 +97,17 @@ model = torch.nn.parallel.DistributedDataParallel(Net())""",
     )
     + LOOP
 )
+HF_TRAINER = '''
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
+
+
+class Rows(torch.utils.data.Dataset):
+    __len__ = lambda self: 10**6
+    __getitem__ = lambda self, index: {name: torch.full((64,), index % 50) for name in ("input_ids", "labels")}
+
+
+(given,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+config = GPT2Config(vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=64)
+Trainer(model=GPT2LMHeadModel(config), args=given, train_dataset=Rows()).train()
+'''

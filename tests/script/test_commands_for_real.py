@@ -100,3 +100,16 @@ def test_torchrun_starts_two_ranks_and_each_has_the_budget(folder):
     assert len(result.answer.memory.by_rank) == 2
     assert max(result.answer.memory.by_rank) == result.answer.memory.peak()
     assert result.leftovers == 0
+
+
+def test_an_hf_trainer_script_by_its_shipped_mapping(folder):
+    (folder / "train.py").write_text(programs.HF_TRAINER)
+    device = CpuDevice(budget(512 * MIB))
+    quiet = "--save_strategy no --report_to none --use_cpu True --disable_tqdm True --max_steps 100000"
+    command = parse_command(f"{sys.executable} train.py {quiet}", "hf_trainer", None, folder)
+    candidate = Candidate(micro_batch=2, checkpointing="full", precision="bf16")
+    request = requested(command, device).model_copy(update={"candidate": candidate, "tokens_per_sample": 64})
+    result = ScriptExecutor([device]).run(request, folder.parent / "probe", timeout=200)
+    assert isinstance(result.answer, Ok), result.answer
+    assert result.answer.accumulation_steps == 2
+    assert [path.name for path in folder.iterdir()] == ["train.py"]
