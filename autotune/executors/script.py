@@ -13,6 +13,7 @@ import autotune
 from autotune.candidate import Candidate, OffloadPlace
 from autotune.devices.device import Device
 from autotune.executors.executor import ProbeResult
+from autotune.executors.scratch import scratch_folder, temporary
 from autotune.outcome import Crash, Ok, Outcome
 from autotune.probe.exit import Report
 from autotune.probe.folder import ProbeFolder, write_atomically
@@ -105,20 +106,32 @@ class ScriptExecutor:
         limit: int | None,
     ) -> tuple[Report, Seen, int | None]:
         """Launch one command line to its end; return what was seen, and the peak that the devices saw (bytes)."""
+        # Not the probe's own folder: the path of a socket has 107 characters at most, and loader workers make some.
+        with scratch_folder((temporary(),)) as short:
+            return self._started(launches, rendered, candidate, asked, limit, short)
+
+    def _started(
+        self,
+        launches: _Launches,
+        rendered: Rendered,
+        candidate: Candidate,
+        asked: dict[str, float],
+        limit: int | None,
+        short: Path,
+    ) -> tuple[Report, Seen, int | None]:
         place, request = launches.place, launches.request
         watch = place.scratch / "watch"
         argv, copies = with_copies(rendered, Path(launches.command.folder), place.scratch / "config")
         own = os.environ.get("PYTHONPATH")
-        temporary = place.scratch / "tmp"
         variables = {
             **{name: value for name, value in QUIET.items() if name not in os.environ},
             **self.environment(candidate), **rendered.env,
-            "PYTHONPATH": os.pathsep.join([str(SITE), own] if own else [str(SITE)]), "TMPDIR": str(temporary),
+            "PYTHONPATH": os.pathsep.join([str(SITE), own] if own else [str(SITE)]), "TMPDIR": str(short),
             "AUTOTUNE_WATCH": str(watch), "AUTOTUNE_WATCH_ASKED": json.dumps(asked),
         }  # fmt: skip
         order = {
             "argv": list(argv), "folder": launches.command.folder, "env": variables, "files": copies,
-            "folders": [str(temporary), launches.output], "watch": str(watch),
+            "folders": [launches.output], "watch": str(watch),
         }  # fmt: skip
         place.root.mkdir(parents=True, exist_ok=True)
         write_atomically(place.root / "order.json", json.dumps(order, indent=2) + "\n")
