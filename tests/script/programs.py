@@ -97,7 +97,7 @@ model = torch.nn.parallel.DistributedDataParallel(Net())""",
     )
     + LOOP
 )
-HF_TRAINER = '''
+HF_TRAINER = """
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
 
@@ -110,4 +110,4 @@ class Rows(torch.utils.data.Dataset):
 (given,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
 config = GPT2Config(vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=64)
 Trainer(model=GPT2LMHeadModel(config), args=given, train_dataset=Rows()).train()
-'''
+"""
