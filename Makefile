@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 APART := $(abspath $(VENV))/apart
 LOWEST := $(abspath $(VENV))/lowest
+CONSUMERS := $(abspath $(VENV))/consumers
 VERSIONED := tests/estimation tests/exports tests/memory tests/models tests/numerics tests/tracing tests/worker
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=worksteal
 # Tests of deadlines and of processes that end wait more than they compute: three processes took 1.6 of two cores.
@@ -12,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Hundreds of processes import the same files. Each would compile them anew, and pytest rewrite the asserts of all tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run environments test side-by-side style types test-long long apart test-cluster cluster-deps check-record test-versions coverage test-fast test-stability test-gpu fuzz lint format clean
+.PHONY: run environments test side-by-side style types test-long long apart consumers test-consumers test-cluster cluster-deps check-record test-versions coverage test-fast test-stability test-gpu fuzz lint format clean
 
 run: $(VENV)/ready  ## the main job on this machine's CPU, with a real model
 	$(BIN)/autotune run --model gpt2 --seq-len 128 --target-global-batch 8K --device cpu:3GiB \
@@ -40,6 +41,11 @@ long: $(APART)/ready
 apart: $(APART)/ready
 	PYTHONPATH=$(APART) DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -k "float8 or deepspeed" \
 		--junit-xml=build/long/apart.xml tests/numerics tests/memory
+
+consumers: $(CONSUMERS)/ready  ## the libraries that exports are for, pinned, in a folder of their own (380 MiB)
+
+test-consumers: $(CONSUMERS)/ready  ## what is exported, validated and trained by the libraries that it is for
+	PYTHONPATH=$(CONSUMERS) DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m consumers tests/consumers
 
 check-record: $(VENV)/ready  ## whether test-long's record, tests/long_record.json, is of the code as it stands
 	$(BIN)/python -m tests.long_record check
@@ -97,6 +103,11 @@ $(VENV)/ready: pyproject.toml constraints.txt
 $(APART)/ready: $(VENV)/ready
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt --target $(APART) \
 		torchao deepspeed einops hjson msgpack ninja py-cpuinfo
+	touch $@
+
+# What exports are for. Beside the environment and without dependencies: these would bring CUDA builds and other pins.
+$(CONSUMERS)/ready: $(VENV)/ready consumers.txt
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-deps --target $(CONSUMERS) --requirement consumers.txt
 	touch $@
 
 # Newer versions lie in the environment; what is found first is imported.

@@ -41,9 +41,21 @@ FIRST = (
 """What takes longest by itself. At the end of a run it would leave all processes but one without work."""
 
 
+CONSUMERS = "tests/consumers"
+"""What `make test-consumers` runs: only there the libraries are installed that exports are for."""
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave out what needs these libraries, unless it is asked for: there is nothing to skip."""
+    wanted = "consumers" in (config.getoption("markexpr") or "")
+    return True if collection_path == config.rootpath / CONSUMERS and not wanted else None
+
+
 def pytest_collection_modifyitems(config, items):
     """Mark the tests of the files that take long, and begin with the longest."""
     for item in items:
+        if item.path.is_relative_to(config.rootpath / CONSUMERS):
+            item.add_marker(pytest.mark.consumers)
         if item.path.relative_to(config.rootpath).as_posix() in LONG:
             item.add_marker(pytest.mark.long)
     items.sort(

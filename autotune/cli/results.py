@@ -10,7 +10,9 @@ import typer
 
 from autotune.cli.help import BySubject
 from autotune.cli.parameters import OUTPUT, Given, JsonOption, RunArgument, RunsOption, options_of, takes
+from autotune.exit_codes import ExitCode
 from autotune.exports import EXPORTERS
+from autotune.exports.launchers import LAUNCHERS, launcher_files
 from autotune.options import Limits, ProofLimits, VerifyOptions
 from autotune.terminal import console_for, print_error, print_json, print_line, say
 
@@ -104,14 +106,33 @@ def export(
         str,
         typer.Option(metavar="NAME", rich_help_panel=OUTPUT, help=f"Which library: {', '.join(EXPORTERS)}."),
     ] = "native",
+    launcher: Annotated[
+        str,
+        typer.Option(metavar="NAME", rich_help_panel=OUTPUT, help=f"What starts it: {', '.join(LAUNCHERS)}."),
+    ] = "torchrun",
+    image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", rich_help_panel=OUTPUT, help="Container that has the library, for its pods."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", rich_help_panel=OUTPUT, help="Folder to write to.")
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            rich_help_panel=OUTPUT,
+            help="Train two steps from the files, and compare with the record.",
+        ),
+    ] = False,
     runs: RunsOption = Path("runs"),
     json: JsonOption = False,
 ) -> None:
     """Write the winner as files that a training library loads."""
     from autotune.exports import export as render
+    from autotune.exports import not_proven
     from autotune.run.best import Best
     from autotune.run.folder import find_best
     from autotune.run.paths import RunPaths
@@ -122,9 +143,22 @@ def export(
     if best.evidence in NOTES:
         console_for().print(NOTES[best.evidence], style="yellow")
     folder = out or RunPaths(file.parent).exports / to
-    written = write_files(render(best, to), folder)
+    files = render(best, to)
+    written = write_files({**files, **launcher_files(best, launcher, image)}, folder)
+    sentences = not_proven(best, to)
+    for sentence in sentences:
+        say(console_for(), sentence, "yellow")
+    checked = None
+    if check:
+        from autotune.exports.check import check as train
+
+        checked = train(best, to, files)
+        say(console_for(), checked.why, "green" if checked.passed else "red")
     if json:
-        print_json({"target": to, "files": [str(path) for path in written]})
+        document = {"target": to, "files": [str(path) for path in written], "not_proven": list(sentences)}
+        print_json(document | ({"check": checked.model_dump(mode="json")} if checked else {}))
     else:
         for path in written:
             print_line(str(path))
+    if checked is not None and not checked.passed:
+        raise typer.Exit(ExitCode.NOTHING_PROVEN)

@@ -23,6 +23,9 @@ from autotune.exports.shared import (
 )
 from autotune.run.best import Best
 
+PACKAGE = "accelerate"
+"""What has to be installed to train from the files."""
+
 
 def _refuse_sharding(best: Best) -> str | None:
     return None if best.candidate.sharding == "ddp" else not_expressed(best, "sharding")

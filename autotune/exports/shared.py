@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import SingleQuotedScalarString
 
 from autotune.candidate import allocator_options
 from autotune.run.best import Best
@@ -35,8 +39,51 @@ def pretty(values: Mapping[str, Any]) -> str:
     return json.dumps(values, indent=2) + "\n"
 
 
-def model_files(best: Best) -> dict[str, str]:
-    """Return the files that build the model and its example data, for models of transformers."""
+def yaml_text(values: Mapping[str, Any], about: str) -> str:
+    """Return YAML, with a comment ahead of it."""
+    text = io.StringIO()
+    yaml = YAML()
+    yaml.default_flow_style = False
+    yaml.dump(_quoted(dict(values)), text)
+    return "".join(f"# {line}\n" for line in about.splitlines()) + text.getvalue()
+
+
+_OLD_BOOLEANS = frozenset({"y", "n", "yes", "no", "on", "off"})
+
+
+def _quoted(value: Any) -> Any:
+    """Quote what readers of YAML 1.1, which most of these libraries are, would take for true or false."""
+    if isinstance(value, Mapping):
+        return {name: _quoted(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_quoted(part) for part in value]
+    if isinstance(value, str) and value.lower() in _OLD_BOOLEANS:
+        return SingleQuotedScalarString(value)
+    return value
+
+
+MAKE_INPUTS = '[ -e model ] || "$PYTHON" make_inputs.py\n'
+"""What a start script does first, where a command line is named folders of a model and of data."""
+
+
+def input_files(best: Best, rows: str) -> dict[str, str]:
+    """Return the files that make folders of a model and of example data, for a command line that is named both.
+
+    `rows` is what a row of data holds: `tokens` (numbers), or `text` that a tokenizer makes as many of. There are as
+    many rows as a global batch has, so that each pass over them is one optimizer step.
+    """
+    return {
+        **model_files(best, rows=rows, count=best.accumulation.steps * best.accumulation.micro_batch
+                      * best.accumulation.world_size),
+        "make_inputs.py": script("make_inputs.py"),
+    }  # fmt: skip
+
+
+def model_files(best: Best, **more: Any) -> dict[str, str]:
+    """Return the files that build the model and its example data, for models of transformers.
+
+    `more` is what else the scripts are told.
+    """
     assert best.model.config is not None
     settings = {
         "model_class": best.facts.model_class,
@@ -46,6 +93,7 @@ def model_files(best: Best) -> dict[str, str]:
         "gpus": best.gpus,
         "precision": best.candidate.precision,
         "sequences": best.candidate.sequences,
+        **more,
     }
     rows = {} if best.lengths is None else {"rows.json": json.dumps(_example_rows(best)) + "\n"}
     return {
@@ -100,6 +148,15 @@ def refuse_precision(best: Best) -> str | None:
     return None
 
 
+def refuse_task(best: Best) -> str | None:
+    """Return why a library for causal language models cannot train this one, or None."""
+    if (reason := refuse_model(best)) is not None:
+        return reason
+    if best.facts.task == "causal-lm":
+        return None
+    return f"it trains causal language models, and this model's task is {best.facts.task}"
+
+
 def refuse_ranks(best: Best) -> str | None:
     """Return why several ranks cannot be started, or None."""
     if best.gpus == 1 or best.candidate.distributed:
@@ -141,10 +198,11 @@ def on_all_ranks(best: Best, program: str) -> str:
     )
 
 
-def launch_script(best: Best, command: str) -> str:
+def launch_script(best: Best, command: str, first: str = "") -> str:
     """Return a shell script that starts `command` with the environment that the numbers were recorded under.
 
-    `PYTHON` names the interpreter (default: `python`); further arguments go to the training script.
+    `PYTHON` names the interpreter (default: `python`); further arguments go to what trains. `first` are lines of shell
+    that go before it, under the same environment.
     """
     variables = dict(best.variables)
     if best.nodes > 1:  # the probes' own was loopback; between machines gloo finds its way by the host's name
@@ -165,10 +223,10 @@ def launch_script(best: Best, command: str) -> str:
     threads = THREADS if best.device.kind == "cpu" else ""
     return (
         "#!/bin/sh\n"
-        "# Starts the training as it was measured. Arguments go to train.py.\n"
+        "# Starts the training as it was measured. Arguments go to what trains.\n"
         "set -eu\n"
         'cd "$(dirname "$0")"\n'
         'PYTHON="${PYTHON:-python}"\n'
         f"{exports}{threads}"
-        f'exec "$PYTHON" {command} "$@"\n'
+        f'{first}exec "$PYTHON" {command} "$@"\n'
     )

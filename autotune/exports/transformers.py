@@ -84,9 +84,9 @@ def export(best: Best) -> dict[str, str]:
     """Return the files that `sh launch.sh` trains from. Raises CannotExport."""
     refuse(best, "transformers", FIELDS, {"model": refuse_model(best), "gpus": refuse_ranks(best)})
     return {
-        "training_arguments.json": pretty(_arguments(best)),
+        "training_arguments.json": pretty(trainer_arguments(best)),
         "launch.sh": launch_script(best, on_all_ranks(best, "train.py")),
-        **_deepspeed(best),
+        **deepspeed_file(best),
         **model_files(best),
         "train.py": script("transformers_train.py"),
     }
@@ -100,7 +100,7 @@ def _optimizer(candidate: Candidate) -> dict[str, Any]:
     return arguments
 
 
-def _deepspeed(best: Best) -> dict[str, str]:
+def deepspeed_file(best: Best) -> dict[str, str]:
     """Return DeepSpeed's configuration, where it shards; what is `auto` in it follows the Trainer's arguments."""
     candidate = best.candidate
     if candidate.engine == "torch":
@@ -111,7 +111,8 @@ def _deepspeed(best: Best) -> dict[str, str]:
     return {"deepspeed.json": pretty(values)}
 
 
-def _arguments(best: Best) -> dict[str, Any]:
+def trainer_arguments(best: Best) -> dict[str, Any]:
+    """Return the arguments of `TrainingArguments`."""
     candidate = best.candidate
     arguments: dict[str, Any] = {
         "output_dir": "checkpoints",

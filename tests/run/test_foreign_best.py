@@ -22,6 +22,7 @@ from autotune.run.write_best import write_files
 from autotune.units import GIB
 from autotune.variables import VARIABLES
 from tests.configurations import make_best
+from tests.exports.test_exports import BASES
 
 HOSTILE = 'x\'; touch pwned; "$(touch pwned)" `touch pwned` \\ && touch pwned #'
 """What a shell would run if it were not quoted."""
@@ -70,6 +71,9 @@ def test_an_exported_script_runs_nothing_that_a_file_says(target, tmp_path):
         "environment": {HOSTILE: HOSTILE},
     }
     data["model"] |= {"name": HOSTILE, "config": {**data["model"]["config"], "x'\"\n": f"{HOSTILE}\n- a: b"}}
+    data["candidate"] |= BASES.get(target, {})
+    if target == "torchtitan":
+        data["model"]["config"]["model_type"] = "llama"
     best = Best.from_yaml(json.dumps(data), "best.yaml")
     write_files(export(best, target), tmp_path)
     python = tmp_path / "python"

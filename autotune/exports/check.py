@@ -1,0 +1,128 @@
+"""Train from exported files for two steps, by the library that they are for, and compare with what was recorded."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from autotune.environment import installed
+from autotune.errors import InputError, ProbeError
+from autotune.exports import EXPORTERS, not_proven
+from autotune.options import Limits
+from autotune.run.best import Best
+from autotune.run.write_best import write_files
+from autotune.search.comparison import CPU_NOISE
+from autotune.units import format_bytes
+from autotune.validation import Frozen
+
+WATCHING = Path(__file__).with_name("scripts") / "watching"
+STEPS = 2
+SHOWN = 20
+"""Lines of what a training said that an error shows."""
+
+
+class Checked(Frozen):
+    """What two steps through a library took, beside what was recorded of the same configuration."""
+
+    peak: int
+    """Most bytes that one rank's tensors took."""
+    recorded_peak: int
+    tokens_per_second: Annotated[float, Field(gt=0)]
+    """Of the second step alone, so without an interval; it is shown, and not judged."""
+    recorded_tokens_per_second: float
+    judged: bool
+    """Whether the target trains as it was measured; else the difference is to be expected."""
+    passed: bool
+    """Whether the peak is the recorded one, within the tolerance that proofs have."""
+    why: str
+    """The comparison, in a sentence."""
+
+
+def check(best: Best, target: str, files: Mapping[str, str], limits: Limits | None = None) -> Checked:
+    """Start launch.sh of exported `files` in a temporary folder for two optimizer steps, and compare.
+
+    Raises InputError where nothing was measured or the library is not installed beside this autotune, ProbeError where
+    the training failed, took other than two steps, or ran on another number of ranks.
+    """
+    if best.evidence != "measured":
+        raise InputError(
+            f"what is {best.evidence} has no record to compare with; verify it on a real device first",
+            about="check",
+        )
+    limits = limits or Limits()
+    module = importlib.import_module(EXPORTERS[target].partition(":")[0])
+    package = getattr(module, "PACKAGE", "transformers")
+    if installed(package) is None:
+        raise InputError(
+            f"{package} is not installed here, so nothing can be trained through it; pip install {package}, or leave "
+            "out --check",
+            about="check",
+        )
+    with tempfile.TemporaryDirectory(prefix="autotune-check-") as scratch:
+        folder, watched = Path(scratch) / "export", Path(scratch) / "watched"
+        watched.mkdir()
+        write_files(files, folder)
+        _train(folder, watched, getattr(module, "STEPS", ("--steps", str(STEPS))), limits.probe_timeout)
+        ranks = [json.loads(file.read_text("utf-8")) for file in sorted(watched.glob("*.json"))]
+    if len(ranks) != best.gpus:
+        raise ProbeError(f"{target} trained on {len(ranks)} rank(s), and {best.gpus} were measured")
+    if any(len(rank["ends"]) != STEPS for rank in ranks):
+        raise ProbeError(f"{target} took {len(ranks[0]['ends'])} optimizer steps instead of {STEPS}")
+    seconds = max(rank["ends"][1] - rank["ends"][0] for rank in ranks)
+    return judge(
+        best,
+        max(rank["peak"] for rank in ranks),
+        best.accumulation.effective / seconds,
+        bool(not_proven(best, target)),
+        limits,
+    )
+
+
+def judge(best: Best, peak: int, speed: float, other: bool, limits: Limits) -> Checked:
+    """Compare a peak (bytes) and a speed (tokens/s) with the record; `other` says that something else runs there."""
+    recorded = best.memory.allocated
+    floor = CPU_NOISE if best.device.kind == "cpu" else 0
+    near = abs(peak - recorded) <= max(limits.memory_tolerance * recorded, floor)
+    fits = peak <= best.memory.budget
+    verdict = "as recorded" if near else "which it is not expected to equal" if other else "another peak"
+    return Checked(
+        peak=peak, recorded_peak=recorded, tokens_per_second=speed,
+        recorded_tokens_per_second=best.tokens_per_second, judged=not other, passed=fits and (near or other),
+        why=(
+            f"peak {format_bytes(peak)}, recorded {format_bytes(recorded)}: {verdict}; "
+            f"{speed:,.0f} tokens/s in one step, recorded {best.tokens_per_second:,.0f}"
+        ),
+    )  # fmt: skip
+
+
+def _train(folder: Path, watched: Path, arguments: tuple[str, ...], timeout: float) -> None:
+    paths = [str(WATCHING), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {
+        **os.environ, "PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(paths), "AUTOTUNE_WATCHED": str(watched),
+        "WANDB_MODE": "disabled",
+    }  # fmt: skip
+    training = subprocess.Popen(
+        ["sh", "launch.sh", *arguments], cwd=folder, env=environment, text=True, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        said, _ = training.communicate(timeout=timeout)
+    except BaseException as error:
+        os.killpg(training.pid, signal.SIGKILL)
+        training.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise ProbeError(f"two steps took longer than {timeout:.0f} s; --probe-timeout") from None
+        raise
+    if training.returncode != 0:
+        last = "\n".join(said.splitlines()[-SHOWN:])
+        raise ProbeError(f"launch.sh ended with {training.returncode}:\n{last}")

@@ -1,0 +1,129 @@
+"""Export to Lightning: arguments of its Trainer, and a module and strategy that run what was measured.
+
+FSDP2 is what was measured of parameters in shards, so the strategy is `ModelParallelStrategy`, in which a module
+shards itself. Lightning's `FSDPStrategy` is torch's FSDP1, with other buffers, flat parameters, no processor: nothing
+of it was measured, so nothing is exported to it, and its own arguments (`auto_wrap_policy`, `limit_all_gathers`,
+`cpu_offload` and the like) have no technique here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.exports.fields import Expressed, not_expressed, refuse
+from autotune.exports.shared import (
+    ALLOCATOR,
+    launch_script,
+    model_files,
+    on_all_ranks,
+    pretty,
+    refuse_checkpointing,
+    refuse_model,
+    refuse_precision,
+    refuse_prefetch,
+    refuse_ranks,
+    script,
+)
+from autotune.run.best import Best
+
+PACKAGE = "lightning"
+"""What has to be installed to train from the files."""
+
+IN_SHARDS = ("fsdp2", "zero2")
+"""Shardings whose parameters are in shards between steps: FSDP2's, by what is gathered again in backward."""
+
+
+def _refuse_precision(best: Best) -> str | None:
+    if best.candidate.precision == "fp8":
+        return "Lightning's fp8 is Transformer Engine's, and torchao's was measured. Use --to accelerate or --to native"
+    if best.candidate.precision == "fp16" and best.candidate.sharding in IN_SHARDS:
+        return (
+            "Lightning scales fp16's loss by rules of its own where parameters are in shards. Use --to native"
+        )
+    return refuse_precision(best)
+
+
+def _refuse_sharding(best: Best) -> str | None:
+    if best.candidate.sharding in ("none", "ddp", *IN_SHARDS) and best.candidate.engine == "torch":
+        return None
+    return not_expressed(best, "sharding")
+
+
+def _refuse_reduction(best: Best) -> str | None:
+    if best.candidate.sharding in IN_SHARDS:
+        return None
+    return not_expressed(best, "reduce_dtype")
+
+
+FIELDS = {
+    "precision": Expressed("trainer.json: precision", _refuse_precision),
+    "tf32": Expressed("training.json: tf32 (no effect on a cpu)"),
+    "attention": Expressed("settings.json: attention"),
+    "checkpointing": Expressed("training.json: checkpointing", refuse_checkpointing),
+    "num_workers": Expressed("training.json: num_workers"),
+    "prefetch_factor": Expressed("training.json: prefetch_factor", refuse_prefetch),
+    "pin_memory": Expressed("training.json: pin_memory"),
+    "kernels": Expressed("training.json: kernels"),
+    "optimizer": Expressed("training.json: optimizer"),
+    "optimizer_kernel": Expressed("training.json: optimizer_kernel"),
+    "sharding": Expressed(
+        "training.json: sharding; DDPStrategy for `ddp`, ModelParallelStrategy for `fsdp2` and `zero2`",
+        _refuse_sharding,
+    ),
+    "reduce_dtype": Expressed("training.json: reduce_dtype, of `fsdp2` and `zero2`", _refuse_reduction),
+    "expandable_segments": Expressed(ALLOCATOR),
+    "max_split_size": Expressed(ALLOCATOR),
+    "micro_batch": Expressed("training.json: micro_batch"),
+}
+
+PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "bf16-pure": "32-true"}
+"""Lightning's names. Its `bf16-true` casts buffers too, so of `bf16-pure` model.py casts the parameters alone."""
+
+
+def export(best: Best) -> dict[str, str]:
+    """Return the files that `sh launch.sh` trains from. Raises CannotExport."""
+    refuse(best, "lightning", FIELDS, {"model": refuse_model(best), "gpus": refuse_ranks(best)})
+    candidate = best.candidate
+    training = {
+        "micro_batch": candidate.micro_batch,
+        "checkpointing": candidate.checkpointing,
+        "sharding": candidate.sharding,
+        "reduce_dtype": candidate.reduce_dtype,
+        "blocks": (best.facts.block_class or "").split(","),
+        "optimizer": candidate.optimizer,
+        "optimizer_kernel": candidate.optimizer_kernel,
+        "kernels": candidate.kernels,
+        "tf32": candidate.tf32 and best.device.kind == "cuda",
+        "num_workers": candidate.num_workers,
+        "pin_memory": candidate.pin_memory,
+        "prefetch_factor": candidate.prefetch_factor if candidate.num_workers else None,
+        "seed": best.seed,
+    }
+    return {
+        "trainer.json": pretty(_trainer(best)),
+        "training.json": pretty(training),
+        "launch.sh": launch_script(best, on_all_ranks(best, "train.py")),
+        **model_files(best),
+        "train.py": script("lightning_train.py"),
+    }
+
+
+def _trainer(best: Best) -> dict[str, Any]:
+    """Return the arguments of `Trainer`, but for the strategy, which is an object."""
+    candidate = best.candidate
+    # Lightning does not clip where a fused optimizer takes the loss scale off by itself.
+    clipped = not (candidate.precision == "fp16" and candidate.optimizer_kernel == "fused")
+    return {
+        "accelerator": "cpu" if best.device.kind == "cpu" else "gpu",
+        "devices": best.gpus // best.nodes,
+        "num_nodes": best.nodes,
+        "precision": PRECISIONS[candidate.precision],
+        "accumulate_grad_batches": best.accumulation.steps,
+        "gradient_clip_val": 1.0 if clipped else None,
+        "gradient_clip_algorithm": "norm",
+        "use_distributed_sampler": True,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }

@@ -1,0 +1,82 @@
+"""Write what a training really ran, seen from outside by torch's global hooks: first on PYTHONPATH, no other change.
+
+AUTOTUNE_SEEN names a folder, in which each process that took an optimizer step leaves a file. AUTOTUNE_INSIDE names the
+class of the module, one in each block, whose calls are counted.
+"""
+
+import atexit
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+
+OPTIMIZER = "torch.optim.optimizer"
+
+
+class AfterImport:
+    """Calls a function once a module was imported, whoever imports it."""
+
+    def __init__(self, name, function):
+        self.name, self.function, self.asked = name, function, False
+
+    def find_spec(self, name, path=None, target=None):
+        if name != self.name or self.asked:
+            return None
+        self.asked = True
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def executed(module):
+            execute(module)
+            self.function(module)
+
+        spec.loader.exec_module = executed
+        return spec
+
+
+class Seen:
+    """What one process did, by optimizer step."""
+
+    def __init__(self, folder, inside):
+        self.folder, self.inside = Path(folder), inside
+        self.calls, self.steps, self.wrappers = [], [], set()
+
+    def watch(self, optimizer):
+        from torch.nn.modules import module
+
+        module.register_module_forward_pre_hook(self.before_forward)
+        optimizer.register_optimizer_step_post_hook(self.after_step)
+        atexit.register(self.write)
+
+    def before_forward(self, module, arguments):
+        name = type(module).__name__
+        if name.startswith(("DistributedDataParallel", "DeepSpeedEngine", "FSDP")):
+            self.wrappers.add("FSDP2" if name.startswith("FSDP") else name)
+        # FSDP2 names what it shards anew: FSDPGPT2MLP
+        if name == self.inside:
+            weight = next(module.parameters())
+            self.calls.append([*arguments[0].shape[:2], str(weight.dtype)])
+
+    def after_step(self, optimizer, _arguments, _options):
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        local = [getattr(parameter, "_local_tensor", parameter) for parameter in parameters]
+        self.steps.append({
+            "calls": self.calls,
+            "optimizer": type(optimizer).__name__,
+            "fused": bool(optimizer.defaults.get("fused")),
+            "dtypes": sorted({str(parameter.dtype) for parameter in parameters}),
+            "numbers": sum(part.numel() for part in local),
+            "sharded": any(hasattr(parameter, "_local_tensor") for parameter in parameters),
+        })  # fmt: skip
+        self.calls = []
+
+    def write(self):
+        if self.steps:
+            text = json.dumps({"steps": self.steps, "wrappers": sorted(self.wrappers)})
+            (self.folder / f"{os.environ.get('RANK', '0')}.json").write_text(text)
+
+
+if "AUTOTUNE_SEEN" in os.environ:
+    seen = Seen(os.environ["AUTOTUNE_SEEN"], os.environ["AUTOTUNE_INSIDE"])
+    sys.meta_path.insert(0, AfterImport(OPTIMIZER, seen.watch))
