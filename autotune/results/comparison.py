@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from autotune.errors import InputError, nearest
 from autotune.printable import quoted
 from autotune.results.changes import KINDS, Change, Comparison, Kind, Uncompared
-from autotune.results.regression import falls, grown, had_room, speed_log, spreads
+from autotune.results.regression import REMEMBERED, falls, grown, had_room, speed_log, spreads
 from autotune.results.row import JUDGED, CellRow
 from autotune.results.store import Fit, Store, Verdict
 from autotune.results.tables import candidate_digest
@@ -96,7 +96,7 @@ def _compare(
             uncompared.append(Uncompared(cell=row.cell, state=row.state, why=why))
     judged = [row for row in tonight if row.state in JUDGED and row.cell in references]
     changes: dict[str, list[Change]] = defaultdict(list)
-    for change in _throughput(judged, references, past, thresholds):
+    for change in _throughput(store, judged, references, past, thresholds):
         changes[change.cell].append(change)
     for row in judged:
         before = references[row.cell][-1]
@@ -123,14 +123,18 @@ def _compare(
 
 
 def _throughput(
-    judged: Sequence[CellRow], references: Mapping[str, Sequence[CellRow]], past: Mapping[str, Sequence[CellRow]],
-    thresholds: Thresholds,
+    store: Store, judged: Sequence[CellRow], references: Mapping[str, Sequence[CellRow]],
+    past: Mapping[str, Sequence[CellRow]], thresholds: Thresholds,
 ) -> Iterator[Change]:  # fmt: skip
     """Yield a change for each cell whose winner is slower, beyond noise and by as much as is worth telling."""
     proven = [row for row in judged if row.tokens_per_second is not None]
     measured = [row for row in proven if row.environment is None or row.environment.evidence == "measured"]
     histories = {row.cell: past.get(row.cell) or references[row.cell] for row in measured}
-    noise = spreads(histories)
+    speeds: dict[str, tuple[float, ...]] = {}
+    if measured:
+        one = measured[0]
+        speeds = store.speeds(one.sweep, one.night, REMEMBERED, thresholds.since or "")
+    noise = spreads(histories, speeds)
     level = thresholds.false_alarms / (2 * max(1, len(measured)))  # Bonferroni: two comparisons of each cell
     for row in proven:
         before = references[row.cell]

@@ -34,6 +34,10 @@ _MEDIAN = (1.0, 0.5, 0.4487, 0.2982, 0.2868, 0.2147, 0.2104)
 order statistics, 1956); from there on the limit pi / 2n, which is too large by a few per cent."""
 
 
+REMEMBERED = 30
+"""Good nights of a cell that tell how nights differ, at most."""
+
+
 @dataclass(frozen=True)
 class Spread:
     """How much nights of one cell differ where nothing changed."""
@@ -56,8 +60,12 @@ class Fall:
     """Tokens per second that it is compared with."""
 
 
-def spreads(histories: Mapping[str, Sequence[CellRow]]) -> dict[str, Spread]:
+def spreads(
+    histories: Mapping[str, Sequence[CellRow]], speeds: Mapping[str, Sequence[float]] | None = None
+) -> dict[str, Spread]:
     """Return, by cell, how much its nights differ; the oldest first in each history, which is measured and not empty.
+
+    `speeds` are the tokens per second of more nights than those: the more there are, the surer a smaller fall is.
 
     With one or two cells of several nights on the same hardware there is nothing to learn from others: then the prior
     is what runs tell of their own drift, LEAST at the least, and worth PRIOR_WEIGHT nights.
@@ -65,7 +73,8 @@ def spreads(histories: Mapping[str, Sequence[CellRow]]) -> dict[str, Spread]:
     groups: dict[str, list[str]] = defaultdict(list)
     own: dict[str, tuple[float, int]] = {}
     for name, rows in histories.items():
-        logs = [speed_log(row) for row in rows]
+        known = (speeds or {}).get(name, ())
+        logs = list(map(math.log, known)) if len(known) > len(rows) else [speed_log(row) for row in rows]
         own[name] = (max(LEAST, statistics.variance(logs)), len(logs) - 1) if len(logs) > 1 else (0.0, 0)
         groups[_hardware(rows[-1])].append(name)
     found: dict[str, Spread] = {}

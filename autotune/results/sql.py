@@ -249,6 +249,14 @@ class SqlStore(ABC):
         rows = self.found(_GOOD.format(columns=", ".join(CELL)), (sweep, night, since, last))
         return self._cell_rows(rows)
 
+    def speeds(self, sweep: str, night: str, last: int, since: str = "") -> dict[str, tuple[float, ...]]:
+        """Return the tokens per second of the nights that `good` returns, by cell, the oldest first."""
+        rows = self.found(_GOOD.format(columns="cell, tokens_per_second"), (sweep, night, since, last))
+        found: dict[str, list[float]] = {}
+        for cell, speed in rows:
+            found.setdefault(cell, []).append(speed)
+        return {cell: tuple(speeds) for cell, speeds in found.items()}
+
     def fits(self, sweep: str, nights: Sequence[str]) -> Iterator[Fit]:
         """Yield what some nights say of the memory of their candidates, by cell and night."""
         if not nights:

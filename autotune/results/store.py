@@ -111,6 +111,10 @@ class Store(Protocol):
         """
         ...
 
+    def speeds(self, sweep: str, night: str, last: int, since: str = "") -> dict[str, tuple[float, ...]]:
+        """Return the tokens per second of the nights that `good` returns, by cell, the oldest first."""
+        ...
+
     def fits(self, sweep: str, nights: Sequence[str]) -> Iterator[Fit]:
         """Yield what some nights say of the memory of their candidates, by cell and night."""
         ...

@@ -136,6 +136,7 @@ class StoreContract:
         before = [row.night for row in store.good("nightly", nights[6], 7)]
         assert before == [nights[0], nights[2], nights[5]]
         assert [row.night for row in store.good("nightly", nights[6], 2)] == [nights[2], nights[5]]
+        assert store.speeds("nightly", nights[6], 2) == {"gpt2-small": (100.0, 100.0)}
         assert [row.night for row in store.good("nightly", nights[6], 7, since=nights[2])] == [
             nights[2],
             nights[5],

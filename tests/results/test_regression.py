@@ -243,5 +243,12 @@ def test_one_cell_of_few_nights_is_told_from_what_runs_say_of_their_drift():
     assert 0 < quiet.variance < 0.01**2
 
 
+def test_more_nights_than_are_compared_tell_how_nights_differ():
+    rows = [cell(NIGHTS[day], tokens_per_second=100.0 + day % 2, interval=0.1) for day in range(7)]
+    few = spreads({"c": rows})["c"]
+    many = spreads({"c": rows}, {"c": [100.0 + day % 2 for day in range(30)]})["c"]
+    assert (few.degrees, many.degrees) == (10, 33)
+
+
 def test_thresholds_read_percent():
     assert Thresholds.load({"peak": "3%", "throughput": 0.05}, "t") == Thresholds(peak=0.03, throughput=0.05)
