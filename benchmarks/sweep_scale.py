@@ -39,7 +39,7 @@ from tests.fakes.executor import ArithmeticExecutor
 EACH, GROWTH, MEMORY = 0.020, 1.3, 2 * GIB
 """Targets: processor seconds for each probe, their growth with the number of cells, and bytes."""
 CELLS, PROBES, PLACES = (1_000, 10_000), 20, 500
-MODELS = ("gpt2", "gpt2-medium", "tiny-gpt2", "tiny-llama", "pythia-70m")
+MODELS = ("gpt2", "gpt2-medium", "tiny-gpt2", "tiny-llama", "pythia-160m")
 HARDWARE = 5
 DEVICE = Arithmetic(budget=100_000).in_units(MIB)
 """On which everything fits, so that the limit of probes ends each search."""

@@ -149,25 +149,32 @@ def _night(asked: AskedSweep, json: bool, work: Callable[[NightLog], Night]) -> 
         say(console, f"page: {_pages(paths)[0]}", "dim")
     except InputError as error:  # a page can be written again, by `sweep report --html`
         print_error(error)
+    if record.compared is not None and record.compared.regressions:
+        raise typer.Exit(ExitCode.REGRESSION)
     raise typer.Exit(worst(CODES[entry.state] for entry in record.ended.values()))
 
 
 def _report(paths: NightPaths, json: bool) -> None:
     from autotune.sweep.journal import read_night
     from autotune.sweep.progress import progress_of, results_of_cells, speeds_before
-    from autotune.sweep.tables import progress_view, results_view
+    from autotune.sweep.tables import changes_view, progress_view, results_view
 
-    progress = progress_of(paths)
-    results = results_of_cells(read_night(paths), speeds_before(paths)) if progress.cells else ()
+    progress, record = progress_of(paths), read_night(paths)
+    results = results_of_cells(record, speeds_before(paths)) if progress.cells else ()
+    changes = () if record.compared is None else record.compared.changes
     if json:
         cells = [one.model_dump(mode="json") for one in results]
-        print_json({**progress.model_dump(mode="json"), "results": cells})
+        changed = [change.model_dump(mode="json") for change in changes]
+        print_json({**progress.model_dump(mode="json"), "results": cells, "changes": changed})
         return
     console = console_for(stderr=False)
     console.print(progress_view(progress))
     if results:
         console.print()
         console.print(results_view(results))
+    if changes:
+        console.print()
+        console.print(changes_view(changes))
 
 
 def _asked(file: Path) -> AskedSweep:

@@ -52,7 +52,7 @@ class AskedSweep:
             return cls._of(SweepFile.parse(data, source), data, source, base, find_device, memory)
         except InputError as error:
             raise InputError(
-                [*error.problems, *_more_problems(error, data, source, base, find_device)]
+                [*error.problems, *_more_problems(error, data, source, base, find_device, memory)]
             ) from None
 
     @classmethod
@@ -86,7 +86,12 @@ class AskedSweep:
 
 
 def _more_problems(
-    error: InputError, data: dict[str, Any], source: str, base: Path, find_device: FindDevice
+    error: InputError,
+    data: dict[str, Any],
+    source: str,
+    base: Path,
+    find_device: FindDevice,
+    memory: Callable[[], int],
 ) -> list[Problem]:
     """Return the mistakes of cells in a file whose keys have some, as far as its cells can be told."""
     rest = SweepFile.rest(data)
@@ -102,5 +107,7 @@ def _more_problems(
     except InputError:  # what is left out would have made it a cell
         return []
     return [
-        problem for problem in Specs(rest, base, source, find_device).problems(cells) if problem not in known
+        problem
+        for problem in Specs(rest, base, source, find_device, memory).problems(cells)
+        if problem not in known
     ]

@@ -28,14 +28,18 @@ from autotune.errors import (
 from autotune.interruption import Interruption, interruption, shielded
 from autotune.probe.folder import write_atomically
 from autotune.probe.launch import end_all
+from autotune.results.comparison import compare_night
 from autotune.results.record import record_run
+from autotune.results.reuse import StoredTrials
 from autotune.results.row import CellRow, CellState, RunRows
 from autotune.results.store import Store
+from autotune.results.telling import tell
 from autotune.run.folder import run_at
 from autotune.run.journal import now, reason
 from autotune.run.loop import tune
+from autotune.specs import RunSpec
 from autotune.sweep.asked import AskedSweep
-from autotune.sweep.events import CellEnded, CellStarted, Closed, Interrupted, Stored, Winner
+from autotune.sweep.events import CellEnded, CellStarted, Closed, Compared, Interrupted, Stored, Winner
 from autotune.sweep.execution import Execution
 from autotune.sweep.journal import NightJournal, NightRecord
 from autotune.sweep.matrix import Cell
@@ -46,6 +50,8 @@ from autotune.techniques.families import title as title_of
 
 PATIENCE = 0.5
 """Seconds between two looks whether runs that were told to end have; each look ends what was launched meanwhile."""
+JUNIT, SUMMARY = "junit.xml", "summary.md"
+"""Files in a night's folder that say what changed, for a CI."""
 ERROR = "error.txt"
 """File in a run's folder with the traceback of what no run should raise."""
 
@@ -71,6 +77,9 @@ class NightCallbacks:
 
     def ended(self, entry: CellEnded, record: NightRecord) -> None:
         """Say how it ended."""
+
+    def untold(self, why: str) -> None:
+        """Say that a file or a URL was not told what changed, and why."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +127,8 @@ class Controller:
         record = self._journal.record
         if record.asked is None:
             self._journal.append(self._asked.line)
-        if record.closed is not None and not record.pending and not record.unstored:
+        known = self._store is None or record.compared is not None
+        if record.closed is not None and known and not record.pending and not record.unstored:
             return record
         self._journal.open_night()
         self._callbacks.opened(self._paths, record)
@@ -132,6 +142,7 @@ class Controller:
                 if not self._active:
                     break
                 self._settle(self._done.get())
+            uncompared = self._compare()
         except BaseException as error:
             self._end(error)
             raise
@@ -141,7 +152,28 @@ class Controller:
                 f"{record.ended[unstored[0]].unstored}. The results of {len(unstored)} cells are in {self._paths.root} "
                 "alone"
             )
+        if uncompared:
+            raise StoreError(uncompared)
         return record
+
+    def _compare(self) -> str:
+        """Write down what changed since the nights before; return why that could not be told, or nothing."""
+        if self._store is None:
+            return ""
+        try:
+            found = compare_night(self._store, self._paths.sweep, self._paths.id, self._asked.file.regression)
+        except StoreError as error:
+            return str(error)
+        except InputError as error:  # nothing of this night is in the store, which is told
+            return "" if self._journal.record.unstored else str(error)
+        uncompared = tuple(one.cell for one in found.uncompared)
+        self._journal.append(Compared(changes=found.changes, uncompared=uncompared, time=now()))
+        folder = self._paths.root
+        for why in tell(
+            found, junit=folder / JUNIT, summary=folder / SUMMARY, webhook=self._asked.file.webhook
+        ):
+            self._callbacks.untold(why)
+        return ""
 
     def _start_what_can(self) -> None:
         """Start runs, by their turns, while there are devices and room for them; what no other uses goes first."""
@@ -241,7 +273,13 @@ class Controller:
                 paths,
                 PlacedExecutor(executor, place, self._ended),
                 tracer=EndedTracer(tracer, self._ended),
+                recorded=self._recorded(spec),
             )
+
+    def _recorded(self, spec: RunSpec) -> StoredTrials | None:
+        """Return what earlier nights measured that may stand for a probe of a run."""
+        age = self._asked.file.reuse_within
+        return None if self._store is None or age is None else StoredTrials(self._store, spec, age)
 
     def _end(self, error: BaseException) -> None:
         """End all runs, wait for them, and write down why; those that came to their end meanwhile have ended so."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, TypeAdapter
 
+from autotune.results.changes import Change
 from autotune.results.row import JUDGED, CellState
 from autotune.specs import Evidence
 from autotune.validation import Frozen
@@ -100,6 +101,22 @@ class Stored(Frozen):
     time: str
 
 
+class Compared(Frozen):
+    """The night was compared with the good nights before it, as the store knows them."""
+
+    type: Literal["compared"] = "compared"
+    changes: tuple[Change, ...]
+    """What changed, regressions and all else, by cell."""
+    uncompared: tuple[str, ...]
+    """The cells of which nothing could be said."""
+    time: str
+
+    @property
+    def regressions(self) -> tuple[Change, ...]:
+        """The changes that are regressions."""
+        return tuple(change for change in self.changes if change.regressed)
+
+
 class Interrupted(Frozen):
     """The controller was told to end, or could not go on, and has ended what was under way."""
 
@@ -116,5 +133,5 @@ class Closed(Frozen):
     time: str
 
 
-NightEntry = Asked | Opened | CellStarted | CellEnded | Stored | Interrupted | Closed
+NightEntry = Asked | Opened | CellStarted | CellEnded | Stored | Compared | Interrupted | Closed
 NIGHT_ENTRY: TypeAdapter[NightEntry] = TypeAdapter(Annotated[NightEntry, Field(discriminator="type")])

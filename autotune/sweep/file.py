@@ -9,10 +9,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
+from autotune.bounds import Seconds
 from autotune.errors import InputError, Problem, nearest
 from autotune.options import Limits, RunOptions
 from autotune.printable import quoted
+from autotune.results.thresholds import Thresholds
+from autotune.results.webhook import check_url
 from autotune.specs import DeviceSpec
+from autotune.units import parse_duration
 from autotune.user_files import parse_yaml, read_text, require_kind
 from autotune.validation import Frozen, explain
 
@@ -49,6 +53,9 @@ Name = Annotated[str, AfterValidator(_name)]
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 _Values = Annotated[
     tuple[Text, ...], BeforeValidator(_listed), Field(min_length=1), AfterValidator(_distinct)
+]
+Age = Annotated[
+    Seconds, BeforeValidator(lambda value: parse_duration(value) if isinstance(value, str) else value)
 ]
 Priority = Annotated[int, Field(ge=-1000, le=1000)]
 """Cells of a higher one start first."""
@@ -184,8 +191,33 @@ class SweepFile(Frozen):
     """Of the run of each cell."""
     results: Text | None = None
     """Where the results of all nights are kept: a folder, or postgresql://...; None keeps them in the nights alone."""
+    reuse_within: Age | None = None
+    """Age of trials in `results` that stand for a probe of the very same (`results.reuse`); None measures everything.
+    Finals and proofs are never spared."""
+    regression: Thresholds = Thresholds()
+    """What counts as a regression, where there are `results` to compare with."""
+    webhook: Text | None = None
+    """A URL that is told, as plain JSON, what a night came to beside the good nights before it."""
     cells_at_once: Annotated[int, Field(ge=1, le=10_000)] = 8
     """Runs under way at a time, at most. Each takes tens of MiB of the machine that the sweep is started on."""
+
+    @field_validator("webhook")
+    @classmethod
+    def _is_a_url(cls, value: str | None) -> str | None:
+        try:
+            check_url(value or "http://none")
+        except InputError as error:
+            raise ValueError(str(error).removeprefix("webhook: ")) from None
+        return value
+
+    @model_validator(mode="after")
+    def _keeps_what_it_reads(self) -> Self:
+        without = [
+            name for name in ("reuse_within", "regression", "webhook") if name in self.model_fields_set
+        ]
+        if self.results is None and without:
+            raise ValueError(f"{', '.join(without)}: nothing is known of earlier nights without `results`")
+        return self
 
     @classmethod
     def parse(cls, data: dict[str, Any], source: str) -> Self:

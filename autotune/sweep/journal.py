@@ -19,6 +19,7 @@ from autotune.sweep.events import (
     CellEnded,
     CellStarted,
     Closed,
+    Compared,
     Interrupted,
     NightEntry,
     Opened,
@@ -44,6 +45,8 @@ class NightRecord:
         """The starts of controllers, in order."""
         self.interrupted: Interrupted | None = None
         """Why the newest controller ended early; None where it did not, or was killed."""
+        self.compared: Compared | None = None
+        """What changed since the nights before; None before that is known, or once the night was opened again."""
         self.closed: Closed | None = None
         """The end of the night; None while there is none, or once it was opened again."""
         self._cells: frozenset[str] = frozenset()
@@ -60,7 +63,8 @@ class NightRecord:
                 return "a night begins with what was asked for"
             case Opened():
                 self.opened.append(entry)
-                self._running, self.interrupted, self.closed = True, None, None
+                self._running = True
+                self.interrupted = self.compared = self.closed = None
             case _ if not self._running:
                 return "no controller was at work then"
             case CellStarted(cell=cell):
@@ -79,6 +83,10 @@ class NightRecord:
                     return "some of these cells had not ended then"
                 for cell in cells:
                     self.ended[cell] = self.ended[cell].model_copy(update={"unstored": ""})
+            case Compared():
+                if len(self.ended) < len(self._cells):
+                    return "some cells had not ended then"
+                self.compared = entry
             case Interrupted():
                 self.interrupted, self._running = entry, False
             case Closed():

@@ -37,5 +37,9 @@ class NightLog(NightCallbacks):
         text = f"[{len(record.ended):,}/{self._cells:,}] {cell_line(entry)}"
         self._say(text, STATES[entry.state][1])
 
+    def untold(self, why: str) -> None:
+        """Say that a file or a URL was not told what changed."""
+        self._say(why, "yellow")
+
     def _say(self, text: str, style: str) -> None:
         self._console.print(text, style=style, soft_wrap=True)

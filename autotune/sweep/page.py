@@ -19,7 +19,7 @@ from autotune.sweep.journal import NightRecord, read_night
 from autotune.sweep.matrix import Cell
 from autotune.sweep.night import NightPaths
 from autotune.sweep.progress import Progress, progress_of, results_of_cells, speeds_before
-from autotune.sweep.tables import STATES, progress_text, results_table, speed_of
+from autotune.sweep.tables import STATES, change_lines, progress_text, results_table, speed_of
 from autotune.units import format_count, format_duration
 
 PAGE, INDEX = "report.html", "index.html"
@@ -104,6 +104,8 @@ def night_page(
     ]
     if why:
         parts += [heading("Without a winner"), bullets(why)]
+    if record.compared is not None and record.compared.changes:
+        parts += [heading("Since the good nights before"), bullets(change_lines(record.compared.changes))]
     if trends := _trends(before, [cell.id for cell in cells]):
         parts += [
             heading("Trend"),
@@ -126,6 +128,7 @@ def index_page(nights: Sequence[Seen]) -> str:
             Column("cells", [format_count(one.cells) for one in told], justify="right"),
             Column("proven", [format_count(one.states.get("proven", 0)) for one in told], justify="right"),
             Column("without a winner", [_others(one) for one in told]),
+            Column("regressed", [_regressed(night.record) for night in newest], justify="right"),
             Column("not ended", [format_count(one.cells - one.ended) for one in told], justify="right"),
             Column("probes", [format_count(one.probes) for one in told], justify="right"),
             Column("time of probes", [format_duration(one.seconds) for one in told], justify="right"),
@@ -141,6 +144,14 @@ def index_page(nights: Sequence[Seen]) -> str:
     if trends := _trends(nights, cells):
         parts += [heading("Tokens per second of the winner"), trends]
     return document(title, parts, _STYLE)
+
+
+def _regressed(record: NightRecord) -> str:
+    return (
+        "-"
+        if record.compared is None
+        else format_count(len({one.cell for one in record.compared.regressions}))
+    )
 
 
 def _others(progress: Progress) -> str:

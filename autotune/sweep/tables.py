@@ -11,6 +11,7 @@ from rich.text import Text
 from autotune.commands import command
 from autotune.objective import Price
 from autotune.reporting.columns import Column, FittingTable
+from autotune.results.changes import Change
 from autotune.results.row import CellState
 from autotune.sweep.events import CellEnded
 from autotune.sweep.plan import Plan, PlannedCell
@@ -149,6 +150,25 @@ def results_view(results: Sequence[CellResult]) -> RenderableType:
         if one.ended is not None and one.ended.why
     ]
     return Group(results_table(results), *([Text(""), *why] if why else []))
+
+
+def change_lines(changes: Sequence[Change]) -> list[str]:
+    """Return what changed since the nights before in a line each, regressions first."""
+    ordered = sorted(changes, key=lambda change: not change.regressed)
+    return [
+        f"{'REGRESSED ' * change.regressed}{change.cell}: {change.what} (night {change.against})"
+        f"{'; ' * bool(change.beside)}{', '.join(change.beside)}"
+        for change in ordered
+    ]
+
+
+def changes_view(changes: Sequence[Change]) -> RenderableType:
+    """Return what changed since the nights before, regressions in red."""
+    count = sum(change.regressed for change in changes)
+    lines = [
+        Text(line, style="red" if number < count else "") for number, line in enumerate(change_lines(changes))
+    ]
+    return Group(Text("Since the good nights before:", style="bold"), *lines)
 
 
 def cell_line(entry: CellEnded) -> str:

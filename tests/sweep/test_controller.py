@@ -6,14 +6,16 @@ import threading
 from signal import SIGTERM, Signals
 
 import pytest
+from typer.testing import CliRunner
 
 from autotune.api import load_run
+from autotune.cli import app
 from autotune.errors import RunInUse, StoreError
 from autotune.interruption import Interruption
 from autotune.outcome import Lost
 from autotune.probe.launch import ended_by_all
 from autotune.results.find import open_store
-from autotune.run.events import Interrupted
+from autotune.run.events import Finished, Interrupted
 from autotune.run.journal import read_record
 from autotune.sweep.controller import ERROR, NightCallbacks
 from autotune.sweep.journal import NightJournal, read_night
@@ -21,9 +23,9 @@ from autotune.sweep.night import new_night
 from autotune.sweep.progress import progress_of
 from autotune.sweep.start import asked_before, run_night
 from autotune.testing.arithmetic import Arithmetic
-from tests.fakes.executor import ArithmeticExecutor, crash
+from tests.fakes.executor import ArithmeticExecutor, crash, slower
 from tests.fakes.runs import BIG
-from tests.fakes.sweeps import ArithmeticExecution, anything, asked
+from tests.fakes.sweeps import ArithmeticExecution, anything, asked, write_sweep
 
 ALL = ["gpt2-small-short-minimal", "gpt2-small-long-minimal", "tiny-llama-small-short-minimal",
        "tiny-llama-small-long-minimal"]  # fmt: skip
@@ -219,3 +221,72 @@ def test_a_night_that_cannot_be_read_is_not_resumed(tmp_path, night):
     night.journal.write_text(content.replace('"state":"proven"', '"state":"failed"', 1))
     with pytest.raises(JournalError, match="night is never continued"):
         asked_before(night, anything)
+
+
+def three_nights(tmp_path, last) -> list:
+    """Return two nights in which nothing changed, and one whose runs get their executors of `last`."""
+    sweep = asked(tmp_path, results="results", regression={"throughput": "5%"})
+    found = []
+    for make in (None, None, last):
+        night = new_night("nightly", tmp_path / "runs")
+        found.append(run_night(sweep, night, execution=ArithmeticExecution(make)))
+    return found
+
+
+def test_what_got_slower_is_told_with_the_files_that_a_ci_reads(tmp_path):
+    def half_as_fast(spec):
+        executor = ArithmeticExecutor(BIG)
+        if spec.model.name == "gpt2":
+            executor.answer = lambda one: (lambda out: slower(out, 2) if out.kind == "ok" else out)(
+                BIG.outcome(one)
+            )
+        return executor
+
+    *before, last = three_nights(tmp_path, half_as_fast)
+    for night in before:
+        assert night.record.compared.changes == ()
+    found = last.record.compared.regressions
+    assert {(change.cell, change.kind) for change in found} == {(cell, "throughput") for cell in ALL[:2]}
+    assert all(change.against == before[1].paths.id for change in found)
+    assert (last.paths.root / "junit.xml").read_text().count("<failure") == 2
+    assert "regressed" in (last.paths.root / "summary.md").read_text()
+    shown = CliRunner().invoke(app, ["sweep", "report", str(last.paths.root)], env={"COLUMNS": "200"}).stdout
+    assert shown.count("REGRESSED") == 2
+
+
+def test_the_verb_exits_with_5_where_something_regressed_and_with_0_where_nothing_did(tmp_path, monkeypatch):
+    from contextlib import nullcontext
+
+    def verb(make) -> int:
+        monkeypatch.setattr(
+            "autotune.sweep.start.LocalExecution", lambda _: nullcontext(ArithmeticExecution(make))
+        )
+        words = ["sweep", "run", str(tmp_path / "sweep.yaml"), "--runs", str(tmp_path / "runs")]
+        return CliRunner().invoke(app, words).exit_code
+
+    def half_as_fast(_):
+        executor = ArithmeticExecutor(BIG)
+        executor.answer = lambda one: (lambda out: slower(out, 2) if out.kind == "ok" else out)(
+            BIG.outcome(one)
+        )
+        return executor
+
+    write_sweep(tmp_path, results="results")
+    assert [verb(None), verb(None), verb(half_as_fast)] == [0, 0, 5]
+    assert len(list((tmp_path / "runs" / "sweeps" / "nightly").glob("*/report.html"))) == 3
+
+
+def test_what_was_measured_within_the_age_is_not_probed_again_but_proven(tmp_path):
+    sweep = asked(tmp_path, results="results", reuse_within="7d")
+    reused = []
+    for _ in range(2):
+        night = new_night("nightly", tmp_path / "runs")
+        record = run_night(sweep, night, execution=ArithmeticExecution()).record
+        assert {entry.state for entry in record.ended.values()} == {"proven"}
+        runs = [read_record(night.run(cell).journal) for cell in ALL]
+        assert all(run.proofs and run.proofs[-1].passed for run in runs)
+        lines = [entry for run in runs for entry in run.entries if isinstance(entry, Finished)]
+        reused.append([entry.reused for entry in lines if entry.reused])
+    assert reused[0] == []
+    assert len(reused[1]) >= len(ALL)
+    assert all("night " in source for source in reused[1])
