@@ -62,12 +62,12 @@ coverage: $(VENV)/ready  ## the lines of autotune that the tests of make test ru
 test-fast: $(VENV)/ready  ## without the tests that train for more than a few seconds
 	$(SIDE_BY_SIDE) -m "not gpu and not slow and not alone and not cluster"
 
-test-cluster: $(VENV)/ready  ## what needs a cluster's programs, which cluster-deps installs
-	$(BIN)/python -m pytest -m cluster tests/cluster
+test-cluster: $(VENV)/ready  ## what needs a cluster's programs, which cluster-deps installs; the tests start and end them
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cluster tests/cluster
 
 # Debian's packages (as root), and what autotune needs of Python to speak with them.
-cluster-deps: $(VENV)/ready  ## PostgreSQL, and its driver
-	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends postgresql
+cluster-deps: $(VENV)/ready  ## Slurm, PostgreSQL, and its driver
+	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends slurm-wlm munge postgresql
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[postgresql]'
 
 test-stability: $(VENV)/ready  ## the tests of guards, ranks and timeouts, 50 times beside a busy process: two hours

@@ -60,21 +60,15 @@ def tune(
     traceback, or another AutotuneError where this machine fails. What was recorded stays: `load_run("last")`.
     """
     from autotune.devices.find import check_device
-    from autotune.executors.find import find_executor, find_tracer
-    from autotune.probe.warm import launcher_by_name
+    from autotune.executors.session import executing
     from autotune.run.loop import tune as loop
     from autotune.run.spec import to_spec
 
     given = _given(options)
     base = _name_model(given)
     spec = to_spec(RunOptions.load(given, "options"), check_device, base)
-    with launcher_by_name(spec.launcher) as launcher:
-        tracer = find_tracer(spec.device, launcher)
-        executor = find_executor(
-            spec.device, tracer, spec.goal.gpus, spec.goal.nodes, launcher, spec.model.command
-        )
-        with new_run(spec, Path(runs)) as paths:
-            return loop(spec, paths, executor, callbacks, tracer)
+    with new_run(spec, Path(runs)) as paths, executing(spec, paths.root) as (executor, tracer):
+        return loop(spec, paths, executor, callbacks, tracer)
 
 
 @shows(EstimateKeywords, EstimateRequest)

@@ -53,6 +53,8 @@ class RunKeywords(DataKeywords, total=False):
     allow: str | Sequence[str] | None
     strategy: StrategyName | None
     predict: bool | None
+    cluster: str | Path | None
+    partition: str | None
     launcher: LauncherName | None
     seed: int | None
     max_probes: int | None

@@ -254,6 +254,10 @@ class ProbeOptions(Options):
 
     subject: ClassVar[str] = "Probes"
 
+    cluster: File | None = None
+    """A cluster file: probes, inspections and traces are jobs on its nodes, whatever this machine has."""
+    partition: Annotated[str, Written("NAME")] | None = None
+    """The partition of the cluster file; needed where it has several."""
     launcher: LauncherName = "warm"
     """How probes start: forked from a process that has imported torch, or each cold. Proofs are always cold."""
 

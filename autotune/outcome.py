@@ -293,8 +293,9 @@ class Lost(Frozen):
     """
 
     kind: Literal["lost"] = "lost"
-    cause: Literal["tuner", "supervisor", "worker"]
-    """What was ended from outside: the tuner with all below it, the supervisor, or the worker alone."""
+    cause: Literal["tuner", "supervisor", "worker", "node", "scheduler"]
+    """What was ended from outside: the tuner with all below it, the supervisor, the worker alone, or on a cluster the
+    node that it ran on; or it was the scheduler that ended its job, told to by somebody or to make room."""
     phase: Phase
     message: str
 

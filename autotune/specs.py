@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from autotune.bounds import BatchAmount, Headroom, RankCount, Seed, SeqLen
 from autotune.candidate import DeviceKind, Optimizer, Precision
+from autotune.cluster import ClusterTarget
 from autotune.lengths import Lengths
 from autotune.objective import Objective
 from autotune.options import DEFAULT_STRATEGY, HEADROOM, LauncherName, Limits, StrategyName
@@ -270,6 +271,8 @@ class RunSpec(Frozen):
     """Let the memory model spare probes: pass over what is predicted not to fit, grow to what should."""
     launcher: LauncherName = "warm"
     """How probes start: forked from a server that has imported the libraries, or each cold."""
+    cluster: ClusterTarget | None = None
+    """Where on a cluster probes run, as its file said when the run was asked for; None for this machine."""
     limits: Limits = Limits()
 
     @field_validator("device", mode="before")

@@ -43,6 +43,7 @@ KINDS: dict[str, frozenset[str]] = {
     OPTIONS: frozenset({"model", "target_global_batch"}),
     "a sweep file": frozenset({"matrix"}),
     "a table of hardware": frozenset({"hardware"}),
+    "a cluster file": frozenset({"engine", "partitions"}),
     "a model's config.json": frozenset({"model_type"}),
 }
 """Each kind of file by the keys that tell it from the others."""

@@ -77,19 +77,14 @@ def _tune(spec: RunSpec, paths: RunPaths, json: bool, retry_lost: bool = False) 
     """Run the loop under a live table, then show the result."""
     from autotune.commands import command
     from autotune.errors import JournalError, NothingFits, NothingProven, NothingTrained, ProbeError
-    from autotune.executors.find import find_executor, find_tracer
-    from autotune.probe.warm import launcher_by_name
+    from autotune.executors.session import executing
     from autotune.reporting.document import document, print_result
     from autotune.reporting.live import Terminal
     from autotune.run.loop import tune
 
     console = console_for()
     try:
-        with launcher_by_name(spec.launcher) as launcher:
-            tracer = find_tracer(spec.device, launcher)
-            executor = find_executor(
-                spec.device, tracer, spec.goal.gpus, spec.goal.nodes, launcher, spec.model.command
-            )
+        with executing(spec, paths.root) as (executor, tracer):
             console.print(f"run {paths.root}", style="dim")
             with Terminal(console, spec) as callbacks:
                 best = tune(spec, paths, executor, callbacks, tracer, retry_lost)

@@ -6,7 +6,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,40 @@ class _Launched:
 
 
 _Event = tuple[int, _Launched | Progress | ProbeResult | BaseException]
+LOOK = 0.2
+"""Seconds between two looks at how ranks elsewhere fare."""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Ranks of the same probe that run on other machines, each beside an executor of its own."""
+
+    first: int
+    """The number of the first rank here."""
+    rendezvous: Path
+    """The file on a shared disk by which all ranks find each other."""
+    failed: Callable[[], bool]
+    """Tells whether one of the others has failed, so that those here are to end."""
+
+
+@dataclass(frozen=True)
+class RankEnded:
+    """What came of one rank."""
+
+    outcome: RankOutcome
+    result: ProbeResult
+
+
+def joined(ended: Sequence[RankEnded], accumulation_steps: int, variables: Mapping[str, str]) -> ProbeResult:
+    """Return the result of a probe from those of all its ranks."""
+    results = [rank.result for rank in ended]
+    return ProbeResult(
+        answer=join([rank.outcome for rank in ended], accumulation_steps),
+        baseline=max((one.baseline for one in results if one.baseline is not None), default=None),
+        seconds=max(one.seconds for one in results),
+        leftovers=sum(one.leftovers for one in results),
+        variables=dict(variables),
+    )
 
 
 class RanksExecutor:
@@ -58,7 +93,12 @@ class RanksExecutor:
 
     def environment(self, candidate: Candidate) -> dict[str, str]:
         """Return the environment variables that every rank runs under."""
-        shared = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
+        return self._environment(candidate, "lo")
+
+    def _environment(self, candidate: Candidate, interface: str | None) -> dict[str, str]:
+        """Return these variables; ranks talk over `interface` unless another is named, and None leaves that to gloo."""
+        interface = os.environ.get("GLOO_SOCKET_IFNAME", interface)
+        shared = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
         if self._devices[0].facts().kind == "cpu":  # the ranks share the cores
             threads = max(1, len(os.sched_getaffinity(0)) // len(self._devices))
             shared["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(threads))
@@ -84,11 +124,33 @@ class RanksExecutor:
         place.root.mkdir(parents=True, exist_ok=True)
         place.rendezvous.unlink(missing_ok=True)
         try:
-            return _Group(
-                self.environment(request.candidate), request, place, timeout, self._devices, self._launch
-            ).run(on_progress)
+            variables = self.environment(request.candidate)
+            alone = Elsewhere(0, place.rendezvous, lambda: False)
+            ended = _Group(variables, request, place, timeout, self._devices, self._launch, alone).run(
+                on_progress
+            )
+            return joined(ended, request.accumulation_steps, variables)
         finally:
             place.rendezvous.unlink(missing_ok=True)
+
+    def run_part(
+        self,
+        request: ProbeRequest,
+        folder: Path,
+        elsewhere: Elsewhere,
+        *,
+        timeout: float,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> tuple[list[RankEnded], dict[str, str]]:
+        """Launch those ranks of a probe that are this machine's; return what came of each, and their variables.
+
+        They end with the first that fails, here or elsewhere. Raises as `run`.
+        """
+        place = ProbeFolder(folder)
+        place.root.mkdir(parents=True, exist_ok=True)
+        variables = self._environment(request.candidate, None)  # loopback leads to no other machine
+        group = _Group(variables, request, place, timeout, self._devices, self._launch, elsewhere)
+        return group.run(on_progress), variables
 
 
 class _Group:
@@ -102,7 +164,9 @@ class _Group:
         timeout: float,
         devices: Sequence[Device],
         launcher: Launcher,
+        elsewhere: Elsewhere,
     ) -> None:
+        self._elsewhere = elsewhere
         self._request = request
         self._variables = variables
         self._events: queue.Queue[_Event] = queue.Queue()
@@ -113,20 +177,20 @@ class _Group:
         self._reports: dict[int, Report] = {}
         self._cancel, self._held = os.pipe()
         self._threads = []
-        each = len(devices) // request.nodes
-        for rank, device in enumerate(devices):
+        each = request.world_size // request.nodes
+        for rank, device in enumerate(devices, elsewhere.first):
             added = {
                 **variables,
                 **device.environment(request.candidate),
-                "RANK": str(rank), "WORLD_SIZE": str(len(devices)),
+                "RANK": str(rank), "WORLD_SIZE": str(request.world_size),
                 "LOCAL_RANK": str(rank % each), "LOCAL_WORLD_SIZE": str(each), "GROUP_RANK": str(rank // each),
-                "AUTOTUNE_RENDEZVOUS": str(place.rendezvous),
+                "AUTOTUNE_RENDEZVOUS": str(elsewhere.rendezvous),
             }  # fmt: skip
             local = LocalExecutor(device, partial(self._launched, rank, launcher, added))
             work = partial(self._run_rank, rank, local, place.of_rank(rank).root, timeout)
             self._threads.append(threading.Thread(target=work, name=f"rank{rank}", daemon=True))
 
-    def run(self, on_progress: Callable[[Progress], None] | None) -> ProbeResult:
+    def run(self, on_progress: Callable[[Progress], None] | None) -> list[RankEnded]:
         """Wait for all ranks. Raises what a rank's launch raised; no process is left then either."""
         findings: dict[int, ProbeResult] = {}
         errors: list[BaseException] = []
@@ -137,6 +201,8 @@ class _Group:
                 thread.start()
             while len(findings) + len(errors) < len(self._threads):
                 self._end_when_due(give_up)
+                if give_up is None and self._elsewhere.failed():
+                    give_up = time.monotonic() + GRACE
                 try:
                     rank, event = self._events.get(timeout=self._until_due(give_up))
                 except queue.Empty:
@@ -154,7 +220,7 @@ class _Group:
                         errors.append(event)
                         self._end()
                     case Progress():
-                        if rank == 0 and on_progress is not None:
+                        if rank == self._elsewhere.first and on_progress is not None:
                             on_progress(event)
         finally:
             with shielded():
@@ -165,22 +231,10 @@ class _Group:
                 os.close(self._cancel)
         if errors:
             raise errors[0]
-        return self._joined(findings)
+        return [RankEnded(self._ended(rank, finding.answer), finding) for rank, finding in findings.items()]
 
-    def _joined(self, findings: dict[int, ProbeResult]) -> ProbeResult:
-        ended = []
-        for rank, finding in findings.items():
-            assert not isinstance(finding.answer, Inspection), "an inspection has one process"
-            ended.append(self._ended(rank, finding.answer))
-        return ProbeResult(
-            answer=join(ended, self._request.accumulation_steps),
-            baseline=max((f.baseline for f in findings.values() if f.baseline is not None), default=None),
-            seconds=max(finding.seconds for finding in findings.values()),
-            leftovers=sum(finding.leftovers for finding in findings.values()),
-            variables=self._variables,
-        )
-
-    def _ended(self, rank: int, outcome: Outcome) -> RankOutcome:
+    def _ended(self, rank: int, outcome: Outcome | Inspection) -> RankOutcome:
+        assert not isinstance(outcome, Inspection), "an inspection has one process"
         report = self._reports[rank]
         if report.answer is None and report.ending is not None and report.ending.stopped:
             if not self._expired:
@@ -211,7 +265,10 @@ class _Group:
     def _until_due(self, give_up: float | None) -> float | None:
         """Return the seconds until all are to be ended; None where that is not to come, or is done."""
         due = [moment for moment in (give_up, self._deadline) if moment is not None]
-        return max(0.0, min(due) - time.monotonic()) if due and self._held >= 0 else None
+        left = max(0.0, min(due) - time.monotonic()) if due and self._held >= 0 else None
+        if len(self._threads) == self._request.world_size:
+            return left
+        return LOOK if left is None else min(LOOK, left)
 
     def _end_when_due(self, give_up: float | None) -> None:
         now = time.monotonic()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.bounds import too_many_ranks
+from autotune.cluster import read_target
 from autotune.devices.find import recorded_grid
 from autotune.devices.recorded_grid import NotRecorded, RecordedGrid
 from autotune.errors import InputError, Problem
@@ -62,8 +63,12 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
             problems.append(Problem(f"{flag(option)}: {error}", option))
         return None
 
+    cluster = attempt("cluster", lambda: read_target(options.cluster, options.partition, base))
+    elsewhere = options.cluster is not None
     model = attempt("model" if options.command is None else "command", lambda: _trained(options, base))
-    device = attempt("device", lambda: find_device(DeviceSpec.parse(options.device)))
+    device = attempt(
+        "device", lambda: (_on_nodes if elsewhere else find_device)(DeviceSpec.parse(options.device))
+    )
     target = attempt("target_global_batch", lambda: GlobalBatch.parse(options.target_global_batch))
     grid = attempt("device", lambda: recorded_grid(device)) if device else None
     consented = attempt("allow", lambda: allowed(options.allow))
@@ -76,7 +81,7 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
     problems += objective.problems() if objective else []
     if reason := too_many_ranks(options.gpus, options.nodes):
         problems.append(Problem(reason, "gpus"))
-    if device and (reason := unlaunched(device.kind, options.nodes)):
+    if device and not elsewhere and (reason := unlaunched(device.kind, options.nodes)):
         problems.append(Problem(reason, "nodes"))
     problems += _both(options)
     if command is not None and device and device.kind in ABSENT:
@@ -85,6 +90,8 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
         problems.append(
             Problem("--objective energy: the energy of a command's steps is not measured", "objective")
         )
+    if command is not None and elsewhere:
+        problems.append(Problem("--cluster: a command is probed on this machine alone", "cluster"))
     if command is not None and options.nodes > 1:
         problems.append(Problem("--nodes: a command is probed on this machine alone", "nodes"))
     if command is not None and options.lengths is not None:
@@ -111,7 +118,7 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
         # What a command's mapping does not express cannot be tried, allowed or not: its space has it already.
         allow=() if command is not None else tuple(one.name for one in consented), strategy=options.strategy,
         seed=options.seed, predict=options.predict,
-        launcher=options.launcher,
+        launcher=options.launcher, cluster=cluster,
         limits=options.part(Limits),
     )  # fmt: skip
 
@@ -140,6 +147,20 @@ def _space(
     if grid is not None:
         return Space.load(grid.header.space, f"{grid.source}: space")
     return load_space(default_space(options.gpus * options.nodes, options.lengths is not None))
+
+
+def _on_nodes(device: DeviceSpec) -> DeviceSpec:
+    """Return a device that is a node's, which is looked at there. Raises InputError for what is none's."""
+    if device.kind in {"cpu", "cuda"} and not device.index:
+        return device
+    instead = (
+        "a job has the GPUs that the partition's keys ask for, numbered from 0"
+        if device.kind == "cuda"
+        else "name what the nodes have: --device cuda, or cpu:3GiB"
+        if device.kind == "auto"
+        else "it needs no node; leave --cluster out"
+    )
+    raise InputError(f"--device {device} with --cluster: {instead}", about="device")
 
 
 def _objective(options: RunOptions) -> Objective:

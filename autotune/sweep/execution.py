@@ -8,8 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
+from autotune.executors.cluster import Sites
 from autotune.executors.executor import Executor
 from autotune.executors.find import find_executor, find_tracer
+from autotune.executors.session import executing
 from autotune.probe.launch import Launcher, launch
 from autotune.probe.warm import WarmLauncher
 from autotune.specs import DeviceSpec, RunSpec
@@ -41,6 +43,7 @@ class LocalExecution:
         """`at_once` is how many runs may be under way: where it is several, each traces in one worker at a time."""
         self._workers = 1 if at_once > 1 else None
         self._warm = WarmLauncher()
+        self._sites = Sites()
 
     def __enter__(self) -> Self:
         return self
@@ -51,8 +54,12 @@ class LocalExecution:
         self._warm.close()
 
     @contextmanager
-    def hands(self, spec: RunSpec, device: DeviceSpec, root: Path) -> Iterator[Hands]:  # noqa: ARG002  it lies here
-        """Give a local executor and a local tracer."""
+    def hands(self, spec: RunSpec, device: DeviceSpec, root: Path) -> Iterator[Hands]:
+        """Give a local executor and a local tracer; of a run that names a cluster, those whose work is jobs there."""
+        if spec.cluster is not None:
+            with executing(spec, root, self._sites) as found:
+                yield Hands(*found)
+            return
         launcher: Launcher = self._warm if spec.launcher == "warm" else launch
         tracer = find_tracer(device, launcher, self._workers)
         yield Hands(find_executor(device, tracer, spec.goal.gpus, spec.goal.nodes, launcher), tracer)
