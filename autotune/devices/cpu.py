@@ -113,6 +113,10 @@ class CpuDevice:
 class _Blind:
     peak: int | None = None
 
+    def peak_until(self, moment: float | None) -> int | None:  # noqa: ARG002 - the protocol's signature
+        """Return None: nothing was seen."""
+        return None
+
 
 def _threads() -> int:
     """Return the threads that torch will start for each pool: OMP_NUM_THREADS, or a core each."""

@@ -50,6 +50,10 @@ class DeviceWatch(Protocol):
         """
         ...
 
+    def peak_until(self, moment: float | None) -> int | None:
+        """Return the peak up to a moment of `time.monotonic`; the whole one's for None."""
+        ...
+
 
 class Device(Protocol):
     """One device of this machine, as the tuner sees it: from outside, without a context on it."""

@@ -130,9 +130,19 @@ class _Sampler(threading.Thread):
 
     def __init__(self, nvml: Nvml, uuid: str, start: int) -> None:
         super().__init__(name="gpu-memory", daemon=True)
-        self.peak: int | None = None
+        self._rises: list[tuple[float, int]] = []
         self._nvml, self._uuid, self._from = nvml, uuid, start
         self._ended = threading.Event()
+
+    @property
+    def peak(self) -> int | None:
+        """The most of all samples; None without any."""
+        return self.peak_until(None)
+
+    def peak_until(self, moment: float | None) -> int | None:
+        """Return the most of the samples up to a moment of `time.monotonic`; None without any."""
+        until = [used for at, used in self._rises if moment is None or at <= moment]
+        return until[-1] if until else None
 
     def run(self) -> None:
         while True:
@@ -140,7 +150,9 @@ class _Sampler(threading.Thread):
                 used = self._nvml.memory(self._uuid).used - self._from
             except NvmlError:
                 return  # a peak is worth having, but not worth losing the probe for
-            self.peak = max(self.peak or 0, used)
+            # The time after the reading: a sample that straddles a moment is none of those before it.
+            if not self._rises or used > self._rises[-1][1]:
+                self._rises.append((time.monotonic(), max(0, used)))
             if self._ended.wait(_TICK):
                 return
 

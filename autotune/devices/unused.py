@@ -13,6 +13,10 @@ class Unwatched:
 
     peak: int | None = None
 
+    def peak_until(self, moment: float | None) -> int | None:  # noqa: ARG002 - the protocol's signature
+        """Return None: nothing was seen."""
+        return None
+
 
 class UnusedDevice:
     """The parts of a `Device` that concern processes on it."""

@@ -9,7 +9,7 @@ from autotune.candidate import Candidate, OffloadPlace
 from autotune.devices.device import Device
 from autotune.executors.executor import ProbeResult
 from autotune.outcome import Outcome
-from autotune.probe.classify import classify
+from autotune.probe.classify import classify, counted_until
 from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import Launcher, launch
 from autotune.probe.protocol import Inspection, ProbeRequest, Progress
@@ -79,7 +79,11 @@ class LocalExecutor:
                 report.answer
                 if isinstance(report.answer, Inspection)
                 else classify(
-                    request, report, kind=self._device.facts().kind, data_limit=limit, device_peak=watch.peak
+                    request,
+                    report,
+                    kind=self._device.facts().kind,
+                    data_limit=limit,
+                    device_peak=watch.peak_until(counted_until(report)),
                 )
             )
         finally:

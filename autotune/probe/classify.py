@@ -152,6 +152,11 @@ def _refused_at_start(outcome: Outcome, report: Report, data_limit: int | None) 
     )
 
 
+def counted_until(report: Report) -> float | None:
+    """Return until when (`time.monotonic`) the device's memory was the training's; None for as long as it was run."""
+    return report.answer.counted_until if isinstance(report.answer, Result) else None
+
+
 def _with_device_peak(outcome: Outcome, device_peak: int | None) -> Outcome:
     if not isinstance(outcome, Ok) or device_peak is None or device_peak <= outcome.memory.device_peak:
         return outcome

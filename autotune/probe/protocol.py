@@ -136,6 +136,9 @@ class Result(Frozen):
     outcome: Outcome
     since: float | None = None
     """When the worker came to it, in seconds of the machine's monotonic clock, which all processes share."""
+    counted_until: float | None = None
+    """Until when the device's memory is the training's, by the same clock: what the worker tries later, as larger
+    evaluations, is none of it. None for as long as the probe took."""
 
 
 Answer = Inspection | TraceAnswer | Result | DiskFull

@@ -155,7 +155,9 @@ class Probe:
         since = time.monotonic()
         self._phases.meter.close()
         self._training.close()
-        return Result(outcome=outcome, since=since)
+        if self._witness is not None:
+            self._witness.discard()
+        return Result(outcome=outcome, since=since, counted_until=self._phases.counted_until)
 
     def _trace(self) -> TraceAnswer:
         """Trace before anything is computed or a device touched: that needs a fresh process."""
@@ -277,6 +279,8 @@ class Probe:
         if (full := disk_full(error, phase, folder)) is not None:
             return full
         outcome = verdict(error, self._circumstances())
+        if self._witness is not None and not isinstance(outcome, Oom):
+            self._witness.discard()
         if isinstance(outcome, Oom) and self._phases.measuring and self._witness is None:
             from autotune.worker.measuring.oom_snapshot import keep_cpu_summary
 
@@ -300,9 +304,10 @@ class Probe:
             phase=self._phases.phase,
             step=self._phases.step,
             device="cuda" if self._request.device.startswith("cuda") else "cpu",
-            free=witness.free if witness is not None and witness.free is not None else free,
+            free=free,
             short=short,
             requested=witness.requested if witness is not None else None,
+            free_at_refusal=witness.free if witness is not None else None,
             stress=self._phases.stress,
         )
 
@@ -311,7 +316,12 @@ class Probe:
         if self._request.device == "cpu":
             free = free_data()
             return None if free is None else max(0, free - RESERVE)  # the reserve is free only since
-        return self._phases.meter.free() if self._phases.measuring else None
+        try:
+            return self._phases.meter.free() if self._phases.measuring else None
+        except (
+            RuntimeError
+        ):  # after an illegal access, every call to CUDA fails again: the first is to be judged
+            return None
 
 
 def run(request_path: str, descriptor: int) -> NoReturn:

@@ -5,6 +5,18 @@ from __future__ import annotations
 from autotune.environment import how_to_install
 from autotune.outcome import Cause
 
+REFUSED_ON_HOST = ("DefaultCPUAllocator: ", "std::bad_alloc", "Cannot allocate memory")
+"""torch's CPU allocator, C++'s own, and errno ENOMEM as torch prints it (mapping a file, for one)."""
+
+PINNED_OR_GPU = "CUDA error: out of memory"
+"""The CUDA runtime: pinned host memory that is refused, or, rarer, a context's or a kernel's own on the device.
+Tensors on the device are refused by torch's allocator, with a type of its own."""
+
+
+def refused_on_host(error: BaseException) -> bool:
+    """Tell whether an error that an allocation of host memory raised, pinned or not, says that there is too little."""
+    return any(sign in str(error) for sign in (*REFUSED_ON_HOST, PINNED_OR_GPU))
+
 
 class CannotRun(Exception):
     """This machine or this model cannot run the candidate at all; the verdict is an `Unsupported` of these fields."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import psutil
 import pytest
@@ -113,3 +114,18 @@ def test_the_real_nvml_either_answers_or_says_what_is_missing() -> None:
 
 def test_a_gpu_needs_room_for_its_context() -> None:
     assert CudaDevice(H100, FakeNvml()).minimum() == CUDA_CONTEXT
+
+
+def test_what_is_taken_after_the_training_is_not_in_its_peak() -> None:
+    nvml = FakeNvml()
+    device = CudaDevice(H100, nvml)
+    nvml.used = [7 * GIB]
+    with device.watch() as watch:
+        while watch.peak is None:
+            pass
+        reported = time.monotonic()
+        nvml.used = [70 * GIB]
+        while watch.peak == 6 * GIB:
+            pass
+    assert (watch.peak_until(reported), watch.peak) == (6 * GIB, 69 * GIB)
+    assert watch.peak_until(0.0) is None

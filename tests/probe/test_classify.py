@@ -9,7 +9,7 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.errors import NoDiskSpace
 from autotune.outcome import Breakdown, Crash, Lost, Memory, Ok, Oom, Outcome, Sample, StepTiming, Timeout
-from autotune.probe.classify import classify
+from autotune.probe.classify import classify, counted_until
 from autotune.probe.exit import Exit, Report
 from autotune.probe.messages import LINE_CAP, VIOLATIONS_KEPT, Messages
 from autotune.probe.protocol import DiskFull, Inspection, ProbeRequest, Progress, Result
@@ -196,6 +196,13 @@ def test_the_devices_own_peak_corrects_the_workers_upwards_only() -> None:
     assert isinstance(higher, Ok)
     assert higher.memory.device_peak == 3 * GIB + 5
     assert verdict(ended(OK, exit_code=0), "cuda", device_peak=GIB) == OK
+
+
+def test_the_devices_peak_is_read_until_the_worker_did() -> None:
+    answered = Result(outcome=OK, since=3.0, counted_until=2.0)
+    assert counted_until(ended(OK, exit_code=0).model_copy(update={"answer": answered})) == 2.0
+    assert counted_until(ended(OK, exit_code=0)) is None
+    assert counted_until(ended(exit_code=0)) is None
 
 
 def test_an_inbox_stays_small_whatever_comes() -> None:

@@ -11,6 +11,7 @@ from autotune.errors import InputError
 from autotune.outcome import Crash, Oom, Unsupported
 from autotune.worker.errors import CannotRun, DiskRefused, OutOfSpace, lacking
 from autotune.worker.measuring.verdict import Circumstances, disk_full, verdict
+from autotune.worker.techniques.offload_store import _pinning
 
 CPU_REFUSAL = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
@@ -34,7 +35,9 @@ def at(device="cpu", short=False, **changes):
         ("cpu", OSError(errno.ENOMEM, "Cannot allocate memory"), "device"),
         ("cuda", OSError(errno.ENOMEM, "Cannot allocate memory"), "host"),
         ("cuda", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "device"),
-        ("cuda", torch.AcceleratorError("CUDA error: out of memory"), "device"),
+        ("cuda", RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), "device"),
+        ("cuda", torch.AcceleratorError("CUDA error: out of memory"), "host"),
+        ("cuda", RuntimeError("CUDA error: out of memory"), "host"),
         ("cuda", RuntimeError("CUDA driver error: out of memory"), "device"),
         (
             "cuda",
@@ -171,3 +174,46 @@ def test_a_bug_stays_a_bug_even_where_memory_is_short(error):
 def test_bad_input_is_told_in_its_own_words_alone():
     outcome = verdict(InputError("the model has 16 positions"), at())
     assert outcome == Unsupported(reason="the model has 16 positions")
+
+
+PINNED = torch.AcceleratorError("CUDA error: out of memory")
+IN_PIN_THREAD = torch.AcceleratorError(
+    "Caught AcceleratorError in pin memory thread for device 0.\nCUDA error: out of memory"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "free", "short", "where"),
+    [
+        (PINNED, 60 << 30, False, "host"),
+        (PINNED, 1 << 20, True, "device"),
+        (PINNED, None, False, "device"),  # before there is a context, it is the context that was refused
+        (IN_PIN_THREAD, 1 << 20, True, "host"),
+    ],
+)
+def test_the_runtime_s_oom_is_the_host_s_where_the_device_has_room(error, free, short, where):
+    survived = {"requested": 7 << 30, "free_at_refusal": 5}
+    outcome = verdict(error, at("cuda", free=free, short=short, **survived))
+    assert isinstance(outcome, Oom)
+    assert (outcome.where, outcome.requested) == (where, None)
+    assert outcome.free == (free if where == "device" else None)
+
+
+def test_what_the_allocator_refused_is_told_of_its_own_error_alone():
+    refused = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    outcome = verdict(refused, at("cuda", free=9000, requested=2 << 30, free_at_refusal=5))
+    assert isinstance(outcome, Oom)
+    assert (outcome.where, outcome.requested, outcome.free) == ("device", 2 << 30, 5)
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["CUDA error: an illegal memory access was encountered", "CUDA error: device-side assert triggered"],
+)
+def test_pinning_that_meets_another_error_passes_it_on(message):
+    with pytest.raises(torch.AcceleratorError, match=message), _pinning(1024):
+        raise torch.AcceleratorError(message)
+    with pytest.raises(OutOfSpace), _pinning(1024):
+        raise PINNED
+    with pytest.raises(OutOfSpace), _pinning(1024):
+        raise RuntimeError(CPU_REFUSAL)

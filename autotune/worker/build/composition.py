@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -156,8 +157,8 @@ def _set_precision(draft: BuildContext) -> None:
     precision = "fp32" if candidate.engine == "deepspeed" else candidate.precision
     draft.precision = compute_in(precision, draft.device, keep_casts=candidate.offload != "full")
     if candidate.garbage_collection_threshold != "none" and draft.device.type == "cuda":
-        # torch looks at the threshold only where the process has a share of the memory: here all of it.
-        torch.cuda.set_per_process_memory_fraction(1.0, draft.device)
+        # torch looks at the threshold only where the process has a share of the memory, and takes 1.0 for no share.
+        torch.cuda.set_per_process_memory_fraction(math.nextafter(1.0, 0.0), draft.device)
     if candidate.tf32 and draft.device.type != "cpu":
         draft.closing.enter_context(fp32_products("high"))
 

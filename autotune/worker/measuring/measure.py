@@ -178,6 +178,7 @@ def report(
     reports = phases.reports()
     forward_end = next(entry.end for entry in reports if entry.phase == "forward")
     peaks = phases.meter.peaks()
+    phases.counted_until = time.monotonic()
     return Ok(
         memory=Memory(
             allocated=phases.training_peak,

@@ -52,6 +52,11 @@ class CudaWitness:
             enabled="all", context=None, stacks="python", max_entries=HISTORY
         )
 
+    def discard(self) -> None:
+        """Delete what was kept: every refusal was survived, as a larger evaluation's, or something else failed."""
+        for name in (SUMMARY, SNAPSHOT):
+            (self._folder / name).unlink(missing_ok=True)
+
     def _refused(self, device: int, requested: int, granted: int, free: int) -> None:  # noqa: ARG002
         """Keep what was requested and what was free, in bytes. The allocator calls this before anything is unwound."""
         self.requested, self.free = requested, free

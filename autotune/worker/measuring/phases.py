@@ -35,6 +35,8 @@ class Phases:
         """What a proof loads memory with meanwhile."""
         self.on_end: Callable[[Phase], None] | None = None
         """Called with each phase that ends, before what it leaves is cleared."""
+        self.counted_until: float | None = None
+        """When memory was read for the last time (`time.monotonic`): what comes later is none of the training's."""
         self._tell = tell
         self._meter: Meter | None = None
         self._reports: dict[Phase, PhaseReport] = {}

@@ -19,6 +19,7 @@ from typing import Literal
 from autotune.errors import AutotuneError, InputError
 from autotune.outcome import Crash, NonFinite, Oom, Outcome, Phase, StressName, Unsupported
 from autotune.probe.protocol import DiskFull
+from autotune.worker.errors import PINNED_OR_GPU, REFUSED_ON_HOST
 
 Where = Literal["device", "host"]
 
@@ -30,8 +31,8 @@ DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 _CPU_REQUEST = re.compile(r"DefaultCPUAllocator: .*?tried to allocate (\d+) bytes")
 
-_REFUSED_ON_HOST = ("DefaultCPUAllocator: ", "std::bad_alloc", "Cannot allocate memory")
-"""torch's CPU allocator, C++'s own, and errno ENOMEM as torch prints it (mapping a file, for one)."""
+_PIN_THREAD = "in pin memory thread"
+"""torch's DataLoader names so the thread that failed."""
 
 _REFUSED_ON_GPU = (
     "out of memory",  # the CUDA runtime, driver and NCCL, wherever it surfaces
@@ -76,7 +77,9 @@ class Circumstances:
     short: bool
     """Whether that is so little that an error which can mean lack of memory is taken to mean it."""
     requested: int | None = None
-    """Bytes of the refused request, where the allocator told them apart from its message."""
+    """Bytes of the last request that the device's allocator refused, where it told them apart from its message."""
+    free_at_refusal: int | None = None
+    """Bytes that were free on the device at that moment."""
     stress: StressName | None = None
     """What a proof loaded memory with, where it came that far."""
 
@@ -176,8 +179,12 @@ def _memory(error: BaseException, at: Circumstances) -> Oom | None:
     text = str(error)
     request = _CPU_REQUEST.search(text)
     on_device = where == "device"
-    requested = int(request[1]) if request else at.requested if on_device else None
+    # An earlier refusal of the allocator may have been survived: what it asked for is of no other error.
+    by_allocator = on_device and _is_gpu_oom(error)
+    requested = int(request[1]) if request else at.requested if by_allocator else None
     free = at.free if on_device else None
+    if by_allocator and at.free_at_refusal is not None:
+        free = at.free_at_refusal
     if free is not None and requested is not None:
         # Less was free, or it would have been granted; the operation that failed has let go of its own since.
         free = min(free, requested)
@@ -200,20 +207,26 @@ def _where(error: BaseException, at: Circumstances) -> Where | None:
         return host if at.short else None
     if isinstance(error, OSError) and error.errno is not None:
         return host if error.errno == errno.ENOMEM else None
-    torch = sys.modules.get("torch")
-    gpu_oom = getattr(torch, "OutOfMemoryError", None)
-    if gpu_oom is not None and isinstance(error, gpu_oom):
+    if _is_gpu_oom(error):
         return "device"
     if not isinstance(error, RuntimeError | ImportError | OSError):
         return None
     text = str(error)
-    if any(sign in text for sign in _REFUSED_ON_HOST):
+    if any(sign in text for sign in REFUSED_ON_HOST):
         return host
+    if at.device == "cuda" and PINNED_OR_GPU in text:
+        roomy = at.free is not None and not at.short
+        return "host" if roomy or _PIN_THREAD in text else "device"
     if at.device == "cuda" and any(sign in text for sign in _REFUSED_ON_GPU):
         return "device"
     if at.short and any(sign in text for sign in _REFUSED_IF_SHORT):
         return "device"
     return None
+
+
+def _is_gpu_oom(error: BaseException) -> bool:
+    gpu_oom = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
+    return gpu_oom is not None and isinstance(error, gpu_oom)
 
 
 def _first_line(text: str) -> str:

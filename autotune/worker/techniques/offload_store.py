@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from autotune.candidate import Candidate
-from autotune.worker.errors import OutOfSpace
+from autotune.worker.errors import OutOfSpace, refused_on_host
 from autotune.worker.techniques.mapped_files import MappedFiles
 
 BUFFER = 16 << 20
@@ -159,6 +159,8 @@ def _pinning(size: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # torch has no type of its own for pinned memory that is refused
+        if not refused_on_host(error):
+            raise  # an illegal access of an earlier kernel, say, which surfaces here
         raise OutOfSpace("host", size, None, f"pinned host memory was refused: {error}") from error
 
 
