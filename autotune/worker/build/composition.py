@@ -213,7 +213,8 @@ def _chunk_loss(draft: BuildContext) -> None:
 def _compile(draft: BuildContext) -> None:
     candidate = draft.request.candidate
     if candidate.compile == "regional":
-        draft.closing.enter_context(compile_blocks(draft.blocks, draft.device, candidate.kept_share))
+        share, noting = candidate.kept_share, candidate.activation_offload
+        draft.closing.enter_context(compile_blocks(draft.blocks, draft.device, share, noting))
 
 
 def _checkpoint(draft: BuildContext) -> None:

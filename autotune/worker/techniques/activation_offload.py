@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from autotune.worker.techniques.compiled_weights import WEIGHT_COPIES
 from autotune.worker.techniques.mapped_files import MappedFiles
 from autotune.worker.techniques.offload_store import OffloadStore
 from autotune.worker.training import Batch
@@ -85,9 +86,11 @@ class ActivationOffload:
             and tensor.layout is torch.strided
             and tensor.device.type == self._device.type
             and len(shape) > 1
-            and shape[0] % self._samples == 0
+            # Compiled blocks keep matrices transposed too, whose columns are the batch's rows.
+            and (shape[0] % self._samples == 0 or (len(shape) == 2 and shape[1] % self._samples == 0))
             and tensor.numel() * tensor.element_size() >= SMALL * self._samples
             and not _comes_from_a_parameter(tensor)
+            and tensor not in WEIGHT_COPIES
         )
 
     def _moved(self, tensor: Tensor) -> _Moved:

@@ -14,21 +14,22 @@ from autotune.environment import lacks_compiler
 from autotune.worker.blocks import Blocks
 from autotune.worker.errors import CannotRun
 from autotune.worker.replacing import replaced
+from autotune.worker.techniques.compiled_weights import noting_weights
 
 BACKEND = "inductor"
 """torch's own compiler: C++ for a processor, Triton for a GPU."""
 
 
 def compile_blocks(
-    blocks: Blocks | None, device: torch.device, kept: float = 1.0
+    blocks: Blocks | None, device: torch.device, kept: float = 1.0, noting: bool = False
 ) -> AbstractContextManager[None]:
     """Compile every block's forward at its first call, in place: the first is compiled, the others find its code.
 
     So start-up does not grow with the depth. Checkpoints and hooks go around it: inside of a compiled function torch
     gives up on a checkpoint that wraps a method, and runs it uncompiled without a word. `kept` is the memory budget:
     the share that is kept for backward, between what is kept for the fastest backward (1) and a block's inputs alone
-    (0), as near as the compiler comes, which makes the rest again. What is returned stays open as long as blocks are
-    called. Raises CannotRun where no block was found, or no compiler; and, at the first call, where the budget would
+    (0), as near as the compiler comes, which makes the rest again. With `noting` the copies of weights that a block keeps
+    are known as such (`compiled_weights`). What is returned stays open as long as blocks are called. Raises CannotRun where no block was found, or no compiler; and, at the first call, where the budget would
     spoil gradients.
     """
     if blocks is None:
@@ -42,19 +43,21 @@ def compile_blocks(
     # In this process: a pool of compilers would be processes that import torch, for a single block.
     torch._inductor.config.compile_threads = 1
     for block in blocks.modules:
-        compiled = compile_forward(block.forward)
+        compiled = compile_forward(block.forward, noting)
         block.forward = compiled if kept == 1 else _looked_into(block, compiled)
-    if kept == 1:
+    if kept == 1 and not noting:
         return nullcontext()
     from torch._functorch import config
 
-    # For every thread, unlike torch's own `patch`.
-    return replaced([(config, "activation_memory_budget", kept)])
+    # For every thread, unlike torch's own `patch`. A program from autograd's cache would note nothing.
+    changes: list[tuple[Any, str, Any]] = [(config, "enable_autograd_cache", False)] if noting else []
+    return replaced([*changes, (config, "activation_memory_budget", kept)])
 
 
-def compile_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+def compile_forward(forward: Callable[..., Any], noting: bool) -> Callable[..., Any]:
     """Return the forward that is compiled at its first call."""
-    compiled: Callable[..., Any] = torch.compile(forward, backend=BACKEND)
+    backend = noting_weights if noting and BACKEND == "inductor" else BACKEND
+    compiled: Callable[..., Any] = torch.compile(forward, backend=backend)
     return compiled
 
 

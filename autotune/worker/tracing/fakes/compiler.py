@@ -67,6 +67,7 @@ class Recording:
 
 
 _RECORDING = Recording()
+_compile_forward = compilation.compile_forward
 
 
 @contextmanager
@@ -178,9 +179,12 @@ def _reason(error: Exception) -> str:
     return str(inner).partition("\n")[0].strip() or type(inner).__name__
 
 
-def _outside_modes(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a forward for calls under modes and hooks, of which the compiler is to see none."""
-    real = torch.compile(forward, backend=compilation.BACKEND)
+def _outside_modes(forward: Callable[..., Any], _noting: bool) -> Callable[..., Any]:
+    """Compile a forward for calls under modes and hooks, of which the compiler is to see none.
+
+    Its programs note copies of weights, asked or not: so one serves with activation offload and without.
+    """
+    real = _compile_forward(forward, True)
 
     def outside(*args: Any, **kwargs: Any) -> Any:
         none: list[tuple[Any, str, Any]] = [
