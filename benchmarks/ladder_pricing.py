@@ -45,7 +45,7 @@ from autotune.timeline.timeline import Timeline  # noqa: E402
 from autotune.timing.roofline import Machine, step_time  # noqa: E402
 from autotune.tracing.cache import TraceCache  # noqa: E402
 from autotune.tracing.client import LocalTracer, Trace  # noqa: E402
-from autotune.tracing.plan import composable  # noqa: E402
+from autotune.tracing.plan import plan  # noqa: E402
 from benchmarks.recording import RESULTS, record  # noqa: E402
 from benchmarks.verdict import SMALLEST, verdict  # noqa: E402
 
@@ -95,8 +95,12 @@ def ladder(case: Case, hardware: Hardware, axes: tuple[str, ...] | None = None) 
 def part(rungs: list[Candidate], count: int, seed: int) -> list[Candidate]:
     """Return the first rung, some drawn at random, and those that these can be composed of."""
     chosen = [rungs[0], *random.Random(seed).sample(rungs[1:], min(count, len(rungs) - 1))]
-    plan = composable(rungs)
-    wanted = {rung for one in chosen for rung in (one, *plan.get(one, ()))}
+    planned = plan(rungs)
+    wanted: set[Candidate] = set()
+    while chosen:
+        one = chosen.pop()
+        wanted.add(one)
+        chosen += [*planned.halves.get(one, ()), *planned.pieces.get(one, ())]
     return [rung for rung in rungs if rung in wanted]
 
 

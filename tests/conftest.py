@@ -27,6 +27,7 @@ LONG = (
     "tests/numerics/test_deepspeed.py", "tests/numerics/test_float8_pairs.py", "tests/numerics/test_pairs.py",
     "tests/numerics/test_ranks.py", "tests/numerics/test_tensor_parallel.py", "tests/packaging/test_sdist.py",
     "tests/packaging/test_wheel.py", "tests/script/test_commands_for_real.py",
+    "tests/timeline/test_joined_on_gpu.py",
 )  # fmt: skip
 """What `make test-long` runs: each takes a minute or two of a processor, and together half of all tests' time."""
 

@@ -71,6 +71,11 @@ class ProbeRequest(Frozen):
     folder: str
     """Folder of this probe: mapped files, allocator snapshot and checkpoint go here; the parent cleans it."""
 
+    def alone(self, candidate: Candidate) -> ProbeRequest:
+        """Return the request for one candidate and no other; what trains on one device, on one."""
+        ranks = {} if candidate.distributed else {"world_size": 1, "nodes": 1}
+        return self.model_copy(update={"candidate": candidate, "also": (), **ranks})
+
 
 class TracedRung(Frozen):
     """What came of tracing one candidate."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autotune.candidate import Candidate
-from autotune.timeline.leaving_gradients import leaving_gradients
+from autotune.timeline.leaving_gradients import gradients_in_buckets, leaving_gradients
 from autotune.timeline.op_counts import OpCounts, Operators
 from autotune.timeline.step_events import Slots, StepEvents, renamed, survivors
 from autotune.timeline.timeline import Timeline
@@ -23,33 +23,37 @@ def with_optimizer(
     `plain` is `donor` with the optimizer of `passes`. Passes that were traced for one micro-batch alone give a timeline
     for that one. None where the three do not fit together: passes that leave other gradients, gradients that do not
     leave the device as they arrive, a build that the optimizer changes though it is another, or an optimizer that was
-    traced for one micro-batch alone.
+    traced for one micro-batch alone. Passes of one device give those of a candidate with DDP, whose `donor` has it.
     """
     if not all(_composable(timeline) for timeline in (passes, plain, donor)):
         return None
     if plain.exact is not None or donor.exact is not None:
         return None
-    if candidate.offload == "gradients":
-        leaving = leaving_gradients(passes, plain, donor)
+    into_buckets = candidate.sharding == "ddp" and passes.facts.get("sharding") == "none"
+    if candidate.offload == "gradients" or into_buckets:
+        leaving = (gradients_in_buckets if into_buckets else leaving_gradients)(passes, plain, donor)
         if leaving is None:
             return None
         passes, plain = leaving
-    begin = len(plain.build.events)
-    if donor.build.events[:begin] != plain.build.events or not _leave_the_same(donor.micro, passes.micro):
+    more = _more_built(plain, donor)
+    if more is None or not _leave_the_same(donor.micro, passes.micro):
         return None
+    at, making, plains = more
     names = renamed(donor.micro, passes.micro)
     if not _same_slots(donor.slots, passes.slots, names):
         return None
-    making = donor.build.events[begin:]
     used = dict.fromkeys(
         event if event >= 0 else ~event
         for event in (*making, *donor.first_update.events, *donor.update.events)
     )
-    if not {event for event in plain.build.events if event >= 0}.isdisjoint(used):
+    end = len(plain.build.events)
+    if at < end or not plains.keys().isdisjoint(used):
         built = _same_build(plain, passes)  # it moves parameters, say
         if built is None:
             return None
-        names = {**built, **names}
+        names = {**{slot: built[their] for slot, their in plains.items()}, **names}
+    if at == end:
+        at = len(passes.build.events)
     slots, modules = _joined(passes, donor, used, names)
 
     def moved(segment: StepEvents) -> StepEvents:
@@ -59,7 +63,10 @@ def with_optimizer(
         passes,
         slots=slots,
         modules=modules,
-        build=StepEvents([*passes.build.events, *moved(StepEvents(making)).events], passes.build.marks),
+        build=StepEvents(
+            [*passes.build.events[:at], *moved(StepEvents(making)).events, *passes.build.events[at:]],
+            passes.build.marks,
+        ),
         first_update=moved(donor.first_update),
         update=moved(donor.update),
         work=_work(passes.work, donor.work),
@@ -80,6 +87,34 @@ def _composable(timeline: Timeline) -> bool:
         and timeline.micro_steps == 1
         and timeline.work is not None
     )
+
+
+def _more_built(plain: Timeline, donor: Timeline) -> tuple[int, list[int], dict[int, int]] | None:
+    """Return where in its build a donor makes what, and which of its other slots are which of `plain`.
+
+    None where the builds differ in more than one stretch.
+    """
+    ours, theirs = donor.build.events, plain.build.events
+    more = len(ours) - len(theirs)
+    if more < 0:
+        return None
+    names: dict[int, int] = {}
+
+    def same(our: int, their: int) -> bool:
+        if our < 0 or their < 0:
+            return our < 0 and their < 0 and names.get(~our) == ~their
+        names[our] = their
+        return _same_slots(donor.slots, plain.slots, {our: their})
+
+    at = 0
+    while at < len(theirs) and same(ours[at], theirs[at]):
+        at += 1
+    making = ours[at : at + more]
+    for event in making:
+        names.pop(event, None)  # it was compared with what stands behind it
+    if not all(same(*pair) for pair in zip(ours[at + more :], theirs[at:], strict=True)):
+        return None
+    return at, making, names
 
 
 def _leave_the_same(ours: StepEvents, theirs: StepEvents) -> bool:

@@ -1,20 +1,20 @@
-"""The passes of a training whose gradients leave the device one by one, from those of one where they stay.
+"""The passes of a training whose gradients go elsewhere one by one, from those of one where they stay.
 
 `offload: gradients` changes of forward and backward only that a gradient is copied to the host as soon as it is
-complete, and let go of. Where each is complete a timeline knows. That nothing else differs is not taken on trust: what
-is put together of one candidate's passes has to be what a trace of that candidate with the offload shows.
+complete, and let go of; DDP that it is added to its part of a bucket, and let go of. Where each is complete a timeline
+knows. That nothing else differs is not taken on trust: what is put together of one candidate's passes has to be what a
+trace of that candidate with the offload, or with DDP, shows.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from autotune.outcome import Phase
 from autotune.timeline.depth import Span, Spans
-from autotune.timeline.op_counts import Counts, OpCounts, Operators
+from autotune.timeline.op_difference import added, difference
 from autotune.timeline.step_events import CATEGORIES, Slots, StepEvents
 from autotune.timeline.timeline import Timeline
 
@@ -31,20 +31,109 @@ def leaving_gradients(passes: Timeline, plain: Timeline, donor: Timeline) -> Lea
 
     `donor` is the trace of what `plain` is, with gradients that leave. The optimizer steps stay as they are.
     """
-    shown = _leaving(plain)
+    return _elsewhere(passes, plain, donor, in_place=False)
+
+
+def gradients_in_buckets(passes: Timeline, plain: Timeline, donor: Timeline) -> Leaving | None:
+    """Return `passes` and `plain` with gradients that are added to buckets; None where that does not give `donor`'s.
+
+    `donor` is the trace of what `plain` is, under DDP. The optimizer steps stay as they are.
+    """
+    return _elsewhere(passes, plain, donor, in_place=True)
+
+
+def _elsewhere(passes: Timeline, plain: Timeline, donor: Timeline, in_place: bool) -> Leaving | None:
+    shown, gone = _leaving(plain, in_place), _leaving(passes, in_place)
+    if in_place:  # DDP sends buffers to all ranks before forward
+        begun = _begun_alike(shown, donor, gone)
+        if begun is None:
+            return None
+        shown, gone = begun
     if not (
         _same(shown, shown.micro, donor, donor.micro) and _same(shown, shown.single, donor, donor.single)
     ):
         return None
     if passes.work is None or plain.work is None or donor.work is None:
         return None
-    more = _more(plain.work, donor.work)
-    return None if more is None else Leaving(replace(_leaving(passes), work=_with(passes.work, more)), shown)
+    more = difference(plain.work, donor.work)
+    work = None if more is None else added(passes.work, more)
+    return None if work is None else Leaving(replace(gone, work=work), shown)
 
 
-def _leaving(timeline: Timeline) -> Timeline:
-    micro, moved = _moved(timeline.micro)
-    single, moved_alone = (None, []) if timeline.single is None else _moved(timeline.single)
+def _begun_alike(plain: Timeline, donor: Timeline, passes: Timeline) -> tuple[Timeline, Timeline] | None:
+    """Return `plain` and `passes` with what `donor` makes and releases at once before its blocks, and `plain` does not.
+
+    None where it is not there alone that more is made, or the two begin otherwise.
+    """
+    for name in ("micro", "single"):
+        ours, theirs, others = (getattr(timeline, name) for timeline in (plain, donor, passes))
+        if ours is None or theirs is None or others is None:
+            continue
+        more = len(theirs.events) - len(ours.events)
+        if not more:
+            continue
+        at = _alike_until(plain, ours, donor, theirs)
+        stretch = theirs.events[at : at + more]
+        made = [event for event in stretch if event >= 0]
+        if (
+            more < 0
+            or {*made} != {~event for event in stretch if event < 0}
+            or _alike_until(plain, ours, passes, others) < at
+        ):
+            return None
+        plain, passes = (_with(timeline, name, at, stretch, donor) for timeline in (plain, passes))
+    return plain, passes
+
+
+def _alike_until(one: Timeline, ours: StepEvents, other: Timeline, theirs: StepEvents) -> int:
+    """Return how many events two stretches begin with that make and release the same."""
+    names: dict[int, int] = {}
+    for position, (our, their) in enumerate(zip(ours.events, theirs.events, strict=False)):
+        if our >= 0 and their >= 0 and _size(one, our) == _size(other, their):
+            names[our] = their
+        elif our >= 0 or their >= 0 or names.get(~our) != ~their:
+            return position
+    return min(len(ours.events), len(theirs.events))
+
+
+def _size(timeline: Timeline, slot: int) -> tuple[int, int, int]:
+    slots = timeline.slots
+    return slots.base[slot], slots.slope[slot], slots.place[slot]
+
+
+def _with(timeline: Timeline, name: str, at: int, stretch: list[int], donor: Timeline) -> Timeline:
+    """Return a timeline with more events in one of its micro-steps, whose slots are a donor's."""
+    ours, theirs = timeline.slots, donor.slots
+    slots = Slots(*map(list, (ours.base, ours.slope, ours.category, ours.place, ours.module)))
+    names: dict[int, int] = {}
+    for slot in (event for event in stretch if event >= 0):
+        names[slot] = len(slots.base)
+        for values, value in zip(
+            (slots.base, slots.slope, slots.category, slots.place, slots.module),
+            (theirs.base[slot], theirs.slope[slot], theirs.category[slot], theirs.place[slot], 0),
+            strict=True,
+        ):
+            values.append(value)
+    own: StepEvents = getattr(timeline, name)
+    events = [
+        *own.events[:at],
+        *(names[one] if one >= 0 else ~names[~one] for one in stretch),
+        *own.events[at:],
+    ]
+    moved = [place if place < at else place + len(stretch) for place in range(len(own.events) + 1)]
+    moved[0] = 0  # the phase begins in front of it
+    step = StepEvents(events, [(moved[position], phase) for position, phase in own.marks])
+    blocks = timeline.blocks
+    if blocks is not None and getattr(blocks, name) is not None:
+        spans: dict[str, Any] = {name: _spans(getattr(blocks, name), moved)}
+        blocks = replace(blocks, **spans)
+    changed: dict[str, Any] = {name: step}
+    return replace(timeline, slots=slots, blocks=blocks, **changed)
+
+
+def _leaving(timeline: Timeline, in_place: bool) -> Timeline:
+    micro, moved = _moved(timeline.micro, in_place)
+    single, moved_alone = (None, []) if timeline.single is None else _moved(timeline.single, in_place)
     category = list(timeline.slots.category)
     for segment in (timeline.micro, timeline.single):
         if segment is None:
@@ -62,10 +151,14 @@ def _leaving(timeline: Timeline) -> Timeline:
     return replace(timeline, slots=slots, micro=micro, single=single, blocks=blocks)
 
 
-def _moved(segment: StepEvents) -> tuple[StepEvents, list[int]]:
-    """Return a micro-step that releases each gradient where it arrives, and where each of its events stands now."""
+def _moved(segment: StepEvents, in_place: bool) -> tuple[StepEvents, list[int]]:
+    """Return a micro-step that releases each gradient where it arrives, and where each of its events stands now.
+
+    What is added `in_place` to something there is not copied first (`step_events.into_existing`).
+    """
+    copied = {entry.slot for entry in segment.accumulated if entry.copied} if in_place else set()
     # Of views of one storage the last.
-    arrives = {entry.slot: entry.position for entry in segment.accumulated}
+    arrives = {entry.slot: entry.position for entry in segment.accumulated if entry.slot not in copied}
     leaving: dict[int, list[int]] = defaultdict(list)
     for slot, position in arrives.items():
         leaving[position].append(slot)
@@ -74,7 +167,7 @@ def _moved(segment: StepEvents) -> tuple[StepEvents, list[int]]:
     for position in range(len(segment.events) + 1):
         events.extend(~slot for slot in leaving[position])
         moved.append(len(events))
-        events.extend(segment.events[position : position + 1])
+        events.extend(event for event in segment.events[position : position + 1] if event not in copied)
     return StepEvents(events, [(moved[position], phase) for position, phase in segment.marks]), moved
 
 
@@ -104,66 +197,3 @@ def _told(segment: StepEvents, slots: Slots) -> list[object]:
         told += [tuple(sorted(row)), (slots.base[event], slots.slope[event], slots.place[event])]
         row = []
     return [*told, tuple(sorted(row)), [phase for _, phase in segment.marks]]
-
-
-_Fact = tuple[object, ...]
-"""All that a timeline knows of an operator."""
-_More = dict[str, dict[Phase, Counter[_Fact]]]
-
-
-def _facts(work: OpCounts, counts: Counts) -> Counter[_Fact]:
-    lists = list(vars(work.operators).values())
-    found: Counter[_Fact] = Counter()
-    for index, count in counts:
-        found[tuple(values[index] for values in lists)] += count
-    return found
-
-
-def _more(plain: OpCounts, donor: OpCounts) -> _More | None:
-    """Return what the passes of `donor` do beyond those of `plain`; None where they do something less."""
-    more: _More = {}
-    for name in ("micro", "single"):
-        ours, theirs = getattr(plain, name), getattr(donor, name)
-        if ours is None or theirs is None:
-            if ours is not theirs:
-                return None
-            continue
-        more[name] = {}
-        for phase in {**ours, **theirs}:
-            beyond = _facts(donor, theirs.get(phase, []))
-            beyond.subtract(_facts(plain, ours.get(phase, [])))
-            if any(count < 0 for count in beyond.values()):
-                return None
-            more[name][phase] = +beyond
-    return more
-
-
-def _with(work: OpCounts, more: _More) -> OpCounts:
-    """Return the operators with more of them."""
-    operators = Operators(**{name: list(values) for name, values in vars(work.operators).items()})
-    lists = list(vars(operators).values())
-    known = {fact: index for index, fact in enumerate(zip(*lists, strict=True))}
-
-    def number(fact: _Fact) -> int:
-        if fact not in known:
-            known[fact] = len(known)
-            for values, value in zip(lists, fact, strict=True):
-                values.append(value)
-        return known[fact]
-
-    def added(name: str) -> dict[Phase, Counts] | None:
-        phases: dict[Phase, Counts] | None = getattr(work, name)
-        if phases is None:
-            return None
-        found: dict[Phase, Counts] = {}
-        for phase in {**phases, **more.get(name, {})}:
-            totals = dict(phases.get(phase, []))
-            for fact, count in more.get(name, {}).get(phase, {}).items():
-                index = number(fact)
-                totals[index] = totals.get(index, 0) + count
-            found[phase] = list(totals.items())
-        return found
-
-    micro = added("micro")
-    assert micro is not None, "every trace has a micro-step"
-    return replace(work, operators=operators, micro=micro, single=added("single"))

@@ -97,7 +97,7 @@ class Timeline:
     micro_steps: int = 1
     """How many micro-steps `micro` and `single` stand for, all that an optimizer step has."""
     blocks: TracedBlocks | None = None
-    """Where the repeated blocks lie in `micro` and `single`; None where not some, and only some, are checkpointed."""
+    """Where the repeated blocks lie in `micro` and `single`; None where they are not apart."""
     several: Timeline | None = None
     """The training with two micro-steps for each optimizer step, where they do more than add to gradients of before:
     DeepSpeed treats the last micro-step apart, and keeps buffers for the others."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +18,10 @@ from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import Launcher, end_all, launch
 from autotune.probe.protocol import ProbeRequest, Progress, TraceAnswer, TracedRung
 from autotune.timeline.composed import with_optimizer
+from autotune.timeline.joined import joined
 from autotune.timeline.timeline import Timeline
 from autotune.tracing.cache import TraceCache
-from autotune.tracing.plan import Pieces, composable, shares
+from autotune.tracing.plan import Halves, Pieces, Plan, plan, shares
 from autotune.trial import TRIES
 
 RUNGS_PER_WORKER = 3
@@ -95,26 +96,52 @@ class LocalTracer:
         `on_progress` may be called by several threads, one at a time.
         """
         wanted = tuple(dict.fromkeys((request.candidate, *request.also)))
+        found = self._cached(request, wanted)
+        planned = Plan({}, {}, {}, ()) if request.evaluation else plan(wanted)
+        replicas = [those for candidate, those in planned.replicas.items() if candidate not in found]
+        helpers = dict.fromkeys(one for those in replicas for one in (those.passes, those.plain))
+        found |= self._cached(request, helpers)
+        stages = planned.halves, planned.replicas, planned.pieces
+        composed = {candidate for stage in stages for candidate in stage}
+        missing = [candidate for candidate in dict.fromkeys((*wanted, *helpers)) if candidate not in found]
+        asked = [candidate for candidate in missing if candidate not in composed]
+        found |= self._in_workers(request, asked, folder, timeout, on_progress)
+        for stage in stages:
+            of_stage = [candidate for candidate in missing if candidate in stage]
+            for candidate in of_stage:
+                trace = self._composed(request, candidate, stage[candidate], found)
+                if trace is not None:
+                    found[candidate] = trace
+            # What others are composed of is traced before they are.
+            rest = [candidate for candidate in of_stage if candidate not in found]
+            found |= self._in_workers(request, rest, folder, timeout, on_progress)
+        return {candidate: found[candidate] for candidate in wanted}
+
+    def _cached(self, request: ProbeRequest, candidates: Iterable[Candidate]) -> dict[Candidate, Trace]:
         found: dict[Candidate, Trace] = {}
-        for candidate in wanted:
-            timeline = self._cache.find(_of(request, candidate))
+        for candidate in candidates:
+            timeline = self._cache.find(request.alone(candidate))
             if timeline is not None:
                 found[candidate] = Trace(timeline, cached=True)
-        plan = {} if request.evaluation else composable(wanted)
-        asked = [candidate for candidate in wanted if candidate not in found and candidate not in plan]
-        found |= self._in_workers(request, asked, folder, timeout, on_progress)
-        for candidate in wanted:
-            if candidate in found:
-                continue
-            passes = found.get(plan[candidate].passes)
-            if passes is not None and passes.refused:  # so are all that have these passes
-                found[candidate] = Trace(None, passes.reason, refused=True)
-            elif (timeline := _composed(candidate, plan[candidate], found)) is not None:
-                self._cache.keep(_of(request, candidate), timeline)
-                found[candidate] = Trace(timeline, composed=True)
-        rest = [candidate for candidate in wanted if candidate not in found]
-        found |= self._in_workers(request, rest, folder, timeout, on_progress)
-        return {candidate: found[candidate] for candidate in wanted}
+        return found
+
+    def _composed(
+        self, request: ProbeRequest, candidate: Candidate, pieces: Pieces | Halves, found: Mapping[Candidate, Trace]
+    ) -> Trace | None:  # fmt: skip
+        """Return what comes of composing a candidate's trace; None where it has to be traced itself."""
+        refusals = [found[piece] for piece in _own(pieces) if piece in found and found[piece].refused]
+        if refusals:  # so are all that have these passes
+            return Trace(None, refusals[0].reason, refused=True)
+        timelines = [found[piece].timeline if piece in found else None for piece in pieces]
+        known = [timeline for timeline in timelines if timeline is not None]
+        if len(known) < len(timelines):
+            return None
+        compose = with_optimizer if isinstance(pieces, Pieces) else joined
+        timeline = compose(candidate, *known)
+        if timeline is None:
+            return None
+        self._cache.keep(request.alone(candidate), timeline)
+        return Trace(timeline, composed=True)
 
     def _in_workers(
         self,
@@ -214,20 +241,13 @@ class LocalTracer:
             timeline = Timeline.unpack(content)
         except (OSError, InputError) as error:
             return Trace(None, f"the trace cannot be read: {error}")
-        self._cache.keep(_of(request, rung.candidate), timeline, content)
+        self._cache.keep(request.alone(rung.candidate), timeline, content)
         return Trace(timeline)
 
 
-def _of(request: ProbeRequest, candidate: Candidate) -> ProbeRequest:
-    return request.model_copy(update={"candidate": candidate})
-
-
-def _composed(candidate: Candidate, pieces: Pieces, found: Mapping[Candidate, Trace]) -> Timeline | None:
-    """Return a candidate's timeline from those of its pieces; None where one is missing, or they do not fit."""
-    passes, plain, donor = (found[piece].timeline if piece in found else None for piece in pieces)
-    if passes is None or plain is None or donor is None:
-        return None
-    return with_optimizer(candidate, passes, plain, donor)
+def _own(pieces: Pieces | Halves) -> tuple[Candidate, ...]:
+    """Return the pieces whose refusal is one of what is composed of them."""
+    return (pieces.passes,) if isinstance(pieces, Pieces) else (pieces.blocks, pieces.rest)
 
 
 def _reason(outcome: object) -> str:

@@ -195,12 +195,11 @@ class Probe:
         from autotune.worker.errors import CannotRun
         from autotune.worker.tracing.trace import CannotTrace, trace, trace_alike
 
-        alone = self._request.model_copy(update={"also": ()})
         found: dict[Candidate, Timeline | str] = {}
         first, *others = group
         parameters = first.with_plainest_passes()
         for candidate in group:
-            request = alone.model_copy(update={"candidate": candidate})
+            request = self._request.alone(candidate)
             try:
                 if candidate == first:
                     traced = trace_alike(request, others, donor=donors.get(parameters))

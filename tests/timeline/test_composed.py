@@ -95,6 +95,25 @@ def test_passes_that_hold_for_one_micro_batch_take_the_optimizer_of_others(monke
     assert said(alone, (3,)) == said(passes, (3,))
 
 
+@pytest.mark.parametrize("passes", [{"checkpointing": "full"}, {"loss": "chunked", "attention": "eager"}])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("gpt2", {}), ("gpt2", {"n_layer": 9}), ("llama", {}), ("llama", {"tie_word_embeddings": True})],
+)
+def test_passes_of_one_device_give_those_under_ddp(name, changes, passes):
+    asked = request(family(name, **changes), Path(), precision="bf16")
+    plain = asked.candidate
+    other = plain.model_copy(update=passes)
+    donor, candidate = (one.model_copy(update={"sharding": "ddp"}) for one in (plain, other))
+    asked = asked.model_copy(update={"world_size": 2})
+    traces = [trace(asked.alone(one)) for one in (other, plain, donor, candidate)]
+    composed = with_optimizer(candidate, *traces[:3])
+    assert said(composed) == said(traces[3])
+    assert said(composed) != said(traces[2])
+    assert composed.facts["rung"] == candidate.key()
+    assert with_optimizer(candidate, traces[0], traces[0], traces[2]) is None, "other passes than the donor's"
+
+
 def test_what_does_not_fit_is_not_composed():
     (plain, donor), _ = traced(1, OPTIMIZERS[:1])
     assert with_optimizer(Candidate(), plain, plain, donor) is not None

@@ -21,7 +21,7 @@ from autotune.tracing import cache
 from autotune.tracing.cache import TraceCache
 from autotune.tracing.client import LocalTracer
 from autotune.tracing.import_closure import import_closure
-from autotune.tracing.plan import Pieces, composable
+from autotune.tracing.plan import Halves, Pieces, plan
 from tests.data.requests import OWN, family, request
 
 TIMELINE = Timeline(
@@ -251,25 +251,75 @@ def test_many_rungs_share_few_workers_and_say_how_far_they_are(tmp_path):
 
 def test_an_optimizer_is_traced_over_the_passes_of_one_candidate(tmp_path):
     donors = {Pieces(PASSES[0], PASSES[0], LADDER[1]), Pieces(PASSES[0], PASSES[0], LADDER[2])}
-    plan = composable(LADDER)
-    assert set(plan) == {*LADDER[4:6], *LADDER[7:]}
-    assert {pieces._replace(passes=PASSES[0]) for pieces in plan.values()} == donors
-    assert plan[LADDER[8]] == Pieces(PASSES[2], PASSES[0], LADDER[2])
+    found = plan(LADDER).pieces
+    assert set(found) == {*LADDER[4:6], *LADDER[7:]}
+    assert {pieces._replace(passes=PASSES[0]) for pieces in found.values()} == donors
+    assert found[LADDER[8]] == Pieces(PASSES[2], PASSES[0], LADDER[2])
     lora = [one.model_copy(update={"adapters": "lora"}) for one in LADDER[:2]]
-    assert not set(composable([*LADDER, *lora])) & set(lora), "other parameters"
-    assert not composable(LADDER[3:5] + LADDER[7:8]), "nothing has its passes with the plainest optimizer"
+    assert not set(plan([*LADDER, *lora]).pieces) & set(lora), "other parameters"
+    assert not plan(LADDER[3:5] + LADDER[7:8]).pieces, "nothing has its passes with the plainest optimizer"
 
 
 def test_gradients_that_leave_are_composed_of_those_that_stay_and_kernels_under_full_offload():
     leaving = [one.model_copy(update={"offload": "gradients"}) for one in PASSES]
     on_host = [Candidate(checkpointing="full", offload="full", loss=loss) for loss in ("full", "chunked")]
     kernels = [one.model_copy(update={"optimizer_kernel": "foreach"}) for one in on_host]
-    plan = composable([*PASSES, *leaving, *on_host, *kernels])
-    assert plan == {
+    found = plan([*PASSES, *leaving, *on_host, *kernels]).pieces
+    assert found == {
         leaving[1]: Pieces(PASSES[1], PASSES[0], leaving[0]),
         leaving[2]: Pieces(PASSES[2], PASSES[0], leaving[0]),
         kernels[1]: Pieces(on_host[1], on_host[0], kernels[0]),
     }
+
+
+def test_losses_and_blocks_are_traced_once_each_and_every_optimizer_is():
+    chunked = [one.model_copy(update={"loss": "chunked"}) for one in PASSES]
+    found = plan([*PASSES, *chunked])
+    assert found.halves == {
+        one: Halves(
+            PASSES[0],
+            chunked[0],
+            chunked[0].model_copy(update={"checkpointing": one.checkpointing, "loss": "full"}),
+        )
+        for one in chunked[1:]
+    }
+    eager = [one.model_copy(update={"attention": "eager"}) for one in (*PASSES, *chunked)]
+    assert len(plan([*PASSES, *chunked, *eager]).halves) == 4
+    assert not set(plan([*PASSES, *chunked[1:]]).halves), "nothing has this loss with the plainest blocks"
+    kernels = [one.model_copy(update={"optimizer_kernel": "foreach"}) for one in (chunked[2], PASSES[0])]
+    assert chunked[2] in plan([*PASSES, *chunked, *kernels]).halves
+    both = plan([*PASSES, *chunked, kernels[0]])
+    assert set(both.halves) == {chunked[1]}, "the passes over which an optimizer is traced are traced"
+    assert not both.pieces
+
+
+def test_passes_under_ddp_are_those_of_one_device():
+    replicated = [one.model_copy(update={"sharding": "ddp"}) for one in (*PASSES, Candidate(loss="chunked"))]
+    found = plan([*replicated, *(one.model_copy(update={"sharding": "zero1"}) for one in replicated)])
+    chunked = Candidate(loss="chunked")
+    assert found.replicas == {
+        ddp: Pieces(alone, PASSES[0], replicated[0])
+        for ddp, alone in zip(replicated[1:], [*PASSES[1:], chunked], strict=True)
+    }
+    assert set(found.helpers) == {*PASSES, chunked}
+    assert len(found.pieces) == 3, "of ZeRO-1 one is traced"
+    both = plan(
+        [one.model_copy(update={"loss": loss}) for one in replicated[:3] for loss in ("full", "chunked")]
+    )
+    assert set(both.halves) == {one.model_copy(update={"loss": "chunked"}) for one in PASSES[1:]}
+    assert not plan(replicated[:1]).replicas
+
+
+def test_what_nobody_asked_for_is_traced_for_others_and_not_told(tmp_path):
+    replicated = [one.model_copy(update={"sharding": "ddp"}) for one in PASSES]
+    worker = Worker()
+    found = ask(LocalTracer(TraceCache(tmp_path / "cache"), worker, workers=1), replicated, tmp_path)
+    assert list(found) == replicated
+    ((asked, _), *_) = worker.launched
+    assert {asked.candidate, *asked.also} == {replicated[0], *PASSES}
+    worker.launched.clear()
+    ask(LocalTracer(TraceCache(tmp_path / "cache"), worker, workers=1), replicated, tmp_path)
+    assert not worker.launched
 
 
 def test_what_is_composed_is_neither_traced_nor_composed_again(tmp_path):

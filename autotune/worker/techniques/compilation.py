@@ -28,9 +28,9 @@ def compile_blocks(
     So start-up does not grow with the depth. Checkpoints and hooks go around it: inside of a compiled function torch
     gives up on a checkpoint that wraps a method, and runs it uncompiled without a word. `kept` is the memory budget:
     the share that is kept for backward, between what is kept for the fastest backward (1) and a block's inputs alone
-    (0), as near as the compiler comes, which makes the rest again. With `noting` the copies of weights that a block keeps
-    are known as such (`compiled_weights`). What is returned stays open as long as blocks are called. Raises CannotRun where no block was found, or no compiler; and, at the first call, where the budget would
-    spoil gradients.
+    (0), as near as the compiler comes, which makes the rest again. With `noting` the copies of weights that a block
+    keeps are known as such (`compiled_weights`). What is returned stays open as long as blocks are called. Raises
+    CannotRun where no block was found, or no compiler; and, at the first call, where the budget would spoil gradients.
     """
     if blocks is None:
         raise CannotRun(

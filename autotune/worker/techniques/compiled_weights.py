@@ -53,7 +53,9 @@ def _compiled(graph: GraphModule, inputs: Sequence[Any], *args: Any, **settings:
     from torch._inductor.compile_fx import compile_fx_inner
 
     forward = not settings.get("is_backward") and not settings.get("is_inference")
-    own = _of_the_model(graph, settings.get("static_input_idxs", ())) if forward else []  # it changes the graph
+    own = (
+        _of_the_model(graph, settings.get("static_input_idxs", ())) if forward else []
+    )  # it changes the graph
     compiled: Any = compile_fx_inner(graph, inputs, *args, **settings)
     run = compiled.current_callable if own else None
     if run is not None:

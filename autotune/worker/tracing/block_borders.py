@@ -125,8 +125,8 @@ Named = Sequence[tuple[str, nn.Module]]
 
 
 def followed_blocks(request: ProbeRequest, model: nn.Module) -> Named:
-    """Return the blocks where the first of them are checkpointed and the others are not; none else."""
-    if request.candidate.checkpointed_blocks == "all" or request.candidate.engine != "torch":
+    """Return the repeated blocks with their names; none where an engine of its own runs them."""
+    if request.candidate.engine != "torch":
         return ()
     found = find_blocks(model, request.model.block_class)
     names = {id(module): name for name, module in model.named_modules()}
@@ -138,9 +138,9 @@ def traced_blocks(
     folded: Folded,
 ) -> TracedBlocks | None:  # fmt: skip
     """Return where the followed blocks lie in a trace; None where there are none, or they are not apart."""
-    checkpointed = request.candidate.checkpointed_blocks
-    if not blocks or micro is None or checkpointed == "all":
+    if not blocks or micro is None:
         return None
+    checkpointed = _checkpointed(request, len(blocks))
     numbers = {id(parameter): number for number, parameter in enumerate(model.parameters())}
     parameters = [[numbers[id(parameter)] for parameter in block.parameters()] for _, block in blocks]
     owned = [number for own in parameters for number in own]
@@ -158,8 +158,11 @@ def traced_blocks(
             )
         )
 
-    # Of each sort one from its middle.
-    work_of_sorts = SortsOfWork(work(checkpointed // 2), work((checkpointed + len(blocks)) // 2))
+    # Of each sort one from its middle; of a single sort nothing is asked.
+    several = 0 < checkpointed < len(blocks)
+    work_of_sorts = (
+        SortsOfWork(work(checkpointed // 2), work((checkpointed + len(blocks)) // 2)) if several else None
+    )
     return TracedBlocks(
         [name for name, _ in blocks],
         parameters,
@@ -168,3 +171,11 @@ def traced_blocks(
         single and single.spans,
         work_of_sorts,
     )
+
+
+def _checkpointed(request: ProbeRequest, blocks: int) -> int:
+    """Return how many of so many blocks are checkpointed."""
+    candidate = request.candidate
+    if candidate.checkpointing == "none":
+        return 0
+    return blocks if candidate.checkpointed_blocks == "all" else candidate.checkpointed_blocks

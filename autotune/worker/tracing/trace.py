@@ -32,7 +32,7 @@ from autotune.probe.protocol import ProbeRequest
 from autotune.timeline.composed import with_optimizer
 from autotune.timeline.depth import NotAlike
 from autotune.timeline.op_counts import OpCounts
-from autotune.timeline.step_events import Slots, StepEvents, renamed
+from autotune.timeline.step_events import Slots, StepEvents, renamed, survivors
 from autotune.timeline.timeline import Timeline
 from autotune.timeline.traced_blocks import TracedBlocks
 from autotune.worker.build import composition
@@ -215,6 +215,8 @@ def _affine(
         same = _matched(small, large)  # at once: where they differ the rest is of no use
         update = tracer.update()
         single = tracer.micro_step(1)
+        if len(survivors(single)) != len(survivors(small)):  # optimizer steps release what they leave
+            raise Unlike("a single sample leaves other things behind")
         of_small, _, of_large, of_update, of_single = tracer.calls
         small_blocks, _, single_blocks = tracer.passes[-3:]
         evaluated = None

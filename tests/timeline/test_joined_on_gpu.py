@@ -1,0 +1,9 @@
+"""Blocks and loss of two timelines put together, on a stand-in for a GPU, in a process of its own."""
+
+from pathlib import Path
+
+from tests.fresh_process import run_alone
+
+
+def test_compiled_and_offloaded_blocks_under_another_loss():
+    run_alone(Path(__file__).with_name("on_joined.py"))
