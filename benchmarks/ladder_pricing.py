@@ -5,11 +5,12 @@
 The ladder is every rung of the space `default` (on several GPUs with the axis `SHARDINGS` besides) that space and
 techniques allow, in bf16. Each is traced or composed of others' traces (`autotune.tracing`), then priced: the largest
 micro-batch that fits, and there the roofline's time of a global step of 4M tokens. Seconds are of all that, start of
-workers and imports included; processor seconds are those of all processes, which a busy machine does not change. MFU
-counts the plain rung's own FLOPs of forward and backward. Rungs drawn at random are traced once more, alone and through
-all blocks; compared are the bytes allocated and the seconds of a step, at micro-batches 1, 2 and 8 (at the only one
-that a trace holds for, where it holds for one). `--part N` prices the plain rung, N rungs drawn at random and what
-these can be composed of, and meets no target of seconds.
+workers and imports included; processor seconds are those of all processes, which a busy machine does not change, and
+apart those of the tuner, which reads, composes, keeps and prices. MFU counts the plain rung's own FLOPs of forward and
+backward. Rungs drawn at random are traced once more, alone and through all blocks; compared are the bytes allocated and
+the seconds of a step, at micro-batches 1, 2 and 8 (at the only one that a trace holds for, where it holds for one).
+`--part N` prices the plain rung, N rungs drawn at random and what these can be composed of, and meets no target of
+seconds.
 
 Targets, on 2 cores: a ladder within 60 s, and every drawn rung within 0.5% of its own trace.
 """
@@ -181,7 +182,7 @@ def measure(name: str, case: Case, rungs: list[Candidate], drawn: int, seed: int
     """Price rungs of a case, draw some of them, and print what came of both."""
     hardware = find_hardware(case.gpu)
     with tempfile.TemporaryDirectory() as folder:
-        began, taken = time.perf_counter(), processor_seconds()
+        began, taken, own = time.perf_counter(), processor_seconds(), time.process_time()
         tracer = LocalTracer(TraceCache(Path(folder) / "cache"))
         traces = tracer.trace(request(case, rungs), Path(folder) / "workers", timeout=TRACING)
         traced = time.perf_counter() - began
@@ -193,6 +194,7 @@ def measure(name: str, case: Case, rungs: list[Candidate], drawn: int, seed: int
             if (found := price(rung, timeline, predictor, hardware, case))
         }
         seconds, taken = time.perf_counter() - began, processor_seconds() - taken
+        own = time.process_time() - own
     plain = min(known, key=lambda rung: sum(value != getattr(Candidate(), name) for name, value in rung))
     work = known[plain].work
     assert work is not None, "the trace knows its work"
@@ -214,7 +216,7 @@ def measure(name: str, case: Case, rungs: list[Candidate], drawn: int, seed: int
     reasons = sorted({trace.reason for trace in traces.values() if trace.reason})
     row: dict[str, Any] = {
         "case": name, "gpus": case.gpus, "rungs": len(rungs), "seconds": seconds, "trace_seconds": traced,
-        "processor_seconds": taken,
+        "processor_seconds": taken, "tuner_seconds": own,
         "traced": sum(trace.timeline is not None and not trace.composed for trace in traces.values()),
         "composed": sum(trace.composed for trace in traces.values()),
         "traced_passes_alone": sum(
@@ -229,7 +231,9 @@ def measure(name: str, case: Case, rungs: list[Candidate], drawn: int, seed: int
         "plain": plain.key(), "plain_mfu": mfu(plain), "drawn": len(off), "furthest": max(off),
     }  # fmt: skip
     print(f"{name}: {row['rungs']} rungs in {seconds:.1f} s ({traced:.1f} s of traces), at most {LIMIT:g}")
-    print(f"  {taken:.1f} s of processors, of which two have {2 * LIMIT:g} in that time")
+    print(
+        f"  {taken:.1f} s of processors ({own:.1f} of the tuner's), of which two have {2 * LIMIT:g} in that time"
+    )
     alone = f"of {row['traced_passes_alone']} the passes alone"
     print(f"  traced {row['traced']} ({alone}), composed {row['composed']}, untraceable {row['untraceable']}")
     print(f"  {row['for_one_micro_batch']} are known at one micro-batch alone")
