@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
@@ -244,9 +243,3 @@ Entry = (
     | Decided
 )
 ENTRY: TypeAdapter[Entry] = TypeAdapter(Annotated[Entry, Field(discriminator="type")])
-
-
-@cache
-def entries_type() -> TypeAdapter[list[Entry]]:
-    """Return what reads many lines at a time, made when it is first asked for."""
-    return TypeAdapter(list[Annotated[Entry, Field(discriminator="type")]])

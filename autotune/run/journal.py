@@ -16,7 +16,7 @@ from typing import Self
 
 from autotune.errors import JournalError, NoDiskSpace
 from autotune.interruption import interruption, name_of, shielded
-from autotune.run.events import ENTRY, Entry, Interrupted, Work, entries_type
+from autotune.run.events import ENTRY, Entry, Interrupted, Work
 from autotune.run.order import Order
 from autotune.run.record import Record
 from autotune.run.sealed_lines import LARGEST, Recorded, SealedLines, parse_lines
@@ -98,7 +98,7 @@ def parse_journal(content: bytes, path: Path) -> tuple[Record, int, bytes]:
     """
     with _uncollected() if len(content) >= LONG else nullcontext():
         order = Order()
-        whole, last = parse_lines(content, path, ENTRY, order.refusal, RUN, entries_type)
+        whole, last = parse_lines(content, path, ENTRY, order.refusal, RUN)
         record = order.record
         _ = record.history  # as many records again
         return record, whole, last

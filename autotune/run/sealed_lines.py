@@ -140,23 +140,19 @@ def parse_lines(
     line_type: TypeAdapter[_Line],
     refusal: Callable[[_Line], str | None],
     recorded: Recorded,
-    lines_type: Callable[[], TypeAdapter[list[_Line]]] | None = None,
 ) -> tuple[int, bytes]:
     """Hand each line to `refusal`, which takes it in or says why nobody writes it there.
 
     Returns the number of bytes that hold whole lines, and the last of these. Raises JournalError for a line that is
-    damaged and not the last, and for one that is refused. `lines_type` makes what reads many lines at a time: sooner.
+    damaged and not the last, and for one that is refused.
     """
     noun = recorded.noun
     whole, last = 0, b""
     lines = content.split(b"\n")
-    together: list[_Line] = []
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is torn
-        if lines_type is not None and number % TOGETHER == 1 and len(lines) > TOGETHER:
-            together = _together(lines[number - 1 : min(number - 1 + TOGETHER, len(lines) - 1)], lines_type())
         try:
-            plain = _without_seal(line)
-            entry = together[(number - 1) % TOGETHER] if together else line_type.validate_json(plain)
+            plain = line[:-_SEAL_SIZE] + b"}" if line[-_SEAL_SIZE:].startswith(_SEAL) else line
+            entry = line_type.validate_json(plain)
         except ValidationError as error:
             if number == len(lines) - 1 and not lines[-1]:
                 break  # a last line whose end reached the disk before its middle
@@ -182,21 +178,6 @@ def parse_lines(
     return whole, last
 
 
-def _together(lines: list[bytes], lines_type: TypeAdapter[list[_Line]]) -> list[_Line]:
-    """Return what lines hold, read as one list; nothing where any of them is damaged, and has to be found."""
-    try:
-        found = lines_type.validate_json(b"[" + b",".join(map(_without_seal, lines)) + b"]")
-    except ValidationError:
-        return []
-    return found if len(found) == len(lines) else []
-
-
-def _without_seal(line: bytes) -> bytes:
-    return line[:-_SEAL_SIZE] + b"}" if line[-_SEAL_SIZE:].startswith(_SEAL) else line
-
-
-TOGETHER = 128
-"""Lines that are read at a time, where there are more."""
 _SEAL = b',"seal":"'
 _SEAL_SIZE = len(',"seal":"0123456789abcdef"}')
 
