@@ -45,17 +45,17 @@ class PostgresqlStore(SqlStore):
 
     def prepared(self, statement: str) -> str:
         """Return a statement with values as psycopg marks them."""
-        return statement.replace("?", "%s")
+        return statement.replace("%", "%%").replace("?", "%s")
 
     def execute(self, connection: Any, statement: str, values: Sequence[Any] = ()) -> Any:
         """Run one statement; return its cursor."""
-        return connection.execute(self.prepared(statement), values or None)
+        return connection.execute(self.prepared(statement), values)
 
     def stream(self, connection: Any, statement: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         """Yield what a query finds, with a cursor on the server's side."""
         with connection.transaction(), connection.cursor(name="results") as cursor:
             cursor.itersize = FETCHED
-            cursor.execute(self.prepared(statement), values or None)
+            cursor.execute(self.prepared(statement), values)
             yield from cursor
 
     def tables(self) -> Iterable[str]:
