@@ -6,6 +6,7 @@ import json
 import pytest
 
 from autotune.candidate import Candidate
+from autotune.errors import InputError
 from autotune.script.axes import read_axes, shipped_axes
 from autotune.script.command import parse_command, render, with_copies
 from autotune.script.space import base_of, expressed, space_of
@@ -64,10 +65,13 @@ def test_what_they_write_is_what_their_programs_read(tmp_path):
 
 
 def test_a_wildcard_needs_one_file(tmp_path):
-    with pytest.raises(ValueError, match="none does"):
+    with pytest.raises(InputError) as caught:
         parse_command("python train.py", "deepspeed", None, tmp_path)
+    assert "axes" in caught.value.about
 
 
 def test_names_that_there_are_not_are_told_with_the_nearest(tmp_path):
-    with pytest.raises(ValueError, match="did you mean hf_trainer"):
+    with pytest.raises(InputError) as caught:
         read_axes("hf_trainr", tmp_path)
+    assert caught.value.about == ("axes",)
+    assert "hf_trainer" in str(caught.value)

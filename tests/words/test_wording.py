@@ -30,6 +30,7 @@ WORDED = {
     "run/test_loop_objectives.py": 1,
     "run/test_loop_refusals.py": 1,
     "run/test_verify.py": 2,
+    "script/test_command.py": 2,
     "timeline/test_depth.py": 2,
     "words/test_accumulation.py": 2,
     "words/test_interruption.py": 1,
