@@ -317,10 +317,8 @@ class Probe:
             return None if free is None else max(0, free - RESERVE)  # the reserve is free only since
         try:
             return self._phases.meter.free() if self._phases.measuring else None
-        except (
-            RuntimeError
-        ):  # after an illegal access, every call to CUDA fails again: the first is to be judged
-            return None
+        except RuntimeError:
+            return None  # after an illegal access every call to CUDA fails again: the first is what to judge
 
 
 def run(request_path: str, descriptor: int) -> NoReturn:

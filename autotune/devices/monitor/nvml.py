@@ -78,7 +78,8 @@ class Nvml(Protocol):
     def processes(self, uuid: str) -> tuple[int, ...]:
         """Return the ids of the processes that compute on a GPU.
 
-        In a container the driver may name processes by their number outside of it, or none at all.
+        In a container the driver may name processes by their number outside of it, or none at all; none are returned
+        where NVML does not answer that.
         """
         ...
 
@@ -124,17 +125,19 @@ class NvmlLibrary:
             raise NoEnergyCounter(
                 "NVML has no counter of energy for this GPU, as for none before Volta"
             ) from None
-        except self._api.NVMLError as error:
-            raise self._refused(error) from None
+        except (self._api.NVMLError, self._api.NVMLLibraryMismatchError) as error:
+            raise NoEnergyCounter(
+                f"NVML does not tell the energy of this GPU: it says {str(error)!r}"
+            ) from None
 
     def processes(self, uuid: str) -> tuple[int, ...]:
         """Return the ids of the processes that compute on a GPU."""
         try:
             found = self._api.nvmlDeviceGetComputeRunningProcesses(self._handle(uuid))
-        except self._api.NVMLError_NotSupported:
-            return ()  # under WSL; then the level of memory alone says whether the GPU is free
-        except self._api.NVMLError as error:
-            raise self._refused(error) from None
+        except (self._api.NVMLError, self._api.NVMLLibraryMismatchError):
+            # Not supported under WSL, not permitted or unknown in containers, not found in old drivers:
+            # then the level of memory alone says whether the GPU is free.
+            return ()
         return tuple(int(process.pid) for process in found)
 
     def _gpu(self, index: int) -> Gpu:
@@ -157,6 +160,12 @@ class NvmlLibrary:
             return getattr(self._api, function)(*arguments)
         except self._api.NVMLError as error:
             raise self._refused(error) from None
+        except (
+            self._api.NVMLLibraryMismatchError
+        ) as error:  # no NVMLError, for a function that this driver lacks
+            raise NvmlError(
+                f"NVIDIA's driver is too old for what is asked of it: {error}; update it"
+            ) from None
 
     def _refused(self, error: Any) -> NvmlError:
         """Return what an error of NVML means: that no GPU is there, or what is to be mended."""
