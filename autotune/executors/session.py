@@ -50,5 +50,7 @@ def executing(spec: RunSpec, root: Path, sites: Sites | None = None) -> Iterator
 
 
 def find_scheduler(target: ClusterTarget) -> Scheduler:
-    """Return what starts jobs in a partition."""
+    """Return what starts jobs in a partition. Raises InputError for an engine that is not built."""
+    if target.engine != "slurm":
+        raise InputError(f"--cluster: engine {target.engine} is not built yet; slurm is", about="cluster")
     return SlurmScheduler(target)
