@@ -60,8 +60,9 @@ def test_all_of_nvml_that_is_asked_answers(monkeypatch: pytest.MonkeyPatch) -> N
         device()
     assert busy.value.processes == (4194305,)
     monkeypatch.setenv("STUB_MIG", "1")
-    with pytest.raises(UnusableDevice, match="MIG"):
+    with pytest.raises(UnusableDevice) as split:
         device()
+    assert split.value.why == "split"
 
 
 @pytest.mark.usefixtures("driver")

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotune.errors import RunInUse
 from autotune.run.journal import read_record
 from autotune.run.paths import RunPaths
 from autotune.run.sealed_lines import SealedLines
@@ -112,7 +113,7 @@ def test_kill_9_leaves_no_process_and_loses_nothing(tmp_path):
         assert first.poll() is None
         assert time.monotonic() < until
         time.sleep(0.05)
-    with pytest.raises(Exception, match="another autotune"), NightJournal(night):
+    with pytest.raises(RunInUse), NightJournal(night):
         pass  # a second controller
     assert len(psutil.Process(first.pid).children(recursive=True)) >= 2
     first.send_signal(signal.SIGKILL)

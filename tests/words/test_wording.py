@@ -31,6 +31,9 @@ WORDED = {
     "run/test_loop_refusals.py": 1,
     "run/test_verify.py": 2,
     "script/test_command.py": 2,
+    "sweep/test_controller.py": 1,
+    "sweep/test_file.py": 2,
+    "sweep/test_report.py": 1,
     "timeline/test_depth.py": 2,
     "words/test_accumulation.py": 2,
     "words/test_interruption.py": 1,
@@ -42,6 +45,7 @@ WORDED = {
     "worker/test_batch_check.py": 3,
     # ValueErrors, which have nothing but their words: of validators, and of a tool of the tests
     "docs/test_long_record.py": 2,
+    "timeline/test_packed.py": 3,
     "words/test_bounds.py": 1,
     "words/test_units.py": 4,
 }

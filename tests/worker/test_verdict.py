@@ -211,8 +211,10 @@ def test_what_the_allocator_refused_is_told_of_its_own_error_alone():
     ["CUDA error: an illegal memory access was encountered", "CUDA error: device-side assert triggered"],
 )
 def test_pinning_that_meets_another_error_passes_it_on(message):
-    with pytest.raises(torch.AcceleratorError, match=message), _pinning(1024):
-        raise torch.AcceleratorError(message)
+    error = torch.AcceleratorError(message)
+    with pytest.raises(torch.AcceleratorError) as passed, _pinning(1024):
+        raise error
+    assert passed.value is error
     with pytest.raises(OutOfSpace), _pinning(1024):
         raise PINNED
     with pytest.raises(OutOfSpace), _pinning(1024):
