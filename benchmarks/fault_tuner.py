@@ -97,6 +97,9 @@ class ArithmeticDevice:
 class Unwatched:
     peak: int | None = None
 
+    def peak_until(self, moment: float | None) -> int | None:
+        return None
+
 
 def arithmetic_launch(hooks: Hooks, request: ProbeRequest, folder: ProbeFolder, **options: Any) -> Any:
     """Launch a worker under a real supervisor that says what arithmetic answers."""

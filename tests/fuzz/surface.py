@@ -67,7 +67,7 @@ def seams() -> Iterator[None]:
     from autotune.devices.find import find
     from autotune.run.loop import tune as go_on
 
-    def find_executor(spec, tracer, gpus=1, nodes=1, launcher=None):
+    def find_executor(spec, tracer, gpus=1, nodes=1, launcher=None, command=None):
         find(spec)
         return ArithmeticExecutor(Arithmetic(budget=1000))
 

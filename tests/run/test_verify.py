@@ -42,7 +42,7 @@ class Recording(ArithmeticExecutor):
 @pytest.fixture
 def executor(monkeypatch):
     made = Recording()
-    monkeypatch.setattr(verification, "find_executor", lambda *_: made)
+    monkeypatch.setattr(verification, "find_executor", lambda *_, **__: made)
     return made
 
 

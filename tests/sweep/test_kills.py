@@ -109,13 +109,17 @@ def test_kill_9_leaves_no_process_and_loses_nothing(tmp_path):
 
     first = controller("wait")
     until = time.monotonic() + 120
-    while not [run for run in runs_of(night, sweep) if under_way(run)]:
+
+    def launched() -> bool:  # a probe is in the journal before its processes are there
+        begun = any(under_way(run) for run in runs_of(night, sweep))
+        return begun and len(psutil.Process(first.pid).children(recursive=True)) >= 2
+
+    while not launched():
         assert first.poll() is None
         assert time.monotonic() < until
         time.sleep(0.05)
     with pytest.raises(RunInUse), NightJournal(night):
         pass  # a second controller
-    assert len(psutil.Process(first.pid).children(recursive=True)) >= 2
     first.send_signal(signal.SIGKILL)
     first.wait()
     assert remaining(mark) == []
