@@ -97,7 +97,7 @@ class ArithmeticDevice:
 class Unwatched:
     peak: int | None = None
 
-    def peak_until(self, moment: float | None) -> int | None:
+    def peak_until(self, _moment: float | None) -> int | None:
         return None
 
 
