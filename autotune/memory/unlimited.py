@@ -96,7 +96,8 @@ def _grow(before: Grown, events: Sequence[int], sizes: list[int], shifted: list[
     """Return an expandable segment after requests and releases, and the highest that its top was.
 
     `events` are as in `StepEvents`; a slot that is never released has `FOR_GOOD` added. Of a slot that is alive
-    more than once the last goes first. `sizes` are in blocks, `shifted` the same by `ADDRESS` bits.
+    more than once the last goes first. `sizes` are in blocks, `shifted` the same by `ADDRESS` bits. Raises
+    OutOfAddresses.
     """
     mask = (1 << ADDRESS) - 1
     holes = list(before.holes)
@@ -153,6 +154,8 @@ def _grow(before: Grown, events: Sequence[int], sizes: list[int], shifted: list[
             top += sizes[event]
             if top > highest:
                 highest = top
+                if top > ADDRESS_SPACE:  # before an address runs into the size that stands above it
+                    raise OutOfAddresses
         if not kept:
             if event in held:
                 under.setdefault(event, []).append(held[event])

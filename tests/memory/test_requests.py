@@ -159,3 +159,18 @@ def test_what_is_remembered_has_an_end(monkeypatch):
         usage = Requests(layers(6, 50, 3), micro_batch, True, growths).usage(micro_batch, True)
         assert usage == allocator_usage(layers(6, 50, 3), micro_batch, True, True)
     assert len(growths._known) == 3
+
+
+def test_what_is_alive_beyond_all_addresses_is_left_to_the_whole_simulation():
+    """An address would run into the size that stands above it, and holes be mistaken for each other."""
+    nothing = StepEvents([], [(0, "optimizer")])
+    taken = list(range(20))
+    given_back = [~slot for slot in (*taken[::2], *taken[1::2])]
+    micro = StepEvents([*taken, *given_back, *taken, *given_back], [(0, "forward"), (20, "backward")])
+    timeline = Timeline(
+        device="cuda", slots=Slots([0] * 20, [100 * GIB] * 20, [0] * 20, [0] * 20, [0] * 20), modules=["m"],
+        build=StepEvents([], [(0, "build")]), micro=micro, single=micro, first_update=nothing, update=nothing,
+    )  # fmt: skip
+    for micro_batch in (2, 4):
+        found = Requests(timeline, micro_batch, False).usage(micro_batch, expandable_segments=True)
+        assert found == allocator_usage(timeline, micro_batch, False, True)
