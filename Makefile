@@ -5,15 +5,17 @@ BIN := $(VENV)/bin
 APART := $(abspath $(VENV))/apart
 LOWEST := $(abspath $(VENV))/lowest
 CONSUMERS := $(abspath $(VENV))/consumers
+PAGE := $(abspath $(VENV))/page
 VERSIONED := tests/estimation tests/exports tests/memory tests/models tests/numerics tests/tracing tests/worker
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=worksteal
 # Tests of deadlines and of processes that end wait more than they compute: three processes took 1.6 of two cores.
 TWO_MORE := --numprocesses=$(shell echo $$(($$(nproc) + 2)))
+LONG := $(BIN)/python -m tests.long_record
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Hundreds of processes import the same files. Each would compile them anew, and pytest rewrite the asserts of all tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run environments test side-by-side style types test-long long apart consumers test-consumers test-cluster cluster-deps check-record test-versions coverage test-fast test-stability test-gpu fuzz lint format clean
+.PHONY: run environments test side-by-side style types test-long long apart consumers test-consumers test-page test-cluster cluster-deps check-record test-versions coverage test-fast test-stability test-gpu gpu-wheels fuzz lint format clean
 
 run: $(VENV)/ready  ## the main job on this machine's CPU, with a real model
 	$(BIN)/autotune run --model gpt2 --seq-len 128 --target-global-batch 8K --device cpu:3GiB \
@@ -28,27 +30,34 @@ test: style  ## what needs no GPU, in ten minutes; what compares speeds comes la
 side-by-side: $(VENV)/ready
 	$(SIDE_BY_SIDE) $(TWO_MORE) -m "not gpu and not alone and not long and not cluster"
 
+# SECONDS of the clock choose what fits: first what the record does not hold, then what passed longest ago.
 test-long: $(APART)/ready  ## the rest that needs no GPU (minutes a file, DeepSpeed, torchao), with a record of it
-	$(BIN)/python -m tests.long_record begin build/long
+	$(LONG) begin build/long $(SECONDS)
 	$(MAKE) --jobs=2 long apart
-	$(BIN)/python -m pytest -m "alone and long" --junit-xml=build/long/alone.xml tests/e2e
-	$(BIN)/python -m tests.long_record end build/long
+	files=$$($(LONG) picked alone build/long); test -z "$$files" || \
+		$(BIN)/python -m pytest -m "alone and long" --junit-xml=build/long/alone.xml $$files
+	$(LONG) end build/long
 
 long: $(APART)/ready
-	$(SIDE_BY_SIDE) -m "long and not gpu and not alone and not cluster" --junit-xml=build/long/long.xml
+	files=$$($(LONG) picked long build/long); test -z "$$files" || \
+		$(SIDE_BY_SIDE) -m "long and not alone" --junit-xml=build/long/long.xml $$files
 
 # One process more: what it tests waits for ranks and for a compiler.
 apart: $(APART)/ready
-	PYTHONPATH=$(APART) DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -k "float8 or deepspeed" \
-		--junit-xml=build/long/apart.xml tests/numerics tests/memory
+	folders=$$($(LONG) picked apart build/long); test -z "$$folders" || \
+		PYTHONPATH=$(APART) DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" \
+		-k "float8 or deepspeed" --junit-xml=build/long/apart.xml $$folders
 
 consumers: $(CONSUMERS)/ready  ## the libraries that exports are for, pinned, in a folder of their own (380 MiB)
 
 test-consumers: $(CONSUMERS)/ready  ## what is exported, validated and trained by the libraries that it is for
 	PYTHONPATH=$(CONSUMERS) DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m consumers tests/consumers
 
+test-page: $(VENV)/ready $(PAGE)/ready  ## pages in Chromium (Debian: chromium nodejs npm): console, network, axe, screenshots
+	PAGE_MODULES=$(PAGE) $(BIN)/python -m pytest -m page tests/page
+
 check-record: $(VENV)/ready  ## whether test-long's record, tests/long_record.json, is of the code as it stands
-	$(BIN)/python -m tests.long_record check
+	$(LONG) check
 
 test-versions: $(LOWEST)/ready  ## what builds models, with the lowest transformers promised; wheels for Python 3.12
 	PYTHONPATH=$(LOWEST) $(SIDE_BY_SIDE) -m "not gpu and not alone and not long and not cluster" $(VERSIONED)
@@ -72,6 +81,10 @@ cluster-deps: $(VENV)/ready  ## Slurm, PostgreSQL, and its driver
 
 test-stability: $(VENV)/ready  ## the tests of guards, ranks and timeouts, 50 times beside a busy process: two hours
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stability --times 50
+
+# For a machine that has Python 3.12, torch and transformers, and no network: benchmarks/gpu_evidence.py --wheels.
+gpu-wheels: $(VENV)/ready  ## the wheels that such a machine lacks, in build/gpu-wheels (MAX_SIZE: MiB, 48)
+	$(BIN)/python -m benchmarks.gpu_wheels --max-size $(or $(MAX_SIZE),48)
 
 test-gpu: $(VENV)/ready  ## what needs an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu
@@ -108,6 +121,11 @@ $(APART)/ready: $(VENV)/ready
 # What exports are for. Beside the environment and without dependencies: these would bring CUDA builds and other pins.
 $(CONSUMERS)/ready: $(VENV)/ready consumers.txt
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-deps --target $(CONSUMERS) --requirement consumers.txt
+	touch $@
+
+$(PAGE)/ready: $(VENV)/ready tests/page/package.json
+	mkdir -p $(PAGE) && cp tests/page/package.json $(PAGE)
+	npm install --prefix $(PAGE) --no-audit --no-fund --no-package-lock --ignore-scripts --loglevel=error
 	touch $@
 
 # Newer versions lie in the environment; what is found first is imported.

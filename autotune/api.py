@@ -12,7 +12,9 @@ from autotune.errors import InputError
 from autotune.estimation.request import EstimateReport, EstimateRequest
 from autotune.keywords import EstimateKeywords, RunKeywords, shows
 from autotune.models.callable import importable
+from autotune.notebook import html_table
 from autotune.options import RunOptions
+from autotune.reporting.reported import Reported
 from autotune.run.best import Best
 from autotune.run.callbacks import RunCallbacks
 from autotune.run.folder import find_run, load_spec, new_run
@@ -20,6 +22,7 @@ from autotune.run.journal import read_record
 from autotune.run.paths import RunPaths
 from autotune.run.record import Record
 from autotune.specs import RunSpec
+from autotune.units import format_bytes
 
 if TYPE_CHECKING:
     import pandas
@@ -42,6 +45,62 @@ class Run:
         if self.record.decided is None or self.record.decided.winner is None:
             return None
         return Best.read(self.paths.best)
+
+    @property
+    def trials(self) -> pandas.DataFrame:
+        """All probes as a DataFrame, a row each: configuration, verdict, memory and speed, measured beside predicted.
+
+        `autotune.reporting.trial_rows.COLUMNS` names the columns: bytes, seconds, tokens per second; what is not known
+        is `<NA>`.
+        """
+        import pandas
+
+        from autotune.reporting.trial_rows import COLUMNS, trial_rows
+
+        rows = trial_rows(self._reported)
+        return pandas.DataFrame(rows, columns=list(COLUMNS)).convert_dtypes()
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of it: the winner, or how far it is, and all trials."""
+        from autotune.reporting.trial_rows import trial_rows
+
+        spec, best = self.spec, self.best
+        title = f"{spec.model.name} on {spec.device}, {spec.goal.target} a step ({self.paths.root})"
+        if best is not None:
+            winner = best._repr_html_()
+        else:
+            decided = self.record.decided
+            winner = html_table((), [("no winner", decided.why if decided else "not finished")])
+        rows = [
+            (
+                str(row["number"]), row["title"], f"{row['micro_batch']:,}", row["verdict"],
+                "-" if row["peak"] is None else format_bytes(row["peak"]),
+                "-" if row["predicted_peak"] is None else format_bytes(row["predicted_peak"]),
+                _speed(row), row["why_not"] or "",
+            )
+            for row in trial_rows(self._reported)
+        ]  # fmt: skip
+        head = (
+            "#",
+            "configuration",
+            "micro-batch",
+            "verdict",
+            "peak",
+            "predicted",
+            "tokens/s",
+            "why not the winner",
+        )
+        return winner + html_table(head, rows, title)
+
+    @property
+    def _reported(self) -> Reported:
+        return Reported.of(self.paths, self.spec, self.record)
+
+
+def _speed(row: Mapping[str, Any]) -> str:
+    if row["tokens_per_second"] is not None:
+        return f"{row['tokens_per_second']:,.0f} ± {row['half_width']:,.0f}"
+    return "-" if row["at_most"] is None else f"≤ {row['at_most']:,.0f}"
 
 
 @shows(RunKeywords, RunOptions)

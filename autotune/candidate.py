@@ -303,6 +303,10 @@ PASSES: tuple[str, ...] = (
 """The fields that change forward and backward, and leave parameters and gradients as they are."""
 
 
+ON_ONE_MODEL: tuple[str, ...] = ("checkpointing", "checkpointed_blocks", "loss", "activation_offload")
+"""Those of them that are put on a model that is there already, and taken off it again."""
+
+
 ALLOCATOR: tuple[str, ...] = ("expandable_segments", "max_split_size", "garbage_collection_threshold")
 """The fields that set up the CUDA allocator."""
 

@@ -237,5 +237,6 @@ def read_target(cluster: str | None, partition: str | None, base: Path) -> Clust
     try:
         found = Cluster.read(base / user_path(cluster, "--cluster"))
     except InputError as error:
-        raise InputError(error.problems, about="cluster") from None
+        told = [str(problem) for problem in error.problems]  # a key of that file is no option of a run
+        raise InputError(told, about="cluster") from None
     return found.target(partition)

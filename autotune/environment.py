@@ -75,13 +75,17 @@ def lowest(package: str) -> str | None:
 
 
 def lacks_compiler(kind: str) -> str | None:
-    """Return why torch.compile cannot run on this machine for devices of a kind (`cpu`, `cuda`), or None."""
+    """Return why torch.compile cannot run on this machine for devices of a kind (`cpu`, `cuda`), or None.
+
+    Triton looks for a C compiler as here (triton/runtime/build.py), for kernels that others wrote too.
+    """
     if kind == "cuda":
-        return (
-            None
-            if find_spec("triton")
-            else f"torch.compile needs triton on a GPU: {how_to_install('triton')}"
-        )
+        if not find_spec("triton"):
+            return f"torch.compile needs triton on a GPU: {how_to_install('triton')}"
+        named = os.environ.get("CC")
+        if any(shutil.which(name) for name in ([named] if named else ["gcc", "clang"])):
+            return None
+        return "triton needs a C compiler (gcc or clang, or the one that CC names) to start kernels, and there is none"
     named = os.environ.get("CXX")
     if any(shutil.which(name) for name in ([named] if named else ["g++", "clang++", "c++"])):
         return None

@@ -45,6 +45,8 @@ BY_VERB: dict[str, frozenset[ExitCode]] = {
     "resume": _TRAINING,
     "verify": _TRAINING,
     "estimate": _ANY | {ExitCode.MODEL, ExitCode.NOT_PRICED},
+    "watch": _ANY,
+    "runs": _ANY,
     "report": _ANY,
     "sweep": _TRAINING | {ExitCode.REGRESSION},
     "results": _ANY,
@@ -52,6 +54,8 @@ BY_VERB: dict[str, frozenset[ExitCode]] = {
     "doctor": _ANY,
     "models": _ANY,
     "spaces": _ANY,
+    "schema": _ANY,
+    "completion": _ANY,
 }
 """The codes that each verb may exit with."""
 

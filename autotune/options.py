@@ -73,8 +73,9 @@ class TrainingOptions(Options):
     model: str | None = None
     """A preset, a path to a config.json, a hub name, or `module:function`."""
     command: Annotated[str | None, Written("COMMAND")] = None
-    """In place of a model, the command that starts your own training, with placeholders for what may change:
-    'python train.py --bs {micro_batch} --accum {accumulation} {checkpointing:--gc} --out {output}'."""
+    """The command that starts your own training, in place of a model, with placeholders for what may change:
+    'python train.py --bs {micro_batch} --accum {accumulation} {checkpointing:--gc} --out {output}'. With --model beside
+    it, which names the model that it trains, that model's trace says what to expect until probes do."""
     axes: File | None = None
     """A YAML file that maps axes to flags, variables or keys of configuration files of --command; or a shipped one's
     name."""

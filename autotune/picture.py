@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from autotune.environment import how_to_install, installed
@@ -18,11 +18,19 @@ def check_picture(flag: str, file: Path, drawn_by: Mapping[str, str]) -> None:
 
     `drawn_by` is what of DRAWN_BY draws it.
     """
+    if file.suffix in drawn_by and installed(library := drawn_by[file.suffix]) is None:
+        raise InputError(
+            f"{flag} {file}: {library} is not installed: {how_to_install(library)}",
+            about=flag.removeprefix("--"),
+        )
+    check_file(flag, file, drawn_by)
+
+
+def check_file(flag: str, file: Path, endings: Iterable[str]) -> None:
+    """Raise InputError, naming the `flag`, where a file's name does not end so, or it cannot be written there."""
     about = flag.removeprefix("--")
-    if file.suffix not in drawn_by:
-        raise InputError(f"{flag} {file}: the name must end in {' or '.join(drawn_by)}", about=about)
-    if installed(library := drawn_by[file.suffix]) is None:
-        raise InputError(f"{flag} {file}: {library} is not installed: {how_to_install(library)}", about=about)
+    if file.suffix not in endings:
+        raise InputError(f"{flag} {file}: the name must end in {' or '.join(endings)}", about=about)
     if not os.path.isdir(file.parent):
         raise InputError(f"{flag} {file}: there is no folder {file.parent}", about=about)
     if os.path.isdir(file):

@@ -39,6 +39,8 @@ class ModelSpec(Frozen):
     trust_remote_code: bool = False
     command: TrainingCommand | None = None
     """How the user's own training starts, where that is what is probed; None for a model that autotune trains."""
+    traced_as: ModelSpec | None = None
+    """The model that a command trains, where the user names it too: its trace is what is assumed before probes tell."""
     train: tuple[str, ...] = ()
     """Patterns of the names of modules or parameters that train; the others are frozen. None: all train."""
 
@@ -50,6 +52,9 @@ class ModelFacts(Frozen):
     model_class: str
     parameters: int
     trainable_parameters: int
+    pinned_parameters: int | None = None
+    """The trainable ones as they take pinned memory, whose allocator rounds each tensor up to a power of two. None in
+    older records."""
     active_parameters: int
     """Parameters that one token meets: less than `parameters` in a mixture of experts."""
     layers: int
@@ -158,6 +163,8 @@ class DeviceFacts(Frozen):
     """As the vendor calls it."""
     torch_name: str
     """What a worker calls it, under the device's own environment: `cpu` or `cuda:0`."""
+    number: Annotated[int, Field(ge=0)] = 0
+    """N of the `--device cuda:N` that it was asked for by, among the GPUs that CUDA_VISIBLE_DEVICES leaves."""
     budget: Annotated[int, Field(gt=0)]
     """Bytes that a probe may take: the enforced limit (cpu), or what was free at the start (CUDA)."""
     total: Annotated[int, Field(gt=0)]

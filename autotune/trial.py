@@ -57,6 +57,8 @@ class ProofFinished(Frozen):
     seconds: float
     site: Site | None = None
     """Where it ran, if elsewhere than its tuner's `opened` says."""
+    written: tuple[str, ...] = ()
+    """Files that a command of the user's own wrote outside of its scratch folder."""
 
 
 class RematchFinished(Frozen):

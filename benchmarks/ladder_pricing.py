@@ -3,12 +3,13 @@
     python -m benchmarks.ladder_pricing [--case gpt2-xl] [--case llama-3.1-8b] [--drawn 30] [--seed 0]
 
 The ladder is every rung of the space `default` (on several GPUs with the axis `SHARDINGS` besides) that space and
-techniques allow, in bf16. Each is traced or composed of others' traces (`autotune.tracing`), then priced: the largest
-micro-batch that fits, and there the roofline's time of a global step of 4M tokens. Seconds are of all that, start of
-workers and imports included; processor seconds are those of all processes, which a busy machine does not change, and
-apart those of the tuner, which reads, composes, keeps and prices. MFU counts the plain rung's own FLOPs of forward and
-backward. Rungs drawn at random are traced once more, alone and through all blocks; compared are the bytes allocated and
-the seconds of a step, at micro-batches 1, 2 and 8 (at the only one that a trace holds for, where it holds for one).
+techniques allow, in bf16. Each is traced or composed of others' traces (`autotune.tracing`), then priced, in a process
+for each core: the largest micro-batch that fits, and there the roofline's time of a global step of 4M tokens. Seconds
+are of all that, start of workers and imports included; processor seconds are those of all processes, which a busy
+machine does not change, and apart those of the tuner, which reads, composes, keeps and prices. MFU counts the plain
+rung's own FLOPs of forward and backward. Then, not timed, rungs drawn at random are traced once more, alone and through
+all blocks; compared are the bytes allocated and the seconds of a step, at micro-batches 1, 2 and 8 (at the only one
+that a trace holds for, where it holds for one).
 `--part N` prices the plain rung, N rungs drawn at random and what these can be composed of, and meets no target of
 seconds.
 
@@ -138,6 +139,39 @@ def price(
     return Price(largest, steps * tokens / step.timing().global_step(steps))
 
 
+_LADDER: dict[str, Any] = {}
+"""What processes that price know of the ladder: they are forks."""
+
+
+def _priced(rungs: list[Candidate]) -> tuple[dict[Candidate, Price], float]:
+    """Return what rungs reach, and the processor seconds that this took."""
+    began = time.process_time()
+    known, predictor, hardware, case = (_LADDER[name] for name in ("known", "predictor", "hardware", "case"))
+    found = {rung: price(rung, known[rung], predictor, hardware, case) for rung in rungs}
+    return {rung: one for rung, one in found.items() if one}, time.process_time() - began
+
+
+def prices_of(
+    known: Mapping[Candidate, Timeline], hardware: Hardware, case: Case
+) -> tuple[dict[Candidate, Price], float]:
+    """Return what all rungs reach, priced by a process for each core, and the processor seconds of these."""
+    predictor = memory_model(known, hardware, case)
+    _LADDER.update(known=known, predictor=predictor, hardware=hardware, case=case)
+    alike: dict[Candidate, list[Candidate]] = {}
+    for rung in known:  # what has the same passes is simulated together
+        alike.setdefault(rung.with_plainest_optimizer(), []).append(rung)
+    prices: dict[Candidate, Price] = {}
+    seconds = 0.0
+    with multiprocessing.get_context("fork").Pool(len(os.sched_getaffinity(0))) as pool:
+        for found, taken in pool.imap_unordered(_priced, alike.values()):
+            prices |= found
+            seconds += taken
+        pool.close()
+        pool.join()
+    _LADDER.clear()
+    return {rung: prices[rung] for rung in known if rung in prices}, seconds
+
+
 def said(timeline: Timeline, hardware: Hardware) -> Iterator[float]:
     """Return what is compared of a rung's traces: bytes, and seconds of a step."""
     for size in filter(timeline.covers, (1, 2, 8)):
@@ -178,8 +212,16 @@ def processor_seconds() -> float:
     )
 
 
-def measure(name: str, case: Case, rungs: list[Candidate], drawn: int, seed: int) -> dict[str, Any]:
-    """Price rungs of a case, draw some of them, and print what came of both."""
+class Ladder(NamedTuple):
+    """A ladder that was priced."""
+
+    known: dict[Candidate, Timeline]
+    traces: dict[Candidate, Trace]
+    row: dict[str, Any]
+
+
+def priced(name: str, case: Case, rungs: list[Candidate]) -> Ladder:
+    """Price rungs of a case, and print what came of it."""
     hardware = find_hardware(case.gpu)
     with tempfile.TemporaryDirectory() as folder:
         began, taken, own = time.perf_counter(), processor_seconds(), time.process_time()
@@ -187,14 +229,10 @@ def measure(name: str, case: Case, rungs: list[Candidate], drawn: int, seed: int
         traces = tracer.trace(request(case, rungs), Path(folder) / "workers", timeout=TRACING)
         traced = time.perf_counter() - began
         known = {rung: trace.timeline for rung, trace in traces.items() if trace.timeline is not None}
-        predictor = memory_model(known, hardware, case)
-        prices = {
-            rung: found
-            for rung, timeline in known.items()
-            if (found := price(rung, timeline, predictor, hardware, case))
-        }
-        seconds, taken = time.perf_counter() - began, processor_seconds() - taken
         own = time.process_time() - own
+        prices, pricing = prices_of(known, hardware, case)
+        seconds, taken = time.perf_counter() - began, processor_seconds() - taken
+        own += pricing
     plain = min(known, key=lambda rung: sum(value != getattr(Candidate(), name) for name, value in rung))
     work = known[plain].work
     assert work is not None, "the trace knows its work"
@@ -208,8 +246,6 @@ def measure(name: str, case: Case, rungs: list[Candidate], drawn: int, seed: int
         return found.tokens_per_second * model / peak if found and peak else None
 
     winner = max(prices, key=lambda rung: prices[rung].tokens_per_second)
-    chosen = random.Random(seed).sample(sorted(known, key=Candidate.key), min(drawn, len(known)))
-    off = furthest(case, hardware, chosen, traces)
     whole = sorted(
         {str(one.facts["blocks"]) for one in known.values() if str(one.facts["blocks"]).startswith("all")}
     )
@@ -228,22 +264,38 @@ def measure(name: str, case: Case, rungs: list[Candidate], drawn: int, seed: int
         "through_all_blocks": sum(str(one.facts["blocks"]).startswith("all") for one in known.values()),
         "why_all_blocks": whole, "fitting": len(prices),
         "winner": winner.key(), "winner_micro_batch": prices[winner].micro_batch, "winner_mfu": mfu(winner),
-        "plain": plain.key(), "plain_mfu": mfu(plain), "drawn": len(off), "furthest": max(off),
+        "plain": plain.key(), "plain_mfu": mfu(plain),
     }  # fmt: skip
     print(f"{name}: {row['rungs']} rungs in {seconds:.1f} s ({traced:.1f} s of traces), at most {LIMIT:g}")
     print(
         f"  {taken:.1f} s of processors ({own:.1f} of the tuner's), of which two have {2 * LIMIT:g} in that time"
     )
-    alone = f"of {row['traced_passes_alone']} the passes alone"
-    print(f"  traced {row['traced']} ({alone}), composed {row['composed']}, untraceable {row['untraceable']}")
+    passes = f"of {row['traced_passes_alone']} the passes alone"
+    print(
+        f"  traced {row['traced']} ({passes}), composed {row['composed']}, untraceable {row['untraceable']}"
+    )
     print(f"  {row['for_one_micro_batch']} are known at one micro-batch alone")
     for reason in (*reasons, *whole):
         print(f"    {reason}")
     for title, rung in (("winner", winner), ("plain", plain)):
         share = mfu(rung)
-        print(f"  {title}: MFU {'does not fit' if share is None else f'{share:.1%}'}: {rung.key()}")
-    print(f"  {len(off)} drawn: at most {max(off):.3%} off a trace of their own, {AGREEMENT:.1%} allowed")
-    return row
+        print(
+            f"  {title}: MFU {'does not fit' if share is None else f'{share:.1%}'}: {rung.key()}", flush=True
+        )
+    return Ladder(known, traces, row)
+
+
+def compare(name: str, case: Case, ladder: Ladder, drawn: int, seed: int) -> dict[str, Any]:
+    """Draw rungs of a ladder, compare them with traces of their own, and return its row."""
+    known = ladder.known
+    chosen = random.Random(seed).sample(sorted(known, key=Candidate.key), min(drawn, len(known)))
+    off = furthest(case, find_hardware(case.gpu), chosen, ladder.traces)
+    composed = sum(ladder.traces[rung].composed for rung in chosen)
+    allowed = f"{AGREEMENT:.1%} allowed"
+    print(
+        f"{name}: {len(off)} drawn ({composed} composed): at most {max(off):.3%} off a trace of their own, {allowed}"
+    )
+    return {**ladder.row, "drawn": len(off), "drawn_composed": composed, "furthest": max(off)}
 
 
 def main() -> int:
@@ -261,16 +313,19 @@ def main() -> int:
     else:
         cases = {name: CASES[name] for name in options.case or CASES}
         axes = None
-    rows = []
+    ladders = {}
     for name, case in cases.items():
         rungs = ladder(case, find_hardware(case.gpu), axes)
         if options.part is not None:
             whole = len(rungs)
             rungs = part(rungs, options.part, options.seed)
             print(f"{name}: {len(rungs)} of {whole} rungs")
-        rows.append(measure(name, case, rungs, 1 if options.smallest else options.drawn, options.seed))
+        ladders[name] = priced(name, case, rungs)
+    print("what follows is not timed", flush=True)
+    drawn = 1 if options.smallest else options.drawn
+    rows = [compare(name, case, ladders[name], drawn, options.seed) for name, case in cases.items()]
     if options.part is None:
-        record("ladder_pricing", rows, options.out, smallest=options.smallest, seed=options.seed)
+        record("ladder_pricing", rows, options.out, smallest=options.smallest, seed=options.seed, limit=LIMIT)
     missed = [f"{row['case']} drawn rungs within {AGREEMENT:.1%}: {row['furthest']:.2%}" for row in rows
               if row["furthest"] > AGREEMENT]  # fmt: skip
     if not options.smallest and options.part is None:

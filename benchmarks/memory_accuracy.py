@@ -107,7 +107,7 @@ def measure(probe: ProbeRequest, steps: int = 2) -> int:
     with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
         training = assemble(probe)
         for step in range(steps):
-            batch = training.batch(step, probe.candidate.micro_batch)
+            batch = training.place(training.batch(step, probe.candidate.micro_batch))
             loss = training.loss(batch)
             (loss / 1).backward()
             kept = loss.detach()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autotune.candidate import AXES
+from autotune.candidate import AXES, Candidate
 from autotune.exports import EXPORTERS
 from autotune.techniques.check import axis_of
 from autotune.units import GIB
@@ -173,6 +173,39 @@ def memory_accuracy() -> str:
     )  # fmt: skip
 
 
+def ladder_pricing() -> str:
+    """Return how long whole ladders take to price, how few of their rungs are traced, and what wins."""
+    if not (RESULTS / "ladder_pricing.json").exists():
+        return block([f"{NOT_MEASURED.capitalize()} yet: `python -m benchmarks.ladder_pricing`."])
+    document = read("ladder_pricing")
+    rows = [
+        [
+            row["case"], str(row["gpus"]), str(row["rungs"]),
+            f"{row['traced']}, {row['composed']} and {row['untraceable']}",
+            f"{row['seconds']:.0f} s (at most {document['limit']:g})", f"{row['processor_seconds']:.0f} s",
+            f"{row['furthest']:.3%} ({row['drawn']} drawn)",
+            f"{_share(row['winner_mfu'])} ({_share(row['plain_mfu'])})",
+        ]
+        for row in document["rows"]
+    ]  # fmt: skip
+    heads = (
+        "model", "GPUs", "rungs", "traced, composed and untraceable", "all priced after", "of processors",
+        "furthest from a trace of its own", "predicted MFU of the fastest (of plain bf16)",
+    )  # fmt: skip
+    winners = [f"Fastest of {row['case']}: `{_off_default(row['winner'])}`." for row in document["rows"]]
+    return block([*table(heads, rows), "", *winners, "", source(document)])
+
+
+def _share(value: float | None) -> str:
+    return "does not fit" if value is None else f"{value:.1%}"
+
+
+def _off_default(key: str) -> str:
+    """Return of a candidate's key the fields that are off their defaults."""
+    plain = Candidate().key().split(",")
+    return ", ".join(one for one in key.split(",") if one not in plain) or "plain bf16"
+
+
 def coverage() -> str:
     """Return how many architectures of transformers can be traced, and which cannot."""
     document = read("coverage")
@@ -255,7 +288,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "search scale": search_scale,
         "racing": racing_saving,
     },
-    "estimate.md": {"memory accuracy": memory_accuracy, "coverage": coverage},
+    "estimate.md": {"memory accuracy": memory_accuracy, "ladder": ladder_pricing, "coverage": coverage},
     "step_time.md": {"measured": step_time},
     "exports.md": {"declared": exports},
 }

@@ -21,113 +21,31 @@ import argparse
 import json
 import random
 import resource
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from autotune.candidate import Candidate
-from autotune.outcome import Oom
 from autotune.results.comparison import compare_night
 from autotune.results.find import open_store
-from autotune.results.row import CellRow, Environment, RunRows, TrialRow
+from autotune.results.row import RunRows
 from autotune.results.sql import SqlStore
 from autotune.results.store import Query, Store
-from autotune.results.tables import TRIAL
 from autotune.results.thresholds import Thresholds
-from autotune.testing.arithmetic import ok
 from autotune.units import GIB, MIB
 from benchmarks.recording import RESULTS, record
+from benchmarks.store_rows import fill, night_name, rows_of
+from benchmarks.store_servers import database, postgresql
+from benchmarks.store_writers import KILLS, write, writers
 from benchmarks.verdict import SMALLEST, unmeasured, verdict
 
-CELLS, NIGHTS, TRIALS = 1_000, 50, 20
+CELLS, NIGHTS = 1_000, 50
 SECONDS, BYTES = 10.0, GIB
-WRITERS, KILLS = 8, 24
-HERE = Environment(device_kind="cpu", hardware="made up", evidence="measured", packages={"torch": "2.13.0"})
 PARTS = ("scale", "writers", "answers", "parquet")
-
-
-def night_name(number: int) -> str:
-    return f"2026{1 + number // 28:02}{1 + number % 28:02}T000000Z"
-
-
-def rows_of(cell: str, night: int, trials: int = TRIALS, rng: random.Random | None = None) -> RunRows:
-    """Return the rows of one cell: micro-batches that fit, the rest out of memory."""
-    shift = 1 + (rng.gauss(0, 0.005) if rng else 0.0)
-    made = []
-    for number in range(1, trials + 1):
-        candidate = Candidate(micro_batch=number)
-        fits = number <= trials * 3 // 4
-        outcome = (
-            ok(number * 40 * MIB, 0.1 * shift, 0.01, GIB) if fits else Oom(phase="forward", requested=GIB)
-        )
-        steps = tuple(0.1 * shift * (1 + 0.001 * step) for step in range(20))
-        made.append(
-            TrialRow(
-                kind="proof" if number == trials // 2 else "probe", number=number, turn=int(number == trials // 2),
-                time=f"2026-01-01T00:{number:02}:00+00:00", environment=HERE, candidate=candidate,
-                outcome=outcome.model_copy(update={"step_seconds": steps}) if fits else outcome, seconds=10.0,
-                key=f"{cell}-{number}", budget=GIB, fits=fits,
-                **({"global_step": 0.5, "tokens_per_second": 1000.0 / shift, "interval": 5.0} if fits else {}),
-            )
-        )  # fmt: skip
-    row = CellRow(
-        sweep="nightly", night=night_name(night), cell=cell, run=f"cells/{cell}", state="proven", asked=cell,
-        model="gpt2", lines=100, environment=HERE, budget=GIB, winner=Candidate(micro_batch=trials // 2),
-        tokens_per_second=1000.0 / shift, interval=5.0, drift=0.005, global_step=0.5, step_seconds=(0.1,) * 20,
-        peak=trials // 2 * 40 * MIB, trials=trials,
-    )  # fmt: skip
-    return RunRows(cell=row, trials=tuple(made))
-
-
-def fill(store: SqlStore, cells: int, nights: int) -> None:
-    """Add the first night as runs are added, and the others as copies of it."""
-    rng = random.Random(0)
-    for start in range(0, cells, 100):
-        names = range(start, min(cells, start + 100))
-        store.add(rows_of(f"cell{name:05}", 0, rng=rng) for name in names)
-    columns = [name for name in _columns(store) if name not in {"id", "night", "tokens_per_second"}]
-    listed = ", ".join(columns)
-    trial = ", ".join(f"t.{name}" for name in TRIAL[1:] if name != "peak")
-    rest = ", ".join(name for name in TRIAL[1:] if name != "peak")
-    for night in range(1, nights):
-        with store.transaction() as connection:
-            # A few thousandths more or less, the same in both databases.
-            jitter = f"(1 + ((id * 7919 + {night * 104729}) % 101 - 50) / 10000.0)"
-            store.execute(
-                connection,
-                f"INSERT INTO cells (night, tokens_per_second, {listed}) "
-                f"SELECT ?, tokens_per_second * {jitter}, {listed} FROM cells WHERE night = ?",
-                (night_name(night), night_name(0)),
-            )
-            copied = (
-                "FROM cells AS n JOIN cells AS f ON f.sweep = n.sweep AND f.cell = n.cell AND f.night = ?"
-            )
-            store.execute(
-                connection,
-                f"INSERT INTO trials (cell_id, peak, {rest}) SELECT n.id, t.peak + (n.id + t.number) % 1000, {trial} "
-                f"{copied} JOIN trials AS t ON t.cell_id = f.id WHERE n.night = ?",
-                (night_name(0), night_name(night)),
-            )
-            store.execute(
-                connection,
-                "INSERT INTO outcomes SELECT n.id, o.kind, o.number, o.turn, o.step_seconds, o.outcome "
-                f"{copied} JOIN outcomes AS o ON o.cell_id = f.id WHERE n.night = ?",
-                (night_name(0), night_name(night)),
-            )
-
-
-def _columns(store: SqlStore) -> list[str]:
-    with store.reading() as connection:
-        cursor = store.execute(connection, "SELECT * FROM cells LIMIT 1")
-        return [column[0] for column in cursor.description]
 
 
 def compare(place: str, night: str) -> dict[str, Any]:
@@ -163,67 +81,6 @@ def scale(name: str, place: str, cells: int, nights: int) -> dict[str, Any]:
         "part": "scale", "store": name, "trials": trials, **json.loads(done.stdout),
         "look_up_seconds": round(look_up, 6), "filled_in_seconds": round(filled, 1), "file_bytes": size,
     }  # fmt: skip
-
-
-def write(place: str, writer: int, cells: int, log: Path) -> None:
-    """Add cells one by one; write down each of which `add` returned."""
-    with open_store(place) as store, log.open("a") as told:
-        for number in range(cells):
-            store.add(rows_of(f"w{writer}-{number:03}", 0, 5))
-            told.write(f"w{writer}-{number:03}\n")
-            told.flush()
-
-
-def writers(name: str, place: str, cells: int, kills: int) -> dict[str, Any]:
-    """Have processes write, kill them at random, and look at what is there."""
-    rng = random.Random(0)
-    with tempfile.TemporaryDirectory(prefix="autotune-writers-") as folder, open_store(place) as store:
-        logs = [Path(folder) / f"{writer}.txt" for writer in range(WRITERS)]
-
-        def begin(writer: int) -> subprocess.Popen[bytes]:
-            command = [
-                sys.executable,
-                "-m",
-                "benchmarks.results_store",
-                "--write",
-                place,
-                str(writer),
-                str(cells),
-            ]
-            return subprocess.Popen([*command, str(logs[writer])])
-
-        running = {writer: begin(writer) for writer in range(WRITERS)}
-        killed = lost = 0
-        while killed < kills:
-            time.sleep(rng.uniform(0.3, 1.2))
-            writer = rng.randrange(WRITERS)
-            if running[writer].poll() is None:
-                running[writer].send_signal(signal.SIGKILL)
-                running[writer].wait()
-                killed += 1
-            there = {row.cell for row in store.cells("nightly")}
-            told = {line for log in logs if log.exists() for line in log.read_text().splitlines()}
-            # What was told after the store was read is no matter.
-            lost += len({one for one in told if one.startswith(f"w{writer}-")} - there - _torn(logs[writer]))
-            if running[writer].poll() is not None:
-                running[writer] = begin(writer)
-        for process in running.values():
-            process.wait()
-        rows = list(store.query(Query()))
-        places = [(row["cell"], row["kind"], row["number"], row["turn"]) for row in rows]
-        expected = {f"w{writer}-{number:03}" for writer in range(WRITERS) for number in range(cells)}
-        found = {place[0] for place in places}
-        return {
-            "part": "writers", "store": name, "writers": WRITERS, "killed": killed, "cells": len(found),
-            "trials": len(places), "lost": lost + len(expected - found), "twice": len(places) - len(set(places)),
-            "incomplete": sum(1 for cell in found if sum(place[0] == cell for place in places) != 5),
-        }  # fmt: skip
-
-
-def _torn(log: Path) -> set[str]:
-    """Return the last line of a log that a kill has cut short."""
-    text = log.read_text() if log.exists() else ""
-    return set() if text.endswith("\n") or not text else {text.splitlines()[-1]}
 
 
 def answers(one: str, other: str) -> dict[str, Any]:
@@ -286,28 +143,6 @@ def parquet_files(cells: int) -> dict[str, Any]:
         "processor_seconds_to_read": round(read, 2), "processor_seconds_to_read_for_1000_cells": round(
             read / cells * CELLS * nights, 1),
     }  # fmt: skip
-
-
-@contextmanager
-def postgresql(url: str | None) -> Iterator[str]:
-    """Yield the URL of a server, whose databases may be made at will."""
-    if url is not None:
-        yield url
-        return
-    from tests.cluster.postgresql import server
-
-    with server() as own:
-        yield own
-
-
-def database(url: str, name: str) -> str:
-    """Make an empty database of a server; return its URL."""
-    import psycopg
-
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE IF EXISTS {name}")
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE template0")
-    return url.replace("/postgres?", f"/{name}?")
 
 
 def main() -> int:

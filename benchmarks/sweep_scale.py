@@ -1,13 +1,14 @@
 """How a sweep scales: processor time and memory of the controller for each probe, with few cells and with many.
 
-    python -m benchmarks.sweep_scale [--cells 1000 10000] [--probes 20]
+    python -m benchmarks.sweep_scale [--cells 100 1000 10000] [--probes 20]
 
 Whole nights go through the real controller: runs with their journals, folders and reports, the night's journal, the
 store of results. Only the devices are not there: 500 places answer at once, by arithmetic, so that all processor time
 is the controller's. Each number of cells has a process of its own, whose memory is read from the kernel at its end.
 
 Targets: at most 20 ms of processor time for each probe, so that one core feeds 500 devices whose probes take ten
-seconds; no quadratic step: ten times as many cells take at most 1.3 times as much for each probe; and at most 2 GiB.
+seconds; no quadratic step: the most cells take at most 1.3 times as much for each probe as the fewest; and at most
+2 GiB.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tests.fakes.executor import ArithmeticExecutor
 
 EACH, GROWTH, MEMORY = 0.020, 1.3, 2 * GIB
 """Targets: processor seconds for each probe, their growth with the number of cells, and bytes."""
-CELLS, PROBES, PLACES = (1_000, 10_000), 20, 500
+CELLS, PROBES, PLACES = (100, 1_000, 10_000), 20, 500
 MODELS = ("gpt2", "gpt2-medium", "tiny-gpt2", "tiny-llama", "pythia-160m")
 HARDWARE = 5
 DEVICE = Arithmetic(budget=100_000).in_units(MIB)

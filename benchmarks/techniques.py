@@ -32,8 +32,10 @@ from rich.table import Table
 
 from autotune.candidate import Candidate
 from autotune.devices.find import find, resolve_device
+from autotune.devices.hardware import lookup
 from autotune.errors import AutotuneError
 from autotune.executors.local import LocalExecutor
+from autotune.memory.reserved import allocator_usage
 from autotune.outcome import Ok
 from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.search.wording import detail
@@ -200,7 +202,7 @@ def seconds_on_cpu(probe: ProbeRequest) -> float:
 
 
 def _step(training: Training, index: int, micro_batch: int) -> None:
-    batch = training.batch(index, micro_batch)
+    batch = training.place(training.batch(index, micro_batch))
     loss = training.loss(batch)
     (loss / 1).backward()
     kept = loss.detach()
@@ -255,7 +257,13 @@ class OnGpu:
         timeline: Timeline | None = traced.timeline
         if timeline is None or not timeline.covers(candidate.micro_batch):
             return {"predicted": None, "no_prediction": traced.reason}
-        return {"predicted": timeline.allocated(candidate.micro_batch)}
+        # torch counts cuBLAS' workspaces as allocated: the prediction has them too, one of each thread.
+        row = lookup(self.executor.describe().device.name)
+        usage = allocator_usage(
+            timeline, candidate.micro_batch, accumulating=False,
+            expandable_segments=candidate.expandable_segments, blas_workspace=row.cublas_bytes() if row else 0,
+        )  # fmt: skip
+        return {"predicted": usage.allocated_peak}
 
 
 def compare(rows: list[dict[str, Any]]) -> None:

@@ -41,7 +41,7 @@ def make_best(
         ),
         timing=StepTiming(micro_step=SAMPLE, last_micro_step=SAMPLE, optimizer_step=SAMPLE),
         notes=("a note: with a colon, and # no comment",),
-        device=BestDevice(name="A device", kind=device, torch_name="cuda:1" if device == "cuda" else "cpu"),
+        device=BestDevice(name="A device", kind=device, torch_name="cuda:0" if device == "cuda" else "cpu", number=1),
         variables=variables or {},
         environment={"python": "3.11", "torch": "2.13.0"},
         facts=ModelFacts(

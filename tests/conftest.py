@@ -20,13 +20,15 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 LONG = (
-    "tests/contracts/test_cold_ranks.py", "tests/docs/test_benchmarks.py", "tests/e2e/test_exports.py",
+    "tests/contracts/test_cold_ranks.py", "tests/docs/test_benchmarks.py", "tests/docs/test_gpu_evidence.py",
+    "tests/e2e/test_exports.py",
     "tests/e2e/test_readme.py", "tests/fuzz/test_fuzz.py", "tests/memory/test_checkpointed_blocks.py",
     "tests/memory/test_fake_cuda.py", "tests/memory/test_offloaded_gradients.py",
-    "tests/memory/test_shared_programs.py", "tests/memory/test_short_traces.py", "tests/numerics/test_compile.py",
+    "tests/memory/test_shared_models.py", "tests/memory/test_shared_programs.py",
+    "tests/memory/test_short_traces.py", "tests/numerics/test_compile.py",
     "tests/numerics/test_deepspeed.py", "tests/numerics/test_float8_pairs.py", "tests/numerics/test_pairs.py",
     "tests/numerics/test_ranks.py", "tests/numerics/test_tensor_parallel.py", "tests/packaging/test_sdist.py",
-    "tests/packaging/test_wheel.py", "tests/script/test_commands_for_real.py",
+    "tests/packaging/test_wheel.py", "tests/script/test_commands_for_real.py", "tests/script/test_tuned.py",
     "tests/timeline/test_joined_on_gpu.py",
 )  # fmt: skip
 """What `make test-long` runs: each takes a minute or two of a processor, and together half of all tests' time."""
@@ -44,12 +46,15 @@ FIRST = (
 
 CONSUMERS = "tests/consumers"
 """What `make test-consumers` runs: only there the libraries are installed that exports are for."""
+PAGE = "tests/page"
+"""What `make test-page` runs: only there a browser is looked for."""
 
 
 def pytest_ignore_collect(collection_path, config):
     """Leave out what needs these libraries, unless it is asked for: there is nothing to skip."""
-    wanted = "consumers" in (config.getoption("markexpr") or "")
-    return True if collection_path == config.rootpath / CONSUMERS and not wanted else None
+    asked = config.getoption("markexpr") or ""
+    apart = {config.rootpath / CONSUMERS: "consumers", config.rootpath / PAGE: "page"}
+    return True if collection_path in apart and apart[collection_path] not in asked else None
 
 
 def pytest_collection_modifyitems(config, items):
@@ -57,6 +62,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.path.is_relative_to(config.rootpath / CONSUMERS):
             item.add_marker(pytest.mark.consumers)
+        if item.path.is_relative_to(config.rootpath / PAGE):
+            item.add_marker(pytest.mark.page)
         if item.path.relative_to(config.rootpath).as_posix() in LONG:
             item.add_marker(pytest.mark.long)
     items.sort(

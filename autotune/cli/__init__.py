@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from autotune import __version__
+from autotune.cli.completion import asked as completing
 from autotune.cli.help import WIDEST, Verbs
 from autotune.exit_codes import ExitCode, summary
 from autotune.interruption import Interruption, exit_code, ignore, listening, name_of
@@ -27,6 +28,7 @@ app = typer.Typer(
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line (of `arguments`, else this process's own); turn errors into messages and exit codes."""
     keep_stderr()
+    completing()
     with listening():
         try:
             # typer returns the code of an Exit instead of raising it

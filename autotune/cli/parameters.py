@@ -18,6 +18,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from autotune.bounds import Written
+from autotune.cli import completion
 from autotune.errors import InputError, nearest
 from autotune.options import Options
 from autotune.printable import printable, quoted, shortened
@@ -36,7 +37,12 @@ RunsOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Print one JSON document on stdout.")
 ]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name or path of a run; last is the newest.")]
+RunArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="Name or path of a run; last is the newest.", autocompletion=completion.runs
+    ),
+]
 
 LENIENT = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Settings of a verb whose `Given` tells of unknown options."""
@@ -115,7 +121,8 @@ def option_of(axis: Axis, subject: str, default: str = "") -> inspect.Parameter:
     values += ["a number"] if axis.number is not None else []
     text = f"{_sentence(axis.about)}: {_listed(values)}.  [default: {default or axis.default}]"
     numbers = isinstance(axis.default, int) or axis.number is not None
-    return _parameter(axis.name, str, "N" if numbers else "NAME", text, subject)
+    names = [str(name) for name in axis.values]
+    return _parameter(axis.name, str, "N" if numbers else "NAME", text, subject, names)
 
 
 def _of_field(name: str, field: FieldInfo, subject: str, names: Sequence[str] = ()) -> inspect.Parameter:
@@ -126,17 +133,18 @@ def _of_field(name: str, field: FieldInfo, subject: str, names: Sequence[str] = 
         return _switch(name, field.default, text, subject)
     written = next((part.name for part in metadata if isinstance(part, Written)), "")
     if get_origin(kind) is Literal:
+        names = [str(value) for value in get_args(kind)]
         text = f"{text.rstrip('.')}: {_listed([str(value) for value in get_args(kind)])}."
         written = "NAME"
     if get_origin(kind) is tuple:
         listed = f": {_listed(names)}" if names else ""
         text = f"{text.rstrip('.')}{listed}; may be repeated."
-        return _parameter(name, list[str], written or "TEXT", text, subject)
+        return _parameter(name, list[str], written or "TEXT", text, subject, names)
     if field.is_required():
         text += "  [required]"
     elif field.default is not None:
         text += f"  [default: {_shown(field.default, written)}]"
-    return _parameter(name, str, written or ("N" if kind is int else "TEXT"), text, subject)
+    return _parameter(name, str, written or ("N" if kind is int else "TEXT"), text, subject, names)
 
 
 def _switch(name: str, default: bool, text: str, subject: str) -> inspect.Parameter:
@@ -145,8 +153,18 @@ def _switch(name: str, default: bool, text: str, subject: str) -> inspect.Parame
     return _keyword(name, Annotated[bool | None, option])
 
 
-def _parameter(name: str, kind: Any, written: str, text: str, subject: str) -> inspect.Parameter:
-    option = typer.Option(flag(name), metavar=written, help=text, rich_help_panel=subject, show_default=False)
+def _parameter(
+    name: str, kind: Any, written: str, text: str, subject: str, values: Sequence[str] = ()
+) -> inspect.Parameter:
+    """Return a parameter that is read as text; `values` are what a shell completes it with."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [value for value in values if value.startswith(incomplete)]
+
+    option = typer.Option(
+        flag(name), metavar=written, help=text, rich_help_panel=subject, show_default=False,
+        autocompletion=complete if values else None,
+    )  # fmt: skip
     return _keyword(name, Annotated[kind | None, option])
 
 

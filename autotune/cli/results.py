@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune.cli import completion
 from autotune.cli.help import BySubject
 from autotune.cli.parameters import OUTPUT, Given, JsonOption, RunArgument, RunsOption, options_of, takes
 from autotune.exit_codes import ExitCode
@@ -16,12 +17,22 @@ from autotune.exports.launchers import LAUNCHERS, launcher_files
 from autotune.options import Limits, ProofLimits, VerifyOptions
 from autotune.terminal import console_for, print_error, print_json, print_line, say
 
+if TYPE_CHECKING:
+    from autotune.run.paths import RunPaths
+
 app = typer.Typer(rich_markup_mode=None)
 
 
 @app.command(cls=BySubject)
 def report(
-    run: RunArgument = "last",
+    named: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN [OTHER]",
+            help="Name or path of a run; last is the newest. A second one is set beside the first.",
+            autocompletion=completion.runs,
+        ),
+    ] = None,
     mermaid: Annotated[
         bool,
         typer.Option(
@@ -31,30 +42,68 @@ def report(
     ] = False,
     html: Annotated[
         Path | None,
+        typer.Option("--html", metavar="FILE", rich_help_panel=OUTPUT, help="Write the report as a page."),
+    ] = None,
+    optuna: Annotated[
+        Path | None,
         typer.Option(
-            "--html", metavar="FILE", rich_help_panel=OUTPUT,
-            help="Write the report as a page, with a picture of memory against speed.",
+            "--optuna", metavar="FILE", rich_help_panel=OUTPUT,
+            help="Write the trials as a study of Optuna, which its dashboard opens.",
         ),
     ] = None,
     runs: RunsOption = Path("runs"),
     json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Show what a run tried, which path it took, and what won."""
+    """Show what a run tried, which path it took, and what won; or compare two."""
+    from autotune.errors import InputError
     from autotune.reporting.document import document, drawing, print_report
     from autotune.run.folder import find_run
 
-    paths = find_run(run, runs)
+    names = named or ["last"]
+    if len(names) > 2:
+        raise InputError(f"{len(names)} runs: name one, or two to compare", about="run")
+    if len(names) == 2:
+        if mermaid or optuna is not None:
+            raise InputError("--mermaid and --optuna are of one run; name it alone", about="run")
+        before, after = (find_run(name, runs) for name in names)
+        _compare(before, after, html, json)
+        return
+    paths = find_run(names[0], runs)
     if html is not None:
         from autotune.reporting.page import write_page
 
         write_page(paths, html)
         print_line(str(html))
+    if optuna is not None:
+        from autotune.reporting.optuna_study import write_study
+
+        write_study(paths, optuna)
+        print_line(str(optuna))
     if json:
         print_json(document(paths))
     elif mermaid:
         print_line(drawing(paths).rstrip())
-    elif html is None:
+    elif html is None and optuna is None:
         print_report(paths, console_for(stderr=False))
+
+
+def _compare(before: RunPaths, after: RunPaths, html: Path | None, json: bool) -> None:
+    """Set two runs side by side."""
+    from autotune.reporting.comparison import (
+        Comparison,
+        comparison_data,
+        print_comparison,
+        write_comparison,
+    )
+
+    found = Comparison.read(before, after)
+    if html is not None:
+        write_comparison(found, html)
+        print_line(str(html))
+    if json:
+        print_json(comparison_data(found))
+    elif html is None:
+        print_comparison(found, console_for(stderr=False))
 
 
 @app.command(cls=BySubject)
@@ -104,11 +153,21 @@ def export(
     run: RunArgument = "last",
     to: Annotated[
         str,
-        typer.Option(metavar="NAME", rich_help_panel=OUTPUT, help=f"Which library: {', '.join(EXPORTERS)}."),
+        typer.Option(
+            metavar="NAME",
+            rich_help_panel=OUTPUT,
+            help=f"Which library: {', '.join(EXPORTERS)}.",
+            autocompletion=lambda: list(EXPORTERS),
+        ),
     ] = "native",
     launcher: Annotated[
         str,
-        typer.Option(metavar="NAME", rich_help_panel=OUTPUT, help=f"What starts it: {', '.join(LAUNCHERS)}."),
+        typer.Option(
+            metavar="NAME",
+            rich_help_panel=OUTPUT,
+            help=f"What starts it: {', '.join(LAUNCHERS)}.",
+            autocompletion=lambda: list(LAUNCHERS),
+        ),
     ] = "torchrun",
     image: Annotated[
         str | None,

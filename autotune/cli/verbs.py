@@ -9,7 +9,15 @@ VERBS: dict[str, tuple[str, str]] = {
         "Predict memory and speed of one candidate, or of every rung, on GPUs that need not be there.",
     ),
     "resume": ("autotune.cli.run", "Go on with a run that was interrupted, from its journal."),
-    "report": ("autotune.cli.results", "Show what a run tried, which path it took, and what won."),
+    "watch": ("autotune.cli.following", "Show a run as it goes on, from any other shell."),
+    "runs": (
+        "autotune.cli.following",
+        "List runs: when, which model and device, in which state, and what won.",
+    ),
+    "report": (
+        "autotune.cli.results",
+        "Show what a run tried, which path it took, and what won; or compare two.",
+    ),
     "verify": (
         "autotune.cli.results",
         "Repeat the proof of emitted configurations on this machine, one after the other.",
@@ -20,5 +28,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "doctor": ("autotune.cli.listings", "Say what this machine offers, and what is missing."),
     "models": ("autotune.cli.listings", "List the models that resolve by name without a network."),
     "spaces": ("autotune.cli.listings", "List and draw search spaces."),
+    "schema": (
+        "autotune.cli.editors",
+        "Print the JSON Schema of a file, or join a file with it, for editors.",
+    ),
+    "completion": ("autotune.cli.editors", "Print the script that completes commands in a shell."),
 }
 """The module whose `app` holds a verb, loaded when it is called, and the sentence that help says of it."""

@@ -11,7 +11,8 @@ from autotune.devices.device import Device, UnusableDevice
 from autotune.devices.gpu import CudaDevice, visible_gpus
 from autotune.devices.hardware import find_hardware
 from autotune.devices.host import available_memory
-from autotune.devices.monitor.nvml import Gpu, NoGpu, Nvml, NvmlError, NvmlLibrary
+from autotune.devices.monitor.find import open_monitor
+from autotune.devices.monitor.monitor import Gpu, Monitor, MonitorError, NoGpu
 from autotune.devices.recorded_grid import RecordedGrid, read_grid
 from autotune.devices.replay import ReplayDevice
 from autotune.devices.simulated import SimulatedDevice
@@ -20,15 +21,15 @@ from autotune.specs import DeviceSpec
 from autotune.units import GIB
 from autotune.user_files import user_path
 
-_Open = Callable[[], Nvml]
+_Open = Callable[[], Monitor]
 
 
-def resolve_device(spec: DeviceSpec, open_nvml: _Open = NvmlLibrary) -> DeviceSpec:
+def resolve_device(spec: DeviceSpec, opening: _Open = open_monitor) -> DeviceSpec:
     """Replace `auto` by the GPU there is, else by a simulated one, with why; a simulated one's name by its id.
 
     The path of a recorded grid becomes absolute.
 
-    Raises InputError, naming the nearest, for a GPU that the table does not know; and for `auto` NvmlError where
+    Raises InputError, naming the nearest, for a GPU that the table does not know; and for `auto` MonitorError where
     there is a driver that does not work: what was measured yesterday must not be predicted today.
     """
     if spec.kind == "sim":
@@ -40,13 +41,13 @@ def resolve_device(spec: DeviceSpec, open_nvml: _Open = NvmlLibrary) -> DeviceSp
     if spec.kind != "auto":
         return spec
     try:
-        _gpus(open_nvml)
+        _gpus(opening)
     except NoGpu as error:
         return DeviceSpec(
             kind="sim", hardware=SIMULATED_GPU, because=f"{error}; --device auto simulates one then"
         )
-    except NvmlError as error:
-        raise NvmlError(f"{error}. {_instead()}") from None
+    except MonitorError as error:
+        raise MonitorError(f"{error}. {_instead()}") from None
     return DeviceSpec(kind="cuda", index=spec.index)
 
 
@@ -60,13 +61,13 @@ def check_device(spec: DeviceSpec) -> DeviceSpec:
     return resolved
 
 
-def find(spec: DeviceSpec, open_nvml: _Open = NvmlLibrary) -> Device:
+def find(spec: DeviceSpec, opening: _Open = open_monitor) -> Device:
     """Return the device that a spec means, ready for its first probe.
 
     Raises UnusableDevice when it is not there, or cannot give the budget asked for; DeviceBusy when another
-    process uses it; NvmlError when its driver does not work.
+    process uses it; MonitorError when its driver does not work.
     """
-    spec = resolve_device(spec, open_nvml)
+    spec = resolve_device(spec, opening)
     if spec.kind == "cpu":
         assert spec.budget is not None, "a cpu device is parsed with its budget"
         return CpuDevice(spec.budget)
@@ -81,17 +82,17 @@ def find(spec: DeviceSpec, open_nvml: _Open = NvmlLibrary) -> Device:
             "a GPU cannot be given a smaller budget than it has; leave the budget away", "too little"
         )
     try:
-        nvml, gpus = _gpus(open_nvml)
+        monitor, gpus = _gpus(opening)
     except NoGpu as error:
         raise UnusableDevice(
             f"--device {spec}: {error}. {_instead()}", "hidden" if error.hidden else "missing"
         ) from None
-    except NvmlError as error:
-        raise NvmlError(f"--device {spec}: {error}. {_instead()}") from None
+    except MonitorError as error:
+        raise MonitorError(f"--device {spec}: {error}. {_instead()}") from None
     if spec.index >= len(gpus):
         names = ", ".join(f"cuda:{index} ({gpu.name})" for index, gpu in enumerate(gpus))
         raise UnusableDevice(f"there is no GPU {spec.index}; there is {names}", "missing")
-    return CudaDevice(gpus[spec.index], nvml)
+    return CudaDevice(gpus[spec.index], monitor, spec.index)
 
 
 def recorded_grid(spec: DeviceSpec) -> RecordedGrid | None:
@@ -100,17 +101,17 @@ def recorded_grid(spec: DeviceSpec) -> RecordedGrid | None:
     return device.grid if isinstance(device, ReplayDevice) else None
 
 
-def _gpus(open_nvml: _Open) -> tuple[Nvml, tuple[Gpu, ...]]:
-    """Return NVML with the GPUs that this process may use. Raises NoGpu where there is none, NvmlError."""
-    nvml = open_nvml()
-    gpus = nvml.gpus()
+def _gpus(opening: _Open) -> tuple[Monitor, tuple[Gpu, ...]]:
+    """Return the monitor with the GPUs that this process may use. Raises NoGpu where there is none, MonitorError."""
+    monitor = opening()
+    gpus = monitor.gpus()
     if not gpus:
-        raise NoGpu("NVML lists none")
+        raise NoGpu(f"{monitor.library} lists none")
     visible = visible_gpus(gpus, os.environ)
     if not visible:
         hidden = os.environ["CUDA_VISIBLE_DEVICES"]
         raise NoGpu(f"CUDA_VISIBLE_DEVICES={hidden!r} hides the {len(gpus)} that there are", hidden=True)
-    return nvml, visible
+    return monitor, visible
 
 
 def _instead() -> str:

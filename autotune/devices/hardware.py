@@ -25,7 +25,7 @@ class Hardware(Frozen):
     aliases: tuple[str, ...] = ()
     """Shorter names for people: `h100-80gb`, `h100`."""
     names: tuple[str, ...]
-    """What NVML calls it, without a leading `NVIDIA ` or `Tesla `."""
+    """What its driver calls it, without a leading `NVIDIA ` or `Tesla `."""
     vendor: Literal["nvidia", "amd"]
     sold_gb: Positive
     """Memory as the vendor names it, in GB."""
@@ -104,7 +104,7 @@ def table() -> HardwareTable:
 
 
 def lookup(name: str) -> Hardware | None:
-    """Return the GPU with this id, alias or NVML name, or None. Letter case does not matter."""
+    """Return the GPU with this id, alias or the name that its driver gives it, or None. Letter case does not matter."""
     wanted = _plain(name)
     for row in table().hardware:
         if wanted in map(_plain, _names(row)):
@@ -113,7 +113,7 @@ def lookup(name: str) -> Hardware | None:
 
 
 def find_hardware(name: str) -> Hardware:
-    """Return the GPU with this id, alias or NVML name, dashes or spaces between its words, its `gb` left out or not.
+    """Return the GPU with this id, alias or driver's name, dashes or spaces between its words, its `gb` there or not.
 
     No other name is guessed. Raises InputError that names what it could be.
     """

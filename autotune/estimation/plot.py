@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import InputError
-from autotune.estimation.curve import Curve, curve
 from autotune.estimation.pricing import Estimate
 from autotune.estimation.request import EstimateReport
 from autotune.estimation.tables import accumulated
 from autotune.picture import DRAWN_BY, check_picture
 from autotune.printable import printable, shortened
 from autotune.techniques.families import title as title_of
+from autotune.timeline.curve import Curve, curve
 from autotune.units import GIB
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from autotune.executors.scratch import scratch_folder, temporary
 from autotune.lengths import Lengths, read_lengths
 from autotune.models.resolve import resolve
 from autotune.models.sequence_length import LONGEST_DEFAULT, sequence_length
+from autotune.notebook import html_table
 from autotune.options import EstimateOptions
 from autotune.probe.protocol import ProbeRequest
 from autotune.search.shipped import default_space, load_space
@@ -27,10 +28,12 @@ from autotune.search.space import Space
 from autotune.specs import ModelSpec
 from autotune.techniques.axis import Context
 from autotune.techniques.check import axis_of, refusals
+from autotune.techniques.families import title as title_of
 from autotune.techniques.sharding import usual_sharding
 from autotune.timeline.timeline import Timeline
 from autotune.timing.roofline import Machine, step_time
 from autotune.tracing.client import Trace, Tracer
+from autotune.units import format_bytes
 
 TIMEOUT = 900.0
 """Seconds for all traces of one worker."""
@@ -103,6 +106,23 @@ class EstimateReport:
     def unpriced(self) -> tuple[Unpriced, ...]:
         """The rungs that could not be traced, with the reason."""
         return tuple(rung for rung in self.rungs if isinstance(rung, Unpriced))
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of it: a row for each rung."""
+        rows = [
+            (
+                title_of(rung.estimate.candidate), f"{rung.estimate.micro_batch:,}",
+                format_bytes(rung.estimate.device_peak_bytes), "fits" if rung.estimate.fits else "does not fit",
+                str(rung.estimate.largest_micro_batch or "none fits"),
+            )
+            for rung in self.priced
+        ]  # fmt: skip
+        rows += [
+            (title_of(rung.candidate), "-", "-", f"cannot be predicted: {rung.reason}", "-")
+            for rung in self.unpriced
+        ]
+        head = ("configuration", "micro-batch", "peak", "verdict", "largest micro-batch")
+        return html_table(head, rows, f"{self.model.name} on {self.hardware.id}: predicted, not measured")
 
 
 class Settled(NamedTuple):

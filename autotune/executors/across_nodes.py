@@ -13,7 +13,7 @@ from autotune.errors import ProbeError
 from autotune.executors.executor import ProbeResult
 from autotune.executors.orders import JobFolder
 from autotune.executors.ranks import Elsewhere, RankEnded, RanksExecutor, joined
-from autotune.outcome import Ok
+from autotune.outcome import Crash, Ok, Outcome
 from autotune.probe.protocol import Inspection, ProbeRequest, Progress
 from autotune.probe.ranks import RankOutcome
 from autotune.validation import Frozen
@@ -96,7 +96,8 @@ def join_parts(parts: Sequence[NodePart], accumulation_steps: int) -> ProbeResul
     """Return one result from all nodes' ranks. Pure.
 
     Where the first failures of two nodes are nearer to each other than clocks can tell, they count as simultaneous, and
-    what kind of failure they are decides, as in `probe.ranks.join`.
+    what kind of failure they are decides, as in `probe.ranks.join`. Of exceptions alone the first by these clocks
+    stands: nothing better is known.
     """
     ended = [_restored(record) for part in parts for record in part.ranks]
     moments = [rank.outcome.since for rank in ended if rank.outcome.since > 0]
@@ -107,7 +108,9 @@ def join_parts(parts: Sequence[NodePart], accumulation_steps: int) -> ProbeResul
         own = next(ranks for ranks in by_node if leading in ranks)
         ended = [
             rank
-            if rank.outcome.rank in own or not 0 < rank.outcome.since <= first + CLOCKS
+            if rank.outcome.rank in own
+            or _raised(rank.outcome.outcome)
+            or not 0 < rank.outcome.since <= first + CLOCKS
             else RankEnded(replace(rank.outcome, since=first), rank.result)
             for rank in ended
         ]
@@ -120,6 +123,10 @@ def read_part(path: Path) -> NodePart | None:
         return NodePart.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
+
+
+def _raised(outcome: Outcome) -> bool:
+    return isinstance(outcome, Crash) and outcome.reason == "exception"
 
 
 def _recorded(ended: RankEnded) -> RankRecord:

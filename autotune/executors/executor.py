@@ -30,6 +30,8 @@ class ProbeResult(Frozen):
     """Processes that the worker left behind and that had to be killed."""
     variables: dict[str, str] = Field(default_factory=dict)
     """Environment variables that the executor set for the probe, and that training should have too."""
+    written: tuple[str, ...] = ()
+    """Files that a command of the user's own wrote outside of its scratch folder, and that nothing removes."""
     site: Site | None = None
     """Where it ran; None where that is what `Executor.describe` said."""
 

@@ -11,21 +11,27 @@ import hashlib
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from autotune.errors import ProbeError
-from autotune.executors.orders import Answer, End, Ended, JobFolder, Order, Probed, ProgressTail, Submitted
+from autotune.executors.orders import (
+    Answer,
+    Ended,
+    Failed,
+    JobFolder,
+    Order,
+    Probed,
+    ProgressTail,
+    Submitted,
+)
+from autotune.executors.scheduler import PREFIX, Job, JobState, Listing, Scheduler, SchedulerError
 from autotune.interruption import shielded
 from autotune.outcome import Lost
 from autotune.probe.launch import ended_by_all
 from autotune.probe.protocol import Progress
 
-PREFIX = "autotune-"
-"""How the names of all jobs begin."""
 LOOK = 0.1
 """Seconds between two looks into a job's folder."""
 SETTLE = 10.0
@@ -37,66 +43,6 @@ SILENCE = 600.0
 PREEMPTIONS = 20
 """Times that one request is submitted again because other jobs took its place. That says nothing of it and counts as no
 try, but something is wrong where it never ends."""
-
-
-class SchedulerError(ProbeError):
-    """The scheduler refused a job, or cannot be reached."""
-
-    def __init__(self, message: str, refused: bool = False) -> None:
-        self.refused = refused
-        """Whether it was reached and said no."""
-        super().__init__(message)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is to be started: the node's program, on as many nodes as its order spans."""
-
-    name: str
-    folder: JobFolder
-    order: Order
-    exclude: frozenset[str] = frozenset()
-    """Nodes that it is not to run on."""
-
-
-@dataclass(frozen=True)
-class JobState:
-    """A job as its scheduler sees it."""
-
-    name: str
-    end: End | None = None
-    """How it ended; None as long as it waits, runs, or is about to end."""
-    running: bool = False
-    nodes: tuple[str, ...] = ()
-    never: bool = False
-    """It waits for what will not come: nothing that it asked for can be had there."""
-    why: str = ""
-    """The scheduler's own words for state and reason, for people."""
-
-
-@dataclass(frozen=True)
-class Listing:
-    """All jobs of the user's that a scheduler knows, by their numbers."""
-
-    at: float
-    """When it was asked for, on the monotonic clock."""
-    jobs: Mapping[str, JobState] = field(default_factory=dict)
-
-
-class Scheduler(Protocol):
-    """Starts jobs on nodes. For several threads: the cells of a sweep share one."""
-
-    def submit(self, job: Job) -> str:
-        """Start a job as soon as there is room, and return its number. Raises SchedulerError."""
-        ...
-
-    def listing(self) -> Listing:
-        """Return the jobs; one that is a few seconds old will do. Raises SchedulerError."""
-        ...
-
-    def cancel(self, ids: Collection[str]) -> None:
-        """Have jobs end soon, whatever they do; those that are gone do not matter. Raises SchedulerError."""
-        ...
 
 
 class Jobs:
@@ -127,8 +73,9 @@ class Jobs:
 
         The attempts of earlier tuners, which lie in `folder`, count: an answer to the same order is returned as it is
         (unless it says that something ended the probe), a job that still works at it is waited for, and one that works
-        at another is cancelled. With `fresh` an answer that is there already does not do. Returned or raised, no job
-        of the order is left. Raises ProbeError, and what `on_progress` raises.
+        at another is cancelled, unless no more is asked than what a node is: that is how a tuner begins, and what it
+        asks next may be what the job works at. With `fresh` an answer that is there already does not do. Returned or
+        raised, no job of the order is left. Raises ProbeError, and what `on_progress` raises.
         """
         folder = folder.absolute()
         for _ in range(PREEMPTIONS):
@@ -138,9 +85,15 @@ class Jobs:
             if job is not None and not fresh and (answer := job.read_answer()) and _stands(answer):
                 return answer
             id_ = self._living(job) if job is not None else None
+            if job is not None and id_ is not None and id_ not in self._listing().jobs:
+                # It ended while no tuner looked, longer ago than schedulers remember, or with the tuner that asked.
+                said = self._without_answer(job, _gone(), ProgressTail(job.progress))
+                if not isinstance(said, Ended) and _stands(said):
+                    return said
+                id_ = None
             if job is None or id_ is None:
                 job, id_ = self._submit(order, folder)
-            found = self._wait(job, id_, on_progress)
+            found = self._wait(job, id_, order, on_progress)
             if not isinstance(found, Ended) or found.end != "preempted":
                 break
         if isinstance(found, Ended) and found.end == "node":
@@ -220,12 +173,13 @@ class Jobs:
         return f"{self.prefix}{order.digest()}-{job.number}"
 
     def _wait(
-        self, job: JobFolder, id_: str, on_progress: Callable[[Progress], None] | None
+        self, job: JobFolder, id_: str, order: Order, on_progress: Callable[[Progress], None] | None
     ) -> Answer | Ended:
         with self._lock:
             self._own.add(id_)
-        with suppress(SchedulerError):  # the next job's turn, or the end's
-            self.cancel_strays()
+        if order.kind != "describe":
+            with suppress(SchedulerError):  # the next job's turn, or the end's
+                self.cancel_strays()
         since = time.monotonic()
         stop = threading.Event()
         said = ProgressTail(job.progress)
@@ -236,6 +190,9 @@ class Jobs:
                         if on_progress is not None:
                             on_progress(progress)
                     if (answer := job.read_answer()) is not None:
+                        if isinstance(answer, Failed) and order.spans > 1:
+                            with suppress(SchedulerError):
+                                self._end(job, id_)  # one node said so, and the others' parts go on
                         return self._delivered(job, answer)
                     if stop.is_set():
                         self._end(job, id_)
@@ -258,20 +215,21 @@ class Jobs:
 
     def _state(self, id_: str, since: float) -> JobState:
         """Return what the scheduler says of a job; one that it does not list any more is gone."""
+        listing = self._listing()
+        if id_ in listing.jobs:
+            return listing.jobs[id_]
+        return JobState("") if listing.at <= since else _gone()  # the list may be older than the job
+
+    def _listing(self) -> Listing:
+        """Return the scheduler's jobs, and wait for it where it is out of reach for a while."""
         until = time.monotonic() + SILENCE
         while True:
             try:
-                listing = self._scheduler.listing()
-                break
+                return self._scheduler.listing()
             except SchedulerError:
                 if time.monotonic() >= until:
                     raise
                 time.sleep(1.0)
-        if id_ in listing.jobs:
-            return listing.jobs[id_]
-        if listing.at <= since:  # the list is older than the job
-            return JobState("")
-        return JobState("", "gone", why="the scheduler does not know it any more")
 
     def _delivered(self, job: JobFolder, answer: Answer) -> Answer:
         """Put what a probe left for people where they look for it."""
@@ -339,6 +297,10 @@ def newest_job(folder: Path) -> JobFolder | None:
     """Return the newest attempt in a folder."""
     attempts = JobFolder.existing(folder.absolute())
     return attempts[-1] if attempts else None
+
+
+def _gone() -> JobState:
+    return JobState("", "gone", why="the scheduler does not know it any more")
 
 
 def _stands(answer: Answer) -> bool:

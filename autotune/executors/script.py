@@ -8,28 +8,28 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import autotune
 from autotune.candidate import Candidate, OffloadPlace
 from autotune.devices.device import Device
 from autotune.executors.executor import ProbeResult
 from autotune.executors.scratch import scratch_folder, temporary
-from autotune.outcome import Crash, Ok, Outcome
+from autotune.outcome import Crash, Ok, Oom, Outcome
 from autotune.probe.exit import Report
 from autotune.probe.folder import ProbeFolder, write_atomically
 from autotune.probe.launch import launch
 from autotune.probe.protocol import Inspection, ProbeRequest, Progress
 from autotune.script.command import Rendered, render, with_copies
+from autotune.script.measurement import Told, facts, memories
 from autotune.script.space import base_of, space_of
-from autotune.script.verdict import Told, facts, finished, memories, verdict
-from autotune.script.watched import Seen, read_seen
+from autotune.script.verdict import finished, verdict
+from autotune.script.watched import SITE, Seen, read_seen
 from autotune.site import MachineFacts, Site
 from autotune.techniques.check import this_machine
 from autotune.training_command import TrainingCommand
 
 RUNNER = Path(autotune.__file__).parent / "script" / "runner.py"
-SITE = Path(autotune.__file__).parent / "watch" / "site"
-"""The folder whose `sitecustomize` starts the watch in every Python process below."""
 WORKER = (sys.executable, "-I", "-S", str(RUNNER))
 MOST_PROOF_STEPS = 64
 """Optimizer steps of a proof, at most: as many as the watch keeps one by one."""
@@ -102,7 +102,7 @@ class ScriptExecutor:
         launches: _Launches,
         rendered: Rendered,
         candidate: Candidate,
-        asked: dict[str, float],
+        asked: dict[str, Any],
         limit: int | None,
     ) -> tuple[Report, Seen, int | None]:
         """Launch one command line to its end; return what was seen, and the peak that the devices saw (bytes)."""
@@ -115,23 +115,23 @@ class ScriptExecutor:
         launches: _Launches,
         rendered: Rendered,
         candidate: Candidate,
-        asked: dict[str, float],
+        asked: dict[str, Any],
         limit: int | None,
         short: Path,
     ) -> tuple[Report, Seen, int | None]:
         place, request = launches.place, launches.request
-        watch = place.scratch / "watch"
+        watch, scratch = place.scratch / "watch", [str(place.root.absolute()), str(short)]
         argv, copies = with_copies(rendered, Path(launches.command.folder), place.scratch / "config")
         own = os.environ.get("PYTHONPATH")
         variables = {
             **{name: value for name, value in QUIET.items() if name not in os.environ},
             **self.environment(candidate), **rendered.env,
             "PYTHONPATH": os.pathsep.join([str(SITE), own] if own else [str(SITE)]), "TMPDIR": str(short),
-            "AUTOTUNE_WATCH": str(watch), "AUTOTUNE_WATCH_ASKED": json.dumps(asked),
+            "AUTOTUNE_WATCH": str(watch), "AUTOTUNE_WATCH_ASKED": json.dumps({**asked, "scratch": scratch}),
         }  # fmt: skip
         order = {
             "argv": list(argv), "folder": launches.command.folder, "env": variables, "files": copies,
-            "folders": [launches.output], "watch": str(watch),
+            "folders": [launches.output], "scratch": scratch, "watch": str(watch),
         }  # fmt: skip
         place.root.mkdir(parents=True, exist_ok=True)
         write_atomically(place.root / "order.json", json.dumps(order, indent=2) + "\n")
@@ -141,8 +141,10 @@ class ScriptExecutor:
                 request.model_copy(update={"folder": str(place.scratch)}), place, environment={}, data_limit=limit,
                 timeout=launches.timeout, on_progress=launches.on_progress, worker=WORKER,
             )  # fmt: skip
-        peaks = [seen.peak for seen in watches if seen.peak is not None]
-        return report, read_seen(watch), max(peaks, default=None)
+        peaks = [one.peak for one in watches if one.peak is not None]
+        seen = read_seen(watch)
+        launches.note_written(seen)
+        return report, seen, max(peaks, default=None)
 
 
 class _Launches:
@@ -165,20 +167,32 @@ class _Launches:
         self.on_progress = on_progress
         self.output = str(place.scratch / "output")
         self._devices = executor._devices
+        self._written: set[str] = set()
+
+    def note_written(self, seen: Seen) -> None:
+        """Keep the files that a launch left outside of its scratch folders, by their names in the command's folder."""
+        base = os.path.realpath(self.command.folder)
+        for path in seen.written:
+            if os.path.lexists(path):
+                name, real = os.path.relpath(os.path.realpath(path), base), os.path.realpath(path)
+                self._written.add(real if name.startswith(os.pardir) else name)
 
     def inspect(self) -> ProbeResult:
         plain = base_of(self.command, self.request.candidate)
         axes = space_of(self.command).axes
         saving = plain.model_copy(update={axis: values[-1] for axis, values in axes.items()})
+        first: ProbeResult | None = None
         for candidate in dict.fromkeys((plain, saving)):
             outcome, seen, report = self._run(candidate, 1, 1, steps=1, seconds=0.0)
             found = facts(seen)
             baseline = max((one.memory.baseline for one in seen.ranks), default=None)
             if found is not None and not isinstance(outcome, Crash):
                 return self._result(Inspection(facts=found), report, candidate, baseline)
-            if getattr(outcome, "kind", "") != "oom":
+            first = first or self._result(outcome, report, candidate, baseline)
+            if not isinstance(outcome, Oom):
                 break
-        return self._result(outcome, report, candidate, baseline)
+        assert first is not None
+        return first  # what saves memory may fail for reasons of its own, which are not why the plain one did
 
     def train(self) -> ProbeResult:
         request = self.request
@@ -208,7 +222,10 @@ class _Launches:
         larger = max((own, *memories(told, seen)), key=lambda memory: memory.peak())
         memory = own.model_copy(update={"reserved": larger.reserved, "device_peak": larger.device_peak})
         answer = trained.answer.model_copy(update={"memory": memory, "plain_peak": own.peak()})
-        return trained.model_copy(update={"answer": answer, "seconds": trained.seconds + report.seconds})
+        both = trained.seconds + report.seconds
+        return trained.model_copy(
+            update={"answer": answer, "seconds": both, "written": tuple(sorted(self._written))}
+        )
 
     def _run(
         self, candidate: Candidate, micro_batch: int, accumulation: int, steps: int, seconds: float
@@ -248,5 +265,5 @@ class _Launches:
         return ProbeResult(
             answer=answer, baseline=baseline, seconds=report.seconds,
             leftovers=report.ending.leftovers if report.ending else 0,
-            variables=self.executor.environment(candidate),
+            variables=self.executor.environment(candidate), written=tuple(sorted(self._written)),
         )  # fmt: skip

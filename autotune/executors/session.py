@@ -11,7 +11,8 @@ from autotune.errors import InputError
 from autotune.executors import find
 from autotune.executors.cluster import ClusterExecutor, ClusterTracer, Sites
 from autotune.executors.executor import Executor
-from autotune.executors.jobs import Jobs, Scheduler, SchedulerError
+from autotune.executors.jobs import Jobs
+from autotune.executors.scheduler import Scheduler, SchedulerError
 from autotune.executors.slurm import SlurmScheduler
 from autotune.probe.warm import launcher_by_name
 from autotune.specs import RunSpec

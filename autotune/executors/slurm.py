@@ -14,8 +14,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from autotune.cluster import ClusterTarget
-from autotune.executors.jobs import PREFIX, Job, JobState, Listing, SchedulerError
 from autotune.executors.orders import End
+from autotune.executors.scheduler import PREFIX, Job, JobState, Listing, SchedulerError
 from autotune.probe.folder import write_atomically
 from autotune.units import MIB
 
@@ -119,7 +119,7 @@ def options(target: ClusterTarget, job: Job) -> list[str]:
         "--qos": target.qos,
         "--nodes": order.spans,
         "--ntasks-per-node": 1,
-        "--cpus-per-task": target.cpus and target.cpus * max(1, ranks),
+        "--cpus-per-task": target.cpus and _cpus(target, job),
         "--gres": f"{target.gres}:{ranks}" if target.gres and ranks else None,
         "--mem": target.memory and f"{-(-target.memory // MIB)}M",
         "--time": target.minutes(order.timeout),
@@ -132,6 +132,11 @@ def options(target: ClusterTarget, job: Job) -> list[str]:
     }
     given = [f"{name}={value}" for name, value in asked.items() if value is not None]
     return ["--parsable", "--no-requeue", *given, *target.options]
+
+
+def _cpus(target: ClusterTarget, job: Job) -> int:
+    """Return the cores of a job on each node."""
+    return (target.cpus or 1) * max(1, job.order.devices_per_node)
 
 
 def script(target: ClusterTarget, job: Job) -> str:
@@ -156,6 +161,8 @@ def command_of(target: ClusterTarget, job: Job) -> list[str]:
         f"--nodes={job.order.spans}",
         "--ntasks-per-node=1",
     ]
+    if target.cpus is not None:  # from 22.05 on srun does not take that from sbatch
+        step.append(f"--cpus-per-task={_cpus(target, job)}")
     if pyxis:
         step += [f"--container-image={target.container}", *target.container_options]
     return [*step, *program]

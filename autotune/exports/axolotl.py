@@ -5,17 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.exports.fields import Expressed, refuse
-from autotune.exports.shared import (
-    MAKE_INPUTS,
-    input_files,
-    launch_script,
-    on_all_ranks,
-    refuse_ranks,
-    refuse_task,
-    yaml_text,
-)
+from autotune.exports.shared import refuse_ranks, refuse_task
 from autotune.exports.transformers import FIELDS as OF_THE_TRAINER
-from autotune.exports.transformers import deepspeed_file, trainer_arguments
+from autotune.exports.transformers import trainer_arguments
+from autotune.exports.yaml_target import yaml_files
 from autotune.run.best import Best
 
 PACKAGE = "axolotl"
@@ -70,18 +63,10 @@ def differences(best: Best) -> tuple[str, ...]:
 def export(best: Best) -> dict[str, str]:
     """Return the files that `sh launch.sh` trains from. Raises CannotExport."""
     refuse(best, "axolotl", FIELDS, {"model": refuse_task(best), "gpus": refuse_ranks(best)})
-    about = (
-        "Start it with launch.sh, or `axolotl train axolotl.yaml` under the variables that launch.sh sets.\n"
-        "model and data are examples until you name your own."
-    )
-    return {
-        "axolotl.yaml": yaml_text(_settings(best), about),
-        "launch.sh": launch_script(
-            best, on_all_ranks(best, "-m axolotl.cli.train axolotl.yaml"), MAKE_INPUTS
-        ),
-        **deepspeed_file(best),
-        **input_files(best, rows="text"),
-    }
+    return yaml_files(
+        best, "axolotl.yaml", _settings(best), typed="axolotl train axolotl.yaml",
+        program="-m axolotl.cli.train axolotl.yaml", rows="text",
+    )  # fmt: skip
 
 
 def _settings(best: Best) -> dict[str, Any]:

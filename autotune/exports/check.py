@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import signal
 import subprocess
@@ -21,11 +20,11 @@ from autotune.exports import EXPORTERS, not_proven
 from autotune.options import Limits
 from autotune.run.best import Best
 from autotune.run.write_best import write_files
+from autotune.script.watched import SITE, Watched, read_seen
 from autotune.search.comparison import CPU_NOISE
 from autotune.units import format_bytes
 from autotune.validation import Frozen
 
-WATCHING = Path(__file__).with_name("scripts") / "watching"
 STEPS = 2
 SHOWN = 20
 """Lines of what a training said that an error shows."""
@@ -73,19 +72,24 @@ def check(best: Best, target: str, files: Mapping[str, str], limits: Limits | No
         watched.mkdir()
         write_files(files, folder)
         _train(folder, watched, getattr(module, "STEPS", ("--steps", str(STEPS))), limits.probe_timeout)
-        ranks = [json.loads(file.read_text("utf-8")) for file in sorted(watched.glob("*.json"))]
+        ranks = read_seen(watched).ranks
     if len(ranks) != best.gpus:
         raise ProbeError(f"{target} trained on {len(ranks)} rank(s), and {best.gpus} were measured")
-    if any(len(rank["ends"]) != STEPS for rank in ranks):
-        raise ProbeError(f"{target} took {len(ranks[0]['ends'])} optimizer steps instead of {STEPS}")
-    seconds = max(rank["ends"][1] - rank["ends"][0] for rank in ranks)
+    if any(rank.steps != STEPS for rank in ranks):
+        raise ProbeError(f"{target} took {ranks[0].steps} optimizer steps instead of {STEPS}")
+    seconds = max(rank.records[-1].seconds for rank in ranks)
     return judge(
         best,
-        max(rank["peak"] for rank in ranks),
+        max(_peak(rank) for rank in ranks),
         best.accumulation.effective / seconds,
         bool(not_proven(best, target)),
         limits,
     )
+
+
+def _peak(rank: Watched) -> int:
+    """Return the most bytes that a rank's tensors took."""
+    return rank.memory.cuda.peak if rank.memory.cuda is not None else rank.memory.tensors or 0
 
 
 def judge(best: Best, peak: int, speed: float, other: bool, limits: Limits) -> Checked:
@@ -106,9 +110,9 @@ def judge(best: Best, peak: int, speed: float, other: bool, limits: Limits) -> C
 
 
 def _train(folder: Path, watched: Path, arguments: tuple[str, ...], timeout: float) -> None:
-    paths = [str(WATCHING), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
-        **os.environ, "PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(paths), "AUTOTUNE_WATCHED": str(watched),
+        **os.environ, "PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(paths), "AUTOTUNE_WATCH": str(watched),
         "WANDB_MODE": "disabled",
     }  # fmt: skip
     training = subprocess.Popen(

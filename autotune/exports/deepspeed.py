@@ -5,18 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.exports.fields import Expressed, refuse
-from autotune.exports.shared import (
-    ALLOCATOR,
-    launch_script,
-    model_files,
-    on_all_ranks,
-    pretty,
-    refuse_checkpointing,
-    refuse_model,
-    refuse_prefetch,
-    refuse_ranks,
-    script,
-)
+from autotune.exports.shared import pretty, refuse_checkpointing, refuse_model, refuse_ranks
+from autotune.exports.training_file import FIELDS as OF_THE_LOOP
+from autotune.exports.training_file import loop_files
 from autotune.run.best import Best
 from autotune.techniques.deepspeed_config import deepspeed_settings
 
@@ -83,22 +74,14 @@ def _refuse_checkpointing(best: Best) -> str | None:
 
 ZERO = "deepspeed.json: zero_optimization"
 FIELDS = {
+    **OF_THE_LOOP,
     "precision": Expressed("deepspeed.json: bf16", _refuse_precision),
-    "tf32": Expressed("training.json: tf32 (no effect on a cpu)"),
-    "attention": Expressed("settings.json: attention"),
     "checkpointing": Expressed("training.json: checkpointing", _refuse_checkpointing),
-    "num_workers": Expressed("training.json: num_workers"),
-    "prefetch_factor": Expressed("training.json: prefetch_factor", refuse_prefetch),
-    "pin_memory": Expressed("training.json: pin_memory"),
-    "kernels": Expressed("training.json: kernels"),
     "offload": Expressed(f"{ZERO}: offload_optimizer, offload_param", _refuse_offload),
     "offload_to": Expressed(f"{ZERO}: `cpu`, of `auto` alone", _refuse_place),
     "optimizer": Expressed("training.json: optimizer", _refuse_optimizer),
-    "optimizer_kernel": Expressed("training.json: optimizer_kernel"),
     "sharding": Expressed(f"{ZERO}: stage", _refuse_sharding),
     "engine": Expressed("deepspeed.json", _refuse_engine),
-    "expandable_segments": Expressed(ALLOCATOR),
-    "max_split_size": Expressed(ALLOCATOR),
     "micro_batch": Expressed("deepspeed.json: train_micro_batch_size_per_gpu"),
 }
 
@@ -106,24 +89,9 @@ FIELDS = {
 def export(best: Best) -> dict[str, str]:
     """Return the files that `sh launch.sh` trains from. Raises CannotExport."""
     refuse(best, "deepspeed", FIELDS, {"model": refuse_model(best), "gpus": refuse_ranks(best)})
-    candidate = best.candidate
-    training = {
-        "checkpointing": candidate.checkpointing,
-        "optimizer": candidate.optimizer,
-        "optimizer_kernel": candidate.optimizer_kernel,
-        "kernels": candidate.kernels,
-        "tf32": candidate.tf32 and best.device.kind == "cuda",
-        "num_workers": candidate.num_workers,
-        "pin_memory": candidate.pin_memory,
-        "prefetch_factor": candidate.prefetch_factor if candidate.num_workers else None,
-        "seed": best.seed,
-    }
     return {
         "deepspeed.json": pretty(settings(best)),
-        "training.json": pretty(training),
-        "launch.sh": launch_script(best, on_all_ranks(best, "train.py")),
-        **model_files(best),
-        "train.py": script("deepspeed_train.py"),
+        **loop_files(best, "deepspeed_train.py"),
     }
 
 

@@ -12,18 +12,14 @@ from typing import Any
 
 from autotune.exports.fields import Expressed, not_expressed, refuse
 from autotune.exports.shared import (
-    ALLOCATOR,
-    launch_script,
-    model_files,
-    on_all_ranks,
     pretty,
     refuse_checkpointing,
     refuse_model,
     refuse_precision,
-    refuse_prefetch,
     refuse_ranks,
-    script,
 )
+from autotune.exports.training_file import FIELDS as OF_THE_LOOP
+from autotune.exports.training_file import loop_files
 from autotune.run.best import Best
 
 PACKAGE = "lightning"
@@ -56,23 +52,15 @@ def _refuse_reduction(best: Best) -> str | None:
 
 
 FIELDS = {
+    **OF_THE_LOOP,
     "precision": Expressed("trainer.json: precision", _refuse_precision),
-    "tf32": Expressed("training.json: tf32 (no effect on a cpu)"),
-    "attention": Expressed("settings.json: attention"),
     "checkpointing": Expressed("training.json: checkpointing", refuse_checkpointing),
-    "num_workers": Expressed("training.json: num_workers"),
-    "prefetch_factor": Expressed("training.json: prefetch_factor", refuse_prefetch),
-    "pin_memory": Expressed("training.json: pin_memory"),
-    "kernels": Expressed("training.json: kernels"),
     "optimizer": Expressed("training.json: optimizer"),
-    "optimizer_kernel": Expressed("training.json: optimizer_kernel"),
     "sharding": Expressed(
         "training.json: sharding; DDPStrategy for `ddp`, ModelParallelStrategy for `fsdp2` and `zero2`",
         _refuse_sharding,
     ),
     "reduce_dtype": Expressed("training.json: reduce_dtype, of `fsdp2` and `zero2`", _refuse_reduction),
-    "expandable_segments": Expressed(ALLOCATOR),
-    "max_split_size": Expressed(ALLOCATOR),
     "micro_batch": Expressed("training.json: micro_batch"),
 }
 
@@ -84,28 +72,13 @@ def export(best: Best) -> dict[str, str]:
     """Return the files that `sh launch.sh` trains from. Raises CannotExport."""
     refuse(best, "lightning", FIELDS, {"model": refuse_model(best), "gpus": refuse_ranks(best)})
     candidate = best.candidate
-    training = {
+    own = {
         "micro_batch": candidate.micro_batch,
-        "checkpointing": candidate.checkpointing,
         "sharding": candidate.sharding,
         "reduce_dtype": candidate.reduce_dtype,
         "blocks": (best.facts.block_class or "").split(","),
-        "optimizer": candidate.optimizer,
-        "optimizer_kernel": candidate.optimizer_kernel,
-        "kernels": candidate.kernels,
-        "tf32": candidate.tf32 and best.device.kind == "cuda",
-        "num_workers": candidate.num_workers,
-        "pin_memory": candidate.pin_memory,
-        "prefetch_factor": candidate.prefetch_factor if candidate.num_workers else None,
-        "seed": best.seed,
     }
-    return {
-        "trainer.json": pretty(_trainer(best)),
-        "training.json": pretty(training),
-        "launch.sh": launch_script(best, on_all_ranks(best, "train.py")),
-        **model_files(best),
-        "train.py": script("lightning_train.py"),
-    }
+    return {"trainer.json": pretty(_trainer(best)), **loop_files(best, "lightning_train.py", **own)}
 
 
 def _trainer(best: Best) -> dict[str, Any]:

@@ -5,18 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.exports.fields import Expressed, refuse
-from autotune.exports.shared import (
-    MAKE_INPUTS,
-    input_files,
-    launch_script,
-    on_all_ranks,
-    pretty,
-    refuse_ranks,
-    refuse_task,
-    yaml_text,
-)
+from autotune.exports.shared import pretty, refuse_ranks, refuse_task
 from autotune.exports.transformers import FIELDS as OF_THE_TRAINER
-from autotune.exports.transformers import deepspeed_file, trainer_arguments
+from autotune.exports.transformers import trainer_arguments
+from autotune.exports.yaml_target import yaml_files
 from autotune.run.best import Best
 
 PACKAGE = "llamafactory"
@@ -67,20 +59,15 @@ def differences(best: Best) -> tuple[str, ...]:
 def export(best: Best) -> dict[str, str]:
     """Return the files that `sh launch.sh` trains from. Raises CannotExport."""
     refuse(best, "llamafactory", FIELDS, {"model": refuse_task(best), "gpus": refuse_ranks(best)})
-    about = (
-        "Start it with launch.sh, or `llamafactory-cli train train.yaml` under the variables that launch.sh sets.\n"
-        "model and data are examples until you name your own; `stage: pt` trains on plain text, without a template."
-    )
     several = best.gpus > 1 or best.candidate.engine == "deepspeed"
     program = "-m llamafactory.launcher train.yaml" if several else "-m llamafactory.cli train train.yaml"
+    named = {"example": {"file_name": "data/train.jsonl", "columns": {"prompt": "text"}}}
     return {
-        "train.yaml": yaml_text(_arguments(best), about),
-        "dataset_info.json": pretty({
-            "example": {"file_name": "data/train.jsonl", "columns": {"prompt": "text"}}
-        }),
-        "launch.sh": launch_script(best, on_all_ranks(best, program), MAKE_INPUTS),
-        **deepspeed_file(best),
-        **input_files(best, rows="text"),
+        **yaml_files(
+            best, "train.yaml", _arguments(best), typed="llamafactory-cli train train.yaml", program=program,
+            rows="text", more="; `stage: pt` trains on plain text, without a template",
+        ),
+        "dataset_info.json": pretty(named),
     }  # fmt: skip
 
 

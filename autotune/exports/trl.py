@@ -5,17 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.exports.fields import Expressed, refuse
-from autotune.exports.shared import (
-    MAKE_INPUTS,
-    input_files,
-    launch_script,
-    on_all_ranks,
-    refuse_ranks,
-    refuse_task,
-    yaml_text,
-)
+from autotune.exports.shared import refuse_ranks, refuse_task
 from autotune.exports.transformers import FIELDS as OF_THE_TRAINER
-from autotune.exports.transformers import deepspeed_file, trainer_arguments
+from autotune.exports.transformers import trainer_arguments
+from autotune.exports.yaml_target import yaml_files
 from autotune.run.best import Best
 
 PACKAGE = "trl"
@@ -62,18 +55,10 @@ def differences(best: Best) -> tuple[str, ...]:
 def export(best: Best) -> dict[str, str]:
     """Return the files that `sh launch.sh` trains from. Raises CannotExport."""
     refuse(best, "trl", FIELDS, {"model": refuse_task(best), "gpus": refuse_ranks(best)})
-    about = (
-        "Start it with launch.sh, or `trl sft --config sft.yaml` under the variables that launch.sh sets.\n"
-        "model and data are examples until you name your own."
-    )
-    return {
-        "sft.yaml": yaml_text(_arguments(best), about),
-        "launch.sh": launch_script(
-            best, on_all_ranks(best, "-m trl.scripts.sft --config sft.yaml"), MAKE_INPUTS
-        ),
-        **deepspeed_file(best),
-        **input_files(best, rows="tokens"),
-    }
+    return yaml_files(
+        best, "sft.yaml", _arguments(best), typed="trl sft --config sft.yaml",
+        program="-m trl.scripts.sft --config sft.yaml", rows="tokens",
+    )  # fmt: skip
 
 
 def _arguments(best: Best) -> dict[str, Any]:

@@ -30,6 +30,19 @@ def optimizer_state_bytes(candidate: Candidate, facts: ModelFacts) -> int:
     return int(each * facts.trainable_parameters)
 
 
+def pinned_bytes(candidate: Candidate, facts: ModelFacts, ranks: int = 1, nodes: int = 1) -> int:
+    """Return the bytes of `offloaded_bytes` where they are pinned host memory.
+
+    torch's allocator of it rounds each tensor up to a power of two (aten/src/ATen/core/CachingHostAllocator.h), so an
+    embedding of 50,257 x 768 takes 1.74 times its bytes. Shards and states of other number types are rounded as much as
+    the parameters are.
+    """
+    plain = offloaded_bytes(candidate, facts, ranks, nodes)
+    if facts.pinned_parameters is None or not facts.trainable_parameters:
+        return plain
+    return plain * facts.pinned_parameters // facts.trainable_parameters
+
+
 def offloaded_bytes(candidate: Candidate, facts: ModelFacts, ranks: int = 1, nodes: int = 1) -> int:
     """Return the bytes that live off one of the devices: optimizer state, `gradients` too, or with `full` all.
 

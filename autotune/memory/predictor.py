@@ -69,6 +69,8 @@ class DeviceOverhead:
     """Standard deviation of what is not known of the baseline."""
     blas_workspace: int = 0
     """Of one cuBLAS handle."""
+    foreign: bool = False
+    """Whether what is probed is a program of the user's own, and a trace only of what is like it."""
 
     def held(self, candidate: Candidate) -> int:
         """Return the baseline with what the candidate's groups of ranks and its compiler take beside it."""
@@ -415,7 +417,14 @@ def _of_any_number(key: str) -> str:
     return re.sub(r"(?<=checkpointed_blocks=)[0-9]+", "any", key)
 
 
+FOREIGN = Prior(offset=128 * MIB, slope=0.25, rung_offset=64 * MIB, rung_slope=0.1, noise=0.005)
+"""Of a program that is not autotune's: another loss, another copy of the weights, buffers of its own. Assumed; two
+probes of a rung outweigh it."""
+
+
 def _prior(ground: DeviceOverhead) -> Prior:
+    if ground.foreign:
+        return FOREIGN
     if ground.kind == "cpu":
         return Prior(offset=ground.spread)
     return Prior(offset=ground.spread, slope=0.03)

@@ -11,6 +11,7 @@ from autotune.memory.allocator import SMALL_LIMIT, AllocatorUsage, CachingAlloca
 from autotune.memory.reserved import simulated
 from autotune.memory.unlimited import (
     ADDRESS,
+    AT_ONCE,
     FOR_GOOD,
     LARGEST,
     Grown,
@@ -162,8 +163,17 @@ class Requests:
         stream = asked.events[own]
         for_good = stream >= 0
         for_good[for_good] = ~released[stream[for_good]]
-        told = np.stack([np.where(for_good, FOR_GOOD, stream), asked.taken[own]], axis=1)
-        stream = np.where(for_good, stream + FOR_GOOD, stream)
+        cuts = np.searchsorted(own, self._cuts)
+        at_once = np.zeros(len(own), dtype=bool)
+        at_once[:-1] = (stream[:-1] >= 0) & (stream[1:] == ~stream[:-1])
+        at_once[cuts[(cuts > 0) & (cuts < len(own))] - 1] = False  # what a stretch leaves the next one finds
+        told = np.stack(
+            [np.where(for_good, FOR_GOOD, np.where(at_once, AT_ONCE, stream)), asked.taken[own]], axis=1
+        )
+        stream = stream + FOR_GOOD * for_good + AT_ONCE * at_once
+        kept = np.ones(len(own), dtype=bool)
+        kept[1:] = ~at_once[:-1]
+        own, stream, told = own[kept], stream[kept], told[kept]
         listed: list[list[int]] = []
 
         def stretch(begin: int, end: int) -> tuple[list[int], list[int], list[int]]:

@@ -26,6 +26,8 @@ LARGEST = 1 << 31
 """Blocks of a request that is told apart."""
 FOR_GOOD = 1 << 40
 """Added to the number of a slot that is never released: a program knows no more of it than its size."""
+AT_ONCE = 1 << 41
+"""Added to the number of a slot that is released right after it is allocated: a release of its own does not follow."""
 KEPT = 256
 """Stretches whose outcome is remembered, of some 20 KiB each."""
 
@@ -95,9 +97,9 @@ def mapped(highest: int, small: bool) -> int:
 def _grow(before: Grown, events: Sequence[int], sizes: list[int], shifted: list[int]) -> tuple[Grown, int]:
     """Return an expandable segment after requests and releases, and the highest that its top was.
 
-    `events` are as in `StepEvents`; a slot that is never released has `FOR_GOOD` added. Of a slot that is alive
-    more than once the last goes first. `sizes` are in blocks, `shifted` the same by `ADDRESS` bits. Raises
-    OutOfAddresses.
+    `events` are as in `StepEvents`; a slot that is never released has `FOR_GOOD` added, one that is released at once
+    `AT_ONCE`. Of a slot that is alive more than once the last goes first. `sizes` are in blocks, `shifted` the same by
+    `ADDRESS` bits. Raises OutOfAddresses.
     """
     mask = (1 << ADDRESS) - 1
     holes = list(before.holes)
@@ -134,6 +136,15 @@ def _grow(before: Grown, events: Sequence[int], sizes: list[int], shifted: list[
             continue
         kept = event >= FOR_GOOD
         if kept:
+            if (
+                event >= AT_ONCE
+            ):  # where it fits into a hole all is as before; else the end moves, and comes back
+                event -= AT_ONCE
+                if not holes or holes[-1] < shifted[event]:
+                    highest = max(highest, top + sizes[event])
+                    if highest > ADDRESS_SPACE:
+                        raise OutOfAddresses
+                continue
             event -= FOR_GOOD
         wanted = shifted[event]
         index = find(holes, wanted)

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from autotune.commands import command
 from autotune.errors import InputError
-from autotune.exports import possible
 from autotune.outcome import Drift, Ok
 from autotune.reporting.reported import Reported
 from autotune.reporting.tables import (
@@ -22,6 +21,7 @@ from autotune.reporting.tables import (
     trial_table,
 )
 from autotune.reporting.tradeoffs import Tradeoffs, as_data, changes_table, front_table, worth_showing
+from autotune.reporting.what_next import what_next
 from autotune.reporting.winner import winner_panel
 from autotune.run.best import Best
 from autotune.run.folder import load_spec
@@ -139,7 +139,7 @@ def _print_result(run: Reported, console: Console, tradeoffs: Tradeoffs | None =
     fallen = [proof for proof in record.proofs if not proof.passed and proof.number not in lost]
     if failed := [f"probe {proof.number}: {proof.why}" for proof in fallen]:
         console.print(section("Proofs that did not hold", failed))
-    _print_next(_next(run.paths, best), console)
+    _print_next(what_next(run.paths, best), console)
 
 
 def _search(spec: RunSpec, record: Record, space: Space) -> RenderableType:
@@ -153,22 +153,6 @@ def _search(spec: RunSpec, record: Record, space: Space) -> RenderableType:
     over = f": {record.searched.why}" if record.searched else ""
     searched = section(f"Search by strategy {spec.strategy}", [f"{counts}{over}"])
     return Group(walked, searched) if path else searched
-
-
-def _next(paths: RunPaths, best: Best) -> list[str]:
-    """Return what to do with a winner: commands that can be pasted, each in a line of its own."""
-    trusted = () if best.command is None else ("--trust-remote-code",)
-    verifying = command("verify", paths.best, *trusted)
-    if best.evidence != "measured":
-        what = "such a GPU" if best.evidence == "predicted" else "the recorded device"
-        verifying = f"and on a machine with {what}, which proves it:\n{verifying}"
-    return [
-        f"{paths.best} is what training starts from" + (", as its `command` says" if best.command else ""),
-        *(command("export", paths.root, "--to", target) for target in possible(best)),
-        *verifying.splitlines(),
-        *([command("resume", paths.root, "--retry-lost")] if best.unknown else []),
-        command("report", paths.root),
-    ]
 
 
 def _print_next(lines: list[str], console: Console, title: str = "Next") -> None:

@@ -1,92 +1,150 @@
-"""The picture of memory against speed, drawn by plotly: what was measured and what is predicted, each with its mark."""
+"""The picture of memory against speed: what was measured and what is predicted, each with a mark of its own."""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
+from autotune.reporting.drawing import number, ticks
+from autotune.reporting.markup import escaped
 from autotune.reporting.tradeoffs import Tradeoffs, peak_text, speed_text
 from autotune.search.context import SearchContext
 from autotune.search.pareto import Point
 from autotune.techniques.families import title as title_of
-from autotune.units import GIB
+from autotune.units import GIB, MIB, format_count
 
-_MARKS: dict[str, tuple[str, str]] = {
-    "measured": ("circle", "#1f6fb4"),
-    "replayed": ("square", "#1f6fb4"),
-    "predicted": ("diamond-open", "#c9822b"),
-}
 _NEAR = 2.0
 """Times the largest peak, up to which what may be taken is drawn: beyond, it would press all marks to one side."""
-_TIGHT = "does not leave the headroom"
-_FRONT, _WINNER, _LIMIT = "#4fae7a", "#b02020", "#777777"
+_WIDE, _HIGH = 960.0, 380.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 78.0, 22.0, 26.0, 48.0
+_Up = Callable[[float], float]
+TIGHT = "does not leave the headroom"
+"""What a mark of its own says of what trained, and cannot be the winner."""
 
 
 def front_figure(found: Tradeoffs, context: SearchContext) -> str:
-    """Return the picture as a part of a page, plotly's code included: it needs no network."""
-    from plotly import graph_objects
+    """Return the picture as a part of a page. What is at hand of each mark is its title, and the table beside it."""
+    points = [point for point in found.points if point.tokens_per_second is not None]
+    largest = max((point.peak for point in points), default=0)
+    limit = context.usable if context.usable <= _NEAR * largest else None
+    most = 1.06 * max(largest, limit or 0)
+    fastest = 1.06 * max((_speed(point) + point.interval for point in points), default=1.0)
+    unit, name = (GIB, "GiB") if most >= GIB else (MIB, "MiB")
+    wide, high = _WIDE - _LEFT - _RIGHT, _HIGH - _TOP - _BOTTOM
+    foot = _HIGH - _BOTTOM
 
-    figure = graph_objects.Figure()
-    front = [point for point in found.front if point.tokens_per_second is not None]
-    figure.add_trace(
-        graph_objects.Scatter(
-            x=[_gib(point.peak) for point in front], y=[point.tokens_per_second for point in front],
-            mode="lines", line={"color": _FRONT, "width": 2, "shape": "hv"}, name="nothing beats these in both",
-            hoverinfo="skip",
+    def across(size: float) -> float:
+        return _LEFT + wide * size / most
+
+    def up(speed: float) -> float:
+        return _TOP + high * (1 - speed / fastest)
+
+    drawn = []
+    for value in ticks(fastest):
+        y = number(up(value))
+        drawn.append(f'<path class="tick" d="M{_LEFT:.0f} {y}H{_WIDE - _RIGHT:.0f}"/>')
+        drawn.append(
+            f'<text x="{_LEFT - 8:.0f}" y="{y}" dy="4" text-anchor="end">{format_count(value)}</text>'
         )
-    )  # fmt: skip
-    for name, (symbol, colour) in _MARKS.items():
-        if shown := [point for point in _drawn(found) if point.evidence == name and point.fits]:
-            figure.add_trace(_scatter(shown, name, {"symbol": symbol, "color": colour, "size": 10}))
-    if tight := [point for point in _drawn(found) if not point.fits and point.evidence != "predicted"]:
-        figure.add_trace(_scatter(tight, _TIGHT, {"symbol": "x", "color": _LIMIT, "size": 8}))
-    if found.winner is not None and found.winner.tokens_per_second is not None:
-        ring = {"symbol": "star-open", "color": _WINNER, "size": 20, "line": {"width": 2}}
-        figure.add_trace(_scatter([found.winner], "winner", ring, noise=False))
-    if context.usable <= _NEAR * max((point.peak for point in _drawn(found)), default=0):
-        figure.add_vline(
-            x=_gib(context.usable), line_color=_LIMIT, line_dash="dash", line_width=1,
-            annotation_text="may be taken", annotation_position="bottom left",
-        )  # fmt: skip
-    figure.update_layout(
-        template="plotly_white", height=460, hovermode="closest", margin={"l": 70, "r": 20, "t": 30, "b": 120},
-        legend={"orientation": "h", "yanchor": "top", "y": -0.2, "x": 0},
-    )  # fmt: skip
-    figure.update_xaxes(
-        title_text=f"peak memory of a device, GiB ({_gib(context.usable):.2f} may be taken)",
-        rangemode="tozero",
+    for value in ticks(most / unit, 8):
+        x = number(across(value * unit))
+        drawn.append(f'<path class="tick" d="M{x} {foot:.0f}v5"/>')
+        drawn.append(f'<text x="{x}" y="{foot + 19:.0f}" text-anchor="middle">{value:g}</text>')
+    drawn.append('<text x="4" y="14">tokens/s at the global batch</text>')
+    drawn.append(
+        f'<text x="{_WIDE - _RIGHT:.0f}" y="{_HIGH - 8:.0f}" text-anchor="end">peak memory of a device, {name}</text>'
     )
-    figure.update_yaxes(title_text="tokens/s at the global batch", rangemode="tozero")
-    text: str = figure.to_html(
-        full_html=False, include_plotlyjs=True, config={"responsive": True, "displaylogo": False},
-        default_width="100%",
-    )  # fmt: skip
-    return text
+    if limit is not None:
+        at = across(limit)
+        drawn.append(f'<path class="dash" d="M{number(at)} {_TOP:.0f}V{foot:.0f}"/>')
+        drawn.append(
+            f'<text x="{number(at - 5)}" y="{_TOP + 10:.0f}" text-anchor="end">what may be taken</text>'
+        )
+    front = [(across(point.peak), up(_speed(point))) for point in found.front]
+    if front:
+        first, *others = front
+        steps = "".join(f"H{number(x)}V{number(y)}" for x, y in others)
+        drawn.append(f'<path class="front" d="M{number(first[0])} {number(first[1])}{steps}"/>')
+    for point in sorted(points, key=lambda one: (one.evidence != "predicted", found.is_winner(one))):
+        drawn.append(_mark(point, across(point.peak), up, found.is_winner(point)))
+    return (
+        f'<div class="wide" tabindex="0"><svg class="plot" viewBox="0 0 {_WIDE:.0f} {_HIGH:.0f}" role="img">'
+        f"<title>{escaped(_told(points, found))}</title>{''.join(drawn)}</svg></div>{_legend(points)}"
+    )
 
 
-def _drawn(found: Tradeoffs) -> list[Point]:
-    return [point for point in found.points if point.tokens_per_second is not None]
+def _mark(point: Point, x: float, up: _Up, winner: bool) -> str:
+    y = up(_speed(point))
+    bars = ""
+    if point.interval:
+        low, high = (
+            number(up(max(0.0, _speed(point) - point.interval))),
+            number(up(_speed(point) + point.interval)),
+        )
+        kind, left = f"bars {point.evidence}", number(x - 3)
+        bars = f'<path class="{kind}" d="M{number(x)} {low}V{high}M{left} {low}h6M{left} {high}h6"/>'
+    ring = f'<circle class="mark-winner" cx="{number(x)}" cy="{number(y)}" r="11"/>' if winner else ""
+    return f"<g><title>{escaped(_hover(point))}</title>{bars}{_shape(_kind(point), x, y)}{ring}</g>"
 
 
-def _scatter(points: Sequence[Point], name: str, marker: dict[str, Any], noise: bool = True) -> Any:
-    from plotly import graph_objects
+def _shape(kind: str, x: float, y: float) -> str:
+    """Return a filled circle for what was measured, an open diamond for predictions, a cross for what is too tight."""
+    match kind:
+        case "predicted":
+            return f'<path class="mark-predicted" d="M{number(x)} {number(y - 6)}l6 6-6 6-6-6z"/>'
+        case "tight":
+            return (
+                f'<path class="mark-tight" d="M{number(x - 5)} {number(y - 5)}l10 10M{number(x - 5)} '
+                f'{number(y + 5)}l10-10"/>'
+            )
+        case "replayed":
+            return f'<path class="mark-replayed" d="M{number(x - 5)} {number(y - 5)}h10v10h-10z"/>'
+        case _:
+            return f'<circle class="mark-measured" cx="{number(x)}" cy="{number(y)}" r="5"/>'
 
-    bars = {"type": "data", "array": [point.interval for point in points], "thickness": 1, "width": 3}
-    return graph_objects.Scatter(
-        x=[_gib(point.peak) for point in points], y=[point.tokens_per_second for point in points],
-        error_y=bars if noise else None, mode="markers", marker=marker, name=name,
-        text=[_hover(point) for point in points], hoverinfo="text",
-    )  # fmt: skip
+
+def _kind(point: Point) -> str:
+    if not point.fits and point.evidence != "predicted":
+        return "tight"
+    return point.evidence
+
+
+def _legend(points: Sequence[Point]) -> str:
+    """Return what the marks mean, of those that are drawn."""
+    names = {
+        "measured": "measured", "replayed": "replayed", "predicted": "predicted, not measured", "tight": TIGHT,
+    }  # fmt: skip
+    shown = [
+        (f'<svg aria-hidden="true" viewBox="0 0 18 13">{_shape(kind, 9, 6.5)}</svg>', text)
+        for kind, text in names.items()
+        if kind in {_kind(point) for point in points}
+    ]
+    shown.append(
+        (
+            '<svg aria-hidden="true" viewBox="0 0 18 13"><path class="front" d="M0 9h9V4h9"/></svg>',
+            "nothing beats these in both",
+        )
+    )
+    shown.append(
+        (
+            '<svg aria-hidden="true" viewBox="0 0 18 13"><circle class="mark-winner" cx="9" cy="6.5" r="5"/></svg>',
+            "the winner",
+        )
+    )
+    return f'<ul class="legend">{"".join(f"<li>{mark}{escaped(text)}</li>" for mark, text in shown)}</ul>'
+
+
+def _told(points: Sequence[Point], found: Tradeoffs) -> str:
+    return f"Memory against speed of {len(points)} configurations, {len(found.front)} of which nothing beats in both"
 
 
 def _hover(point: Point) -> str:
     probe = f"probe {point.number}, " if point.number is not None else ""
     return (
-        f"{html.escape(title_of(point.candidate))}, micro-batch {point.candidate.micro_batch}<br>"
-        f"{peak_text(point)}, {speed_text(point)} tokens/s<br>{probe}{point.evidence}"
+        f"{title_of(point.candidate)}, micro-batch {point.candidate.micro_batch}: {peak_text(point)}, "
+        f"{speed_text(point)} tokens/s; {probe}{point.evidence}"
     )
 
 
-def _gib(size: float) -> float:
-    return size / GIB
+def _speed(point: Point) -> float:
+    assert point.tokens_per_second is not None
+    return point.tokens_per_second

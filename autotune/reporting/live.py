@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,6 +14,7 @@ from autotune.candidate import Candidate
 from autotune.outcome import Lost, Ok
 from autotune.probe.protocol import Progress
 from autotune.reporting.tables import not_measured, trial_line, trial_table
+from autotune.reporting.time_left import time_left
 from autotune.run.callbacks import RunCallbacks
 from autotune.run.events import RungTraced
 from autotune.run.record import Counted
@@ -28,18 +29,35 @@ from autotune.trial import History, ProofFinished, RematchFinished, Trial
 from autotune.units import format_bytes, format_count, format_counted, format_duration
 
 
+class NowLine:
+    """The line that says what a run does now. It moves, so that one sees that it lives."""
+
+    def __init__(self) -> None:
+        self._spinner = Spinner(
+            "dots"
+        )  # one for all time: a new one would begin anew each time that it is drawn
+
+    def say(self, *parts: str) -> RenderableType:
+        """Return the line with these parts, without those that are empty."""
+        self._spinner.update(text=Text("  ".join(filter(None, parts)), style="cyan"))
+        return self._spinner
+
+
 class Terminal(RunCallbacks):
     """Callbacks that show a live table on a terminal, and plain lines anywhere else (a log, CI)."""
 
-    def __init__(self, console: Console, spec: RunSpec) -> None:
+    def __init__(self, console: Console, spec: RunSpec, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
+        self._clock = clock
         self._spec = spec
         self._context: SearchContext | None = None
         self._trials: History = ()
         self._ahead = 0
+        self._proving = False
+        self._line = NowLine()
         self._now = ""
         self._phase = ""
-        self._began = time.monotonic()
+        self._began = self._clock()
         self._live = Live(
             get_renderable=self._render, console=console, refresh_per_second=4, transient=True,
             vertical_overflow="visible",
@@ -157,16 +175,17 @@ class Terminal(RunCallbacks):
         """Print which configuration is relaunched."""
         candidate = score.trial.candidate
         what = f"{title_of(candidate)}, micro-batch {candidate.micro_batch}"
+        self._ahead, self._proving = 0, True
         self._say(f"proving probe {score.trial.number} from its file: {what}")
 
     def proved(self, proof: ProofFinished) -> None:
         """Print what the relaunch showed."""
-        self._now = ""
+        self._now, self._proving = "", False
         style = "green" if proof.passed else "yellow"
         self._console.print(Text(f"proof of probe {proof.number}: {proof.why}", style=style))
 
     def _say(self, what: str) -> None:
-        self._now, self._phase, self._began = what, "", time.monotonic()
+        self._now, self._phase, self._began = what, "", self._clock()
         if not self._console.is_terminal:
             self._console.print(what, soft_wrap=True)
 
@@ -193,22 +212,15 @@ class Terminal(RunCallbacks):
             # What is taller than the window cannot be drawn anew in place; a row may take two lines in a narrow one.
             parts.append(self._table(most=max(3, (self._console.height - 10) // 2)))
         if self._now:
-            line = f"{self._now}  {self._phase}  {format_duration(time.monotonic() - self._began)}"
-            parts.append(Spinner("dots", Text(f"{line}  {self._left()}", style="cyan")))
+            elapsed = format_duration(self._clock() - self._began)
+            parts.append(self._line.say(self._now, self._phase, elapsed))
+            if left := self._left():
+                parts.append(Text(f"  {left}", style="dim"))
         return Group(*parts)
 
     def _left(self) -> str:
-        """Return the time left, about: probes still ahead at the mean of those so far, and the proof.
-
-        Of the finals, those of the round under way: another follows only if it leaves something open.
-        """
-        launched = [trial.seconds for trial in self._trials if trial.seconds]
-        unproven = self._spec.device.kind in ABSENT
-        if self._context is None or not launched or (unproven and not self._ahead):
+        """Return the time left for the whole run, about."""
+        if self._context is None:
             return ""
-        seconds = self._ahead * sum(launched) / len(launched)
-        if (budget := self._spec.limits.time_budget) is not None:
-            seconds = min(seconds, max(0.0, budget - sum(launched)))
-        seconds += 0.0 if unproven else self._spec.limits.proof_time
-        what = f"about {format_counted(self._ahead, 'more probe')}" if self._ahead else "the proof"
-        return f"({what}, {format_duration(seconds)} left)"
+        elapsed = self._clock() - self._began
+        return time_left(self._spec, self._trials, self._ahead, elapsed, self._proving)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
 
 from autotune.errors import InputError
 from autotune.reporting.tradeoffs import Tradeoffs
 from autotune.run.best import Best
+from autotune.run.events import Opened
 from autotune.run.folder import load_spec
 from autotune.run.journal import read_record
 from autotune.run.paths import RunPaths
@@ -34,7 +37,11 @@ class Reported:
     @classmethod
     def read(cls, paths: RunPaths) -> Reported:
         """Read a run. Raises InputError where a file of it cannot be used."""
-        spec, record = load_spec(paths), read_record(paths.journal)
+        return cls.of(paths, load_spec(paths), read_record(paths.journal))
+
+    @classmethod
+    def of(cls, paths: RunPaths, spec: RunSpec, record: Record) -> Reported:
+        """Return a run that was read already. Raises InputError where its `best.yaml` cannot be used."""
         context = None
         if record.inspection is not None:
             context = SearchContext.of(
@@ -44,18 +51,24 @@ class Reported:
         return cls(paths, spec, record, context, Best.read(paths.best) if decided else None)
 
     @property
+    def began(self) -> datetime | None:
+        """When a tuner first worked on it, in UTC; None before that."""
+        opened = next((entry for entry in self.record.entries if isinstance(entry, Opened)), None)
+        return None if opened is None else datetime.fromisoformat(opened.time)
+
+    @cached_property
     def trials(self) -> History:
         """The trials that are in the running, as finals and proofs leave them."""
         return in_running(self.record.history, self.record.rematches, self.record.proofs)
 
-    @property
+    @cached_property
     def pairs(self) -> Pairs:
         """How finalists compared in alternation."""
         if self.context is None:
             return {}
         return pairs_of(self.record.history, self.record.rematches, self.context)
 
-    @property
+    @cached_property
     def winner(self) -> Trial | None:
         """The winner's trial; None without one. Raises InputError where `best.yaml` is of no trial of this run."""
         if self.best is None:
@@ -69,7 +82,7 @@ class Reported:
             about="candidate",
         )
 
-    @property
+    @cached_property
     def tradeoffs(self) -> Tradeoffs | None:
         """What is known beside the winner; None before the model is known."""
         if self.context is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
+from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -119,14 +120,26 @@ def communication_cell(trial: Trial, context: SearchContext) -> str:
     return f"{outcome.communication.global_step(steps) / outcome.timing.global_step(steps):.0%}"
 
 
-def path_lines(
+class PathStep(NamedTuple):
+    """One node of the path through the graph, in words."""
+
+    title: str
+    at: str
+    """At which micro-batch, and with what of the values that were allowed."""
+    how: str
+    """How it was left."""
+    after: str
+    """Where to."""
+
+
+def path_steps(
     path: Iterable[Step], space: Space, history: History = (), allowed: Collection[str] = ()
-) -> list[str]:
-    """Return the path through the graph, one node a line; `history` tells what stands behind an edge.
+) -> list[PathStep]:
+    """Return the path through the graph; `history` tells what stands behind an edge.
 
     A node is told with what of the `allowed` it was walked with.
     """
-    lines = []
+    found = []
     trials = {trial.candidate: trial for trial in history}
     for step in path:
         node = space.graph.nodes[step.node]
@@ -136,8 +149,16 @@ def path_lines(
         by_consent = [one.name for one in changing(step.candidate) if one.name in allowed]
         at = ", ".join([*by_consent, f"{grown}micro-batch {step.candidate.micro_batch}"])
         how = _way(step, trials.get(step.candidate)) if node.grow is None else _grown(step, history)
-        lines.append(f"{node.title} ({at}): {how} -> {after}")
-    return lines
+        found.append(PathStep(node.title, at, how, after))
+    return found
+
+
+def path_lines(
+    path: Iterable[Step], space: Space, history: History = (), allowed: Collection[str] = ()
+) -> list[str]:
+    """Return the same as lines of text, one a node."""
+    steps = path_steps(path, space, history, allowed)
+    return [f"{step.title} ({step.at}): {step.how} -> {step.after}" for step in steps]
 
 
 def _grown(step: Step, history: History) -> str:

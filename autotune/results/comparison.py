@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from autotune.errors import InputError, nearest
 from autotune.printable import quoted
 from autotune.results.changes import KINDS, Change, Comparison, Kind, Uncompared
-from autotune.results.regression import REMEMBERED, falls, grown, had_room, speed_log, spreads
+from autotune.results.regression import REMEMBERED, falls, grown, had_room, slower, speed_log, spreads
 from autotune.results.row import JUDGED, CellRow
 from autotune.results.store import Fit, Store, Verdict
 from autotune.results.tables import candidate_digest
@@ -139,29 +139,26 @@ def _throughput(
     for row in proven:
         before = references[row.cell]
         if row.cell in noise:
-            last, median = falls(row, before, noise[row.cell])
-            told = [
-                fall for fall in (last, median) if fall.chance < level and fall.share > thresholds.throughput
-            ]
-            # A night that was the fastest by luck is no measure: of the other comparison there must be a fall too.
-            if not told or min(last.share, median.share) <= 0:
+            both = falls(row, before, noise[row.cell])
+            worst = slower(both, level, thresholds)
+            if worst is None:
                 continue
-            worst = min(told, key=lambda fall: fall.chance)
-            of_all = worst is median and len(before) > 1
+            of_all = worst is both[1] and len(before) > 1
             chance: float | None = worst.chance
             was = worst.before
         else:  # predictions and records come out the same every time
             was, chance, of_all = math.exp(speed_log(before[-1])), None, False
-        assert row.tokens_per_second is not None
-        share = 1 - row.tokens_per_second / was
+        now = math.exp(speed_log(row))
+        share = 1 - now / was
         if share <= thresholds.throughput:
             continue
         compared = f"the median of {len(before)} good nights" if of_all else before[-1].night
+        seen = f" in {len(row.proofs)} proofs" if len(row.proofs) > 1 else ""
         what = (
-            f"{format_count(round(row.tokens_per_second))} tokens/s, {share:.1%} less than the "
-            f"{format_count(round(was))} of {compared}"
+            f"{format_count(round(now))} tokens/s{seen}, {share:.1%} less than the {format_count(round(was))} of "
+            f"{compared}"
         )
-        found = _change(row, before[-1], "throughput", what, was, row.tokens_per_second)
+        found = _change(row, before[-1], "throughput", what, was, now)
         yield found.model_copy(
             update={"chance": chance, "nights": len(before) if of_all else 1, "candidate": _title(row)}
         )

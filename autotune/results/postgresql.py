@@ -8,11 +8,14 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from autotune.errors import InputError, StoreError
-from autotune.results.sql import SqlStore, statements
+from autotune.results.sql import SqlStore
+from autotune.results.tables import statements
 
 SCHEMES = ("postgresql://", "postgres://")
 FETCHED = 10_000
 """Rows of a long query that are held at a time."""
+OPTIONS = "-c search_path=autotune -c cursor_tuple_fraction=1.0"
+"""Of each connection. A cursor's query is planned for all of its rows, not for the first tenth."""
 _LOCK = 0x6175746F74756E65
 """Of who makes the tables ("autotune" in ASCII): PostgreSQL's IF NOT EXISTS does not stand two at the same moment."""
 
@@ -37,9 +40,7 @@ class PostgresqlStore(SqlStore):
     def connect(self) -> Any:
         """Return a new connection."""
         try:
-            return self._psycopg.connect(
-                self._address, autocommit=True, options="-c search_path=autotune", connect_timeout=30
-            )
+            return self._psycopg.connect(self._address, autocommit=True, options=OPTIONS, connect_timeout=30)
         except self._psycopg.Error as error:
             raise StoreError(f"{self.url} cannot be reached: {_first_line(error)}") from error
 

@@ -26,17 +26,26 @@ _Timed = Opened | Started | Interrupted | RematchStarted | ProofStarted | Decide
 
 
 def record_run(
-    paths: RunPaths, sweep: str, night: str, cell: str, state: CellState | None = None, reason: str = ""
+    paths: RunPaths,
+    sweep: str,
+    night: str,
+    cell: str,
+    state: CellState | None = None,
+    reason: str = "",
+    spec: RunSpec | None = None,
+    best: Best | None = None,
 ) -> RunRows:
     """Return the rows of a cell's run, as far as its journal goes.
 
     `state` says how it ended where the journal does not: a model that fails, a machine that does; without one a run
-    that is not decided is `interrupted`. Raises InputError where the folder holds no run, JournalError where it is
+    that is not decided is `interrupted`. `spec` and `best` are what the folder's files hold, where that is known: to
+    read them takes longer than all else. Raises InputError where the folder holds no run, JournalError where it is
     damaged.
     """
-    spec = load_spec(paths)
+    spec = spec or load_spec(paths)
     record = read_record(paths.journal) if os.path.exists(paths.journal) else Record.of(())
     reader = _Reader(paths, spec, record, sweep, night, cell)
+    reader.best = best
     return RunRows(cell=reader.cell_row(state, reason), trials=reader.trials())
 
 
@@ -48,6 +57,8 @@ class _Reader:
         self.names = {"sweep": sweep, "night": night, "cell": cell, "run": str(paths.root)}
         self.budget = None if record.inspection is None else record.inspection.budget
         inspected = record.inspection
+        self.best: Best | None = None
+        """What best.yaml holds, where that is known before it is read."""
         self.context = (
             None
             if inspected is None
@@ -117,7 +128,8 @@ class _Reader:
         """Return the row of the cell."""
         record = self.record
         decided = record.decided
-        best = Best.read(self.paths.best) if decided is not None and decided.winner is not None else None
+        won = decided is not None and decided.winner is not None
+        best = (self.best or Best.read(self.paths.best)) if won else None
         if best is not None:
             state, reason = "proven", ""
         elif decided is not None:
@@ -150,6 +162,11 @@ class _Reader:
                 "alternatives": tuple(one.candidate for one in best.alternatives),
                 "tokens_per_second": best.tokens_per_second, "interval": best.tokens_per_second_interval,
                 "drift": None if best.drift is None else deviation(best.drift),
+                "proofs": tuple(
+                    one.tokens_per_second
+                    for one in self.trials()
+                    if one.kind == "proof" and one.number == decided.winner and one.tokens_per_second is not None
+                ),
                 "global_step": best.seconds_per_global_step, "step_seconds": measured.step_seconds,
                 "peak": best.memory.peak(),
             }

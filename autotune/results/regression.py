@@ -5,6 +5,10 @@ so their spread says nothing of another night: a two-sample test on them gives a
 (`benchmarks/regression_power.py`). What tells of it is how nights without a regression differed. One cell has few of
 them, so their variance is moderated by that of the other cells on the same hardware, as Smyth does for genes (Linear
 models and empirical Bayes methods for assessing differential expression, 2004): a t test with more degrees of freedom.
+
+A part of that variance is of the single measurement (who else used the machine in that minute), and a part of the whole
+night (its driver, its clock, its temperature). A night that seems slower is measured again before it says so
+(`suspected`): what was the minute's is gone from the mean of several proofs, what is the night's stays.
 """
 
 from __future__ import annotations
@@ -17,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.confidence import t_quantile
+from autotune.results.moderated import pooled, quantile, upper_tail
 from autotune.results.row import CellRow
 from autotune.results.store import Fit
-from autotune.results.student import pooled, quantile, upper_tail
 from autotune.results.thresholds import Thresholds
 from autotune.search.comparison import CPU_NOISE
 from autotune.search.drift import FLOOR, PRIOR_WEIGHT
@@ -33,9 +37,15 @@ _MEDIAN = (1.0, 0.5, 0.4487, 0.2982, 0.2868, 0.2147, 0.2104)
 """Variance of the median of 1 to 7 draws of a normal, in units of its own (Teichroew, Tables of expected values of
 order statistics, 1956); from there on the limit pi / 2n, which is too large by a few per cent."""
 
-
 REMEMBERED = 30
 """Good nights of a cell that tell how nights differ, at most."""
+SUSPECTED = 0.05
+"""Chance of a fall below which a winner is proven again before the night says that it is slower."""
+PROOFS = 5
+"""Of such a winner, the first included, at most."""
+OF_THE_NIGHT = 0.25
+"""Share of the variance between nights that several proofs of one night are taken to have in common, at the least: of
+it alone a few proofs in a row cannot tell. An assumption."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,7 @@ def spreads(
     own: dict[str, tuple[float, int]] = {}
     for name, rows in histories.items():
         known = (speeds or {}).get(name, ())
-        logs = list(map(math.log, known)) if len(known) > len(rows) else [speed_log(row) for row in rows]
+        logs = list(map(math.log, known if len(known) > len(rows) else map(single_speed, rows)))
         own[name] = (max(LEAST, statistics.variance(logs)), len(logs) - 1) if len(logs) > 1 else (0.0, 0)
         groups[_hardware(rows[-1])].append(name)
     found: dict[str, Spread] = {}
@@ -101,12 +111,32 @@ def falls(tonight: CellRow, history: Sequence[CellRow], spread: Spread) -> tuple
     What tonight's own interval says beyond the usual spread counts too: a night on a noisy machine proves little.
     """
     logs = [speed_log(row) for row in history]
-    now = speed_log(tonight)
-    excess = max(0.0, _own_variance(tonight) - spread.variance)
-    middle = statistics.median(logs)
-    last = _fall(logs[-1] - now, spread.variance * 2 + excess, spread.degrees, logs[-1])
+    now = [math.log(speed) for speed in tonight.proofs] or [speed_log(tonight)]
+    excess = max(0.0, _own_variance(tonight) - spread.variance) / len(now)
+    of_tonight = _of_night(now, history, spread.variance) + excess
+    middle, mean = statistics.median(logs), statistics.fmean(now)
+    last = _fall(logs[-1] - mean, spread.variance + of_tonight, spread.degrees, logs[-1])
     share = _MEDIAN[len(logs) - 1] if len(logs) <= len(_MEDIAN) else math.pi / 2 / len(logs)
-    return last, _fall(middle - now, spread.variance * (1 + share) + excess, spread.degrees, middle)
+    return last, _fall(middle - mean, spread.variance * share + of_tonight, spread.degrees, middle)
+
+
+def slower(falls: tuple[Fall, Fall], level: float, thresholds: Thresholds) -> Fall | None:
+    """Return the surer of two falls that is one at a level, and worth telling; None where neither is.
+
+    A night that was the fastest by luck is no measure: of the other comparison there must be a fall too.
+    """
+    told = [fall for fall in falls if fall.chance < level and fall.share > thresholds.throughput]
+    if not told or min(fall.share for fall in falls) <= 0:
+        return None
+    return min(told, key=lambda fall: fall.chance)
+
+
+def suspected(tonight: CellRow, history: Sequence[CellRow], spread: Spread, thresholds: Thresholds) -> bool:
+    """Tell whether a winner is to be proven once more before a night says that it is slower."""
+    return (
+        len(tonight.proofs) < PROOFS
+        and slower(falls(tonight, history, spread), SUSPECTED, thresholds) is not None
+    )
 
 
 def threshold(level: float, spread: Spread) -> float:
@@ -115,9 +145,17 @@ def threshold(level: float, spread: Spread) -> float:
 
 
 def speed_log(row: CellRow) -> float:
-    """Return the logarithm of a proven cell's speed."""
+    """Return the logarithm of a proven cell's speed: of several proofs the mean."""
+    if row.proofs:
+        return statistics.fmean(map(math.log, row.proofs))
     assert row.tokens_per_second is not None
     return math.log(row.tokens_per_second)
+
+
+def single_speed(row: CellRow) -> float:
+    """Return a proven cell's tokens per second as its first proof showed them, which no choice has biased."""
+    assert row.tokens_per_second is not None
+    return row.proofs[0] if row.proofs else row.tokens_per_second
 
 
 def grown(before: Sequence[int], now: int, thresholds: Thresholds, kind: str) -> int | None:
@@ -145,6 +183,20 @@ def had_room(fit: Fit, budget: int, thresholds: Thresholds, kind: str) -> bool:
 def _fall(drop: float, variance: float, degrees: float, before: float) -> Fall:
     chance = upper_tail(drop / math.sqrt(variance), degrees)
     return Fall(share=1 - math.exp(-drop), chance=chance, before=math.exp(before))
+
+
+def _of_night(logs: Sequence[float], history: Sequence[CellRow], variance: float) -> float:
+    """Return the variance of the mean of one night's proofs, of which one alone has `variance`.
+
+    How much of that is of the single proof is told by the proofs themselves and by the drift within earlier runs: what
+    is the less of the two.
+    """
+    if len(logs) < 2:
+        return variance
+    within = min(statistics.variance(logs), (1 - OF_THE_NIGHT) * variance)
+    if drifts := [row.drift**2 for row in history if row.drift is not None]:
+        within = min(within, statistics.median(drifts))
+    return variance - within * (1 - 1 / len(logs))
 
 
 def _own_variance(row: CellRow) -> float:

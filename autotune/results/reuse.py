@@ -21,9 +21,7 @@ class StoredTrials:
         """`seconds` is the age of what is taken, at most, at a moment: by default the one at which this is made."""
         self._store = store
         self._spec = spec
-        self._since = ((until or datetime.now(UTC)) - timedelta(seconds=seconds)).isoformat(
-            timespec="seconds"
-        )
+        self._since = since(seconds, until)
 
     def find(
         self, candidate: Candidate, accumulation_steps: int, site: Site, to_beat: Incumbent | None
@@ -41,6 +39,11 @@ class StoredTrials:
         if known is None or (outcome := holds(known, site.device.budget, to_beat)) is None:
             return None
         return Reused(outcome, f"{known.run} (night {known.night}, probe {known.number})")
+
+
+def since(seconds: float, until: datetime | None = None) -> str:
+    """Return the moment so many seconds before another (by default now), as a store has it."""
+    return ((until or datetime.now(UTC)) - timedelta(seconds=seconds)).isoformat(timespec="seconds")
 
 
 def holds(known: Known, budget: int, to_beat: Incumbent | None) -> Outcome | None:

@@ -148,6 +148,9 @@ class CellRow(Frozen):
     """Half-width of its 95% interval, drift within the run included."""
     drift: float | None = None
     """Standard deviation of one measurement of the run from the next, as a share of it."""
+    proofs: tuple[float, ...] = ()
+    """Tokens per second of each proof of the winner that trained, in order: several where the first seemed slower than
+    the nights before."""
     global_step: float | None = None
     """Seconds of the winner's global step."""
     step_seconds: tuple[float, ...] = ()

@@ -1,24 +1,20 @@
-"""A store behind SQL: what SQLite and PostgreSQL have in common. Statements mark values by `?`."""
+"""A store behind SQL: what is asked of SQLite and PostgreSQL alike. Statements mark values by `?`."""
 
 from __future__ import annotations
 
 import json
-import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from autotune.candidate import Candidate
-from autotune.errors import InputError
 from autotune.outcome import Outcome
+from autotune.results.database import Database
 from autotune.results.row import CellRow, CellState, Environment, RunRows
-from autotune.results.store import SCHEMA, Fit, Known, Query, Verdict
+from autotune.results.store import Fit, Known, Origin, Query, Verdict
 from autotune.results.tables import (
     CELL,
-    TABLES,
     TRIAL,
     candidate_values,
     cell_values,
@@ -50,6 +46,11 @@ SELECT {columns} FROM (
         AND past.state = 'proven' AND coalesce(past.good, 1) = 1
 ) AS ranked WHERE place <= ? ORDER BY cell, night
 """
+_PAST = f"""
+SELECT {", ".join(CELL)} FROM cells
+WHERE sweep = ? AND cell = ? AND asked = ? AND night < ? AND night >= ? AND state = 'proven' AND coalesce(good, 1) = 1
+ORDER BY night DESC LIMIT ?
+"""
 _FITS = """
 SELECT c.night, c.cell, t.candidate, t.kind = 'proof' AS proof,
     max(CASE WHEN t.outcome = 'oom' THEN 1 ELSE 0 END) AS oom, max(t.peak) AS peak
@@ -66,128 +67,8 @@ FROM cells AS c JOIN trials AS t ON t.cell_id = c.id JOIN environments AS e ON e
 """
 
 
-class SqlStore(ABC):
-    """The store, but for how it connects. One connection writes, under a lock; each long read has one of its own."""
-
-    url: str
-    """As the user wrote it."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self._lock = threading.RLock()
-        self._connection: Any = None
-
-    @abstractmethod
-    def connect(self) -> Any:
-        """Return a new connection, in autocommit. Raises StoreError."""
-
-    @abstractmethod
-    def failing(self) -> Any:
-        """Return a context manager that raises StoreError (or NoDiskSpace) for what the database refuses."""
-
-    @abstractmethod
-    def tables(self) -> Iterable[str]:
-        """Return the statements that make the tables where there are none, `begin` included."""
-
-    begin = "BEGIN"
-    """Begins a transaction that will write."""
-    schema_table = ""
-    """A query for the name of the table `meta`, if it is there."""
-
-    def prepared(self, statement: str) -> str:
-        """Return a statement as this database marks values."""
-        return statement
-
-    def execute(self, connection: Any, statement: str, values: Sequence[Any] = ()) -> Any:
-        """Run one statement; return its cursor."""
-        return connection.execute(self.prepared(statement), values)
-
-    def execute_many(self, connection: Any, statement: str, values: Iterable[Sequence[Any]]) -> None:
-        """Run one statement for many rows."""
-        connection.cursor().executemany(self.prepared(statement), list(values))
-
-    def stream(self, connection: Any, statement: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-        """Yield what a query finds without holding all of it."""
-        yield from self.execute(connection, statement, values)
-
-    def open(self, create: bool = True) -> Self:
-        """Connect, and make the tables where there are none. Raises InputError where the schema is another one."""
-        with self.failing():
-            self._connection = self.connect()
-            known = self.execute(self._connection, self.schema_table).fetchone()
-            if known is None:
-                if not create:
-                    raise InputError(f"there are no results in {self.url} yet", about="results")
-                with self.transaction() as connection:
-                    for statement in self.tables():
-                        self.execute(connection, statement)
-                    self.execute(
-                        connection, "INSERT INTO meta (name, value) VALUES ('schema', ?) ON CONFLICT DO NOTHING",
-                        (str(SCHEMA),),
-                    )  # fmt: skip
-            found = self.execute(self._connection, "SELECT value FROM meta WHERE name = 'schema'").fetchone()
-        if found is None or found[0] != str(SCHEMA):
-            version = "unknown" if found is None else found[0]
-            newer = found is not None and found[0].isdecimal() and int(found[0]) > SCHEMA
-            what = "install the autotune that wrote it, or a newer one" if newer else "give another place"
-            raise InputError(
-                f"{self.url}: its schema is version {version}, this autotune reads and writes {SCHEMA}; {what}",
-                about="results",
-            )
-        return self
-
-    @contextmanager
-    def transaction(self) -> Iterator[Any]:
-        """Hold the writing connection; all that the body writes is kept, or nothing of it where it raises."""
-        with self._lock, self.failing():
-            assert self._connection is not None, "the store is open"
-            self.revive()
-            self.execute(self._connection, self.begin)
-            try:
-                yield self._connection
-            except BaseException:
-                self.roll_back()
-                raise
-            self.execute(self._connection, "COMMIT")
-
-    @abstractmethod
-    def revive(self) -> None:
-        """Connect anew where the connection was lost."""
-
-    def roll_back(self) -> None:
-        """Undo what the open transaction wrote."""
-        self.execute(self._connection, "ROLLBACK")
-
-    @contextmanager
-    def reading(self) -> Iterator[Any]:
-        """Hold a connection that only reads."""
-        with self.failing():
-            connection = self.connect()
-            try:
-                yield connection
-            finally:
-                connection.close()
-
-    def found(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return all that a short query finds."""
-        with self._lock, self.failing():
-            assert self._connection is not None, "the store is open"
-            self.revive()
-            rows: list[tuple[Any, ...]] = self.execute(self._connection, statement, values).fetchall()
-            return rows
-
-    def close(self) -> None:
-        """Let go of the connection; safe to call twice."""
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+class SqlStore(Database):
+    """The store, but for how its database connects."""
 
     def add(self, rows: RunRows | Iterable[RunRows]) -> None:
         """Keep the rows of one or several cells, in one transaction."""
@@ -249,12 +130,18 @@ class SqlStore(ABC):
         rows = self.found(_GOOD.format(columns=", ".join(CELL)), (sweep, night, since, last))
         return self._cell_rows(rows)
 
+    def past(self, tonight: CellRow, last: int, since: str = "") -> tuple[CellRow, ...]:
+        """Return what `good` does for one cell that need not be there yet: the last good nights, the oldest first."""
+        of = (tonight.sweep, tonight.cell, tonight.asked, tonight.night, since, last)
+        return self._cell_rows(self.found(_PAST, of)[::-1])
+
     def speeds(self, sweep: str, night: str, last: int, since: str = "") -> dict[str, tuple[float, ...]]:
         """Return the tokens per second of the nights that `good` returns, by cell, the oldest first."""
-        rows = self.found(_GOOD.format(columns="cell, tokens_per_second"), (sweep, night, since, last))
+        columns = "cell, tokens_per_second, proofs"
+        rows = self.found(_GOOD.format(columns=columns), (sweep, night, since, last))
         found: dict[str, list[float]] = {}
-        for cell, speed in rows:
-            found.setdefault(cell, []).append(speed)
+        for cell, speed, proofs in rows:
+            found.setdefault(cell, []).append((json.loads(proofs) or [speed])[0])
         return {cell: tuple(speeds) for cell, speeds in found.items()}
 
     def fits(self, sweep: str, nights: Sequence[str]) -> Iterator[Fit]:
@@ -318,6 +205,19 @@ class SqlStore(ABC):
             outcome=_OUTCOME.validate_json(outcome),
         )
 
+    def reusable(self, since: str) -> dict[Origin, int]:
+        """Return how many different probes since a moment `find_trial` would return, by what they were measured for."""
+        rows = self.found(
+            """
+            SELECT c.asked, c.model_digest, t.environment, count(DISTINCT t.reuse_key)
+            FROM trials AS t JOIN cells AS c ON c.id = t.cell_id
+            WHERE t.time >= ? AND t.kind = 'probe' AND t.outcome IN ('ok', 'oom') AND t.reused = ''
+            GROUP BY c.asked, c.model_digest, t.environment
+            """,
+            (since,),
+        )
+        return {Origin(*origin): count for *origin, count in rows}
+
     def query(self, query: Query) -> Iterator[dict[str, Any]]:
         """Yield the trials that are asked for as flat rows, by night, sweep, cell, kind and number."""
         filters, values = _filters(
@@ -365,7 +265,8 @@ class SqlStore(ABC):
         for one in found:
             one["interval"] = one.pop("half_width")
             one["alternatives"] = json.loads(one["alternatives"])
-            one["step_seconds"] = json.loads(one["step_seconds"])
+            for name in ("proofs", "step_seconds"):
+                one[name] = json.loads(one[name])
         known = self._candidates(
             key
             for one in found
@@ -398,8 +299,3 @@ def _filters(
         terms.append(term)
         values.append(value)
     return (f" WHERE {' AND '.join(terms)}" if terms else ""), values
-
-
-def statements(**types: str) -> list[str]:
-    """Return the statements that make the tables, with a database's own names of types."""
-    return [one.strip() for one in TABLES.format(**types).split(";")]

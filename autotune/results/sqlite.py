@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import InputError, NoDiskSpace, StoreError
-from autotune.results.sql import SqlStore, statements
+from autotune.results.sql import SqlStore
+from autotune.results.tables import statements
 
 NAME = "results.sqlite"
 """The file, in the folder that a user names."""

@@ -67,6 +67,17 @@ class Fit(NamedTuple):
     """Bytes, the largest; None where none trained."""
 
 
+class Origin(NamedTuple):
+    """What probes were measured for, and where: what equals in all of it may stand for them."""
+
+    asked: str
+    """`reuse_key.asked_digest`."""
+    model: str
+    """`reuse_key.model_digest`."""
+    environment: str
+    """Digest of the environment."""
+
+
 class Verdict(Frozen):
     """What the comparison of one cell's night with the nights before it came to."""
 
@@ -111,8 +122,15 @@ class Store(Protocol):
         """
         ...
 
+    def past(self, tonight: CellRow, last: int, since: str = "") -> tuple[CellRow, ...]:
+        """Return what `good` does for one cell that need not be there yet: the last good nights, the oldest first."""
+        ...
+
     def speeds(self, sweep: str, night: str, last: int, since: str = "") -> dict[str, tuple[float, ...]]:
-        """Return the tokens per second of the nights that `good` returns, by cell, the oldest first."""
+        """Return the tokens per second of the nights that `good` returns, by cell, the oldest first.
+
+        Of several proofs in one night it is the first's, as each night has it.
+        """
         ...
 
     def fits(self, sweep: str, nights: Sequence[str]) -> Iterator[Fit]:
@@ -132,6 +150,10 @@ class Store(Protocol):
 
         That is one that trained, or ran out of memory, and was not itself reused.
         """
+        ...
+
+    def reusable(self, since: str) -> dict[Origin, int]:
+        """Return how many different probes since a moment `find_trial` would return, by what they were measured for."""
         ...
 
     def query(self, query: Query) -> Iterator[dict[str, Any]]:

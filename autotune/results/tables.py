@@ -14,7 +14,7 @@ from autotune.techniques.families import title as title_of
 CELL = (
     "sweep", "night", "cell", "run", "state", "reason", "asked", "model", "model_digest", "target_tokens", "seq_len",
     "gpus", "nodes", "lines", "time", "seconds", "trials", "environment", "budget", "winner", "alternatives",
-    "tokens_per_second", "half_width", "drift", "global_step", "step_seconds", "peak",
+    "tokens_per_second", "half_width", "drift", "proofs", "global_step", "step_seconds", "peak",
 )  # fmt: skip
 """Columns of a cell, in the order in which `cell_values` gives them."""
 TRIAL = (
@@ -39,7 +39,7 @@ CREATE TABLE IF NOT EXISTS cells (
     model_digest {text} NOT NULL, target_tokens BIGINT, seq_len BIGINT, gpus BIGINT NOT NULL, nodes BIGINT NOT NULL,
     lines BIGINT NOT NULL, time {text} NOT NULL, seconds {real} NOT NULL, trials BIGINT NOT NULL, environment {text},
     budget BIGINT, winner {text}, alternatives {text} NOT NULL, tokens_per_second {real}, half_width {real},
-    drift {real}, global_step {real}, step_seconds {text} NOT NULL, peak BIGINT,
+    drift {real}, proofs {text} NOT NULL, global_step {real}, step_seconds {text} NOT NULL, peak BIGINT,
     good INTEGER, regressions {text} NOT NULL DEFAULT '[]',
     UNIQUE (sweep, night, cell)
 );
@@ -60,6 +60,11 @@ CREATE TABLE IF NOT EXISTS outcomes (
 ){clustered}
 """
 """Candidates and environments are kept once each. Whole outcomes lie apart from what queries filter and compare."""
+
+
+def statements(**types: str) -> list[str]:
+    """Return the statements that make the tables, with a database's own names of types."""
+    return [one.strip() for one in TABLES.format(**types).split(";")]
 
 
 def candidate_digest(candidate: Candidate) -> str:
@@ -91,7 +96,7 @@ def cell_values(row: CellRow) -> tuple[Any, ...]:
         row.target_tokens, row.seq_len, row.gpus, row.nodes, row.lines, row.time, row.seconds, row.trials,
         environment,
         row.budget, winner, json.dumps([candidate_digest(one) for one in row.alternatives]), row.tokens_per_second,
-        row.interval, row.drift, row.global_step, json.dumps(row.step_seconds), row.peak,
+        row.interval, row.drift, json.dumps(row.proofs), row.global_step, json.dumps(row.step_seconds), row.peak,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from autotune.bounds import MicroBatch, RankCount, Seed, SeqLen
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.lengths import Lengths
+from autotune.notebook import html_table
 from autotune.objective import Objective
 from autotune.options import DEFAULT_STRATEGY, StrategyName
 from autotune.outcome import (
@@ -37,12 +38,14 @@ from autotune.outcome import (
 )
 from autotune.run.record import Unknown
 from autotune.specs import Evidence, ModelFacts, ModelSpec
+from autotune.techniques.families import title as title_of
 from autotune.training_command import TrainingCall
 from autotune.units import format_bytes
 from autotune.user_files import parse_yaml, read_text, require_kind, user_path
 from autotune.validation import Frozen
 from autotune.variables import Variable, VariableValue
 
+BEST_TITLE = "best.yaml of autotune"
 VERSION = 1
 """Raised with every change that an older autotune would misread."""
 
@@ -54,7 +57,9 @@ class BestDevice(Frozen):
     """What people call it, such as the GPU's product name."""
     kind: Literal["cuda", "cpu"]
     torch_name: Annotated[str, Field(pattern=r"^(cpu|cuda:[0-9]{1,4})$")]
-    """torch's name: `cpu` or `cuda:0`."""
+    """torch's name in the processes that were measured, which see no other: `cpu` or `cuda:0`."""
+    number: Annotated[int, Field(ge=0)] = 0
+    """N of the `--device cuda:N` that they were on, where `verify` goes unless it is told another."""
     driver: str | None = None
     """Version of the GPU's driver; None on a cpu."""
 
@@ -253,6 +258,21 @@ class Best(Frozen):
         if self.lengths is None:
             return self.facts.tokens_per_sample
         return self.lengths.tokens_per_row(self.candidate.sequences, self.seq_len)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of it."""
+        memory, batch = self.memory, self.accumulation
+        rows = [
+            ("configuration", f"{title_of(self.candidate)}, {self.candidate.optimizer}"),
+            ("micro-batch", f"{self.candidate.micro_batch} x {batch.tokens_per_sample:,} tokens"),
+            ("global batch", batch.equation()),
+            ("speed", f"{self.tokens_per_second:,.0f} ± {self.tokens_per_second_interval:,.0f} tokens/s"),
+            ("memory", f"{format_bytes(memory.peak())} of {format_bytes(memory.budget)} at the peak"),
+            ("evidence", self.evidence),
+            *([("proof", self.proof.why)] if self.proof is not None else []),
+            *(("note", note) for note in self.notes),
+        ]
+        return html_table((), rows, f"{self.model.name} on {self.device.name}")
 
     def to_yaml(self) -> str:
         """Return the text of `best.yaml`: stable order, comments on the keys, sizes in bytes and in GiB."""

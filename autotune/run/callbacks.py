@@ -38,6 +38,11 @@ class RunCallbacks:
     def skipping(self, skip: Skip) -> None:
         """Say that a candidate is passed over by prediction."""
 
+    @property
+    def follows_ahead(self) -> bool:
+        """Whether anybody hears how many probes are ahead: finding out takes longer than all else of a probe."""
+        return type(self).trying is not RunCallbacks.trying
+
     def trying(self, number: int, attempt: Try, ahead: int) -> None:
         """Say that a probe is being launched, the first of about `ahead` still to come."""
 

@@ -59,6 +59,8 @@ class Inspected(Frozen):
     """Bytes that the device grants; a resumed run is judged by the same budget."""
     speed: DeviceSpeed | None = None
     """What a device without a data sheet was measured to reach; None where there is one, or it was not measured."""
+    written: tuple[str, ...] = ()
+    """Files that a command of the user's own wrote outside of its scratch folder."""
 
 
 class RungTraced(Frozen):
@@ -99,6 +101,8 @@ class Started(Frozen):
     """What the memory model expects of it; None where it was not traced."""
     path: tuple[Step, ...] = ()
     """How the graph was walked to this candidate; empty for a strategy that walks none."""
+    ahead: int = 0
+    """Probes that were still to come then, about, this one included; 0 where that was not told."""
 
 
 class Finished(Frozen):
@@ -117,6 +121,8 @@ class Finished(Frozen):
     """Where it ran, if elsewhere than its tuner's `opened` says."""
     reused: str = ""
     """The night and the run that measured it, where nothing was launched now; empty where it was measured here."""
+    written: tuple[str, ...] = ()
+    """Files that a command of the user's own wrote outside of its scratch folder."""
 
 
 class Interrupted(Frozen):

@@ -49,7 +49,7 @@ def inspection_failed(outcome: Outcome, budget: int) -> AutotuneError:
             )
         case Oom(phase="start"):
             return InputError(
-                f"a budget of {format_bytes(budget)} is smaller than what torch and transformers themselves need"
+                f"a budget of {format_bytes(budget)} is smaller than what torch and the other libraries themselves need"
             )
         case Oom(requested=requested):
             wanted = f" ({format_bytes(requested)} were asked for)" if requested else ""

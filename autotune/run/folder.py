@@ -16,6 +16,7 @@ from ruamel.yaml import YAML
 
 from autotune.commands import command
 from autotune.errors import InputError, RunEdited, nearest
+from autotune.json_schema import reference, schema_name, written_text
 from autotune.models.function import code_digest
 from autotune.printable import quoted
 from autotune.probe.folder import write_atomically
@@ -27,6 +28,7 @@ from autotune.script.command import digests
 from autotune.specs import ModelSpec, RunSpec
 from autotune.user_files import parse_yaml, read_text, require_kind, user_path
 
+RUN_TITLE = "spec.yaml of a run of autotune"
 CHANGES = 5
 """Edited values of a spec that are told one by one."""
 _NONE = object()
@@ -44,7 +46,7 @@ def create_run(spec: RunSpec, parent: Path) -> RunPaths:
     try:
         paths = _fresh(parent, stem)
         paths.probes.mkdir()
-        write_atomically(paths.spec, dump_spec(spec))
+        _write_spec(paths, spec)
     except OSError as error:
         raise InputError(f"no run folder can be made in {parent}: {error.strerror or error}") from error
     return paths
@@ -60,7 +62,7 @@ def run_at(root: Path, spec: RunSpec) -> tuple[RunPaths, RunSpec]:
         return paths, load_spec(paths)
     try:
         paths.probes.mkdir(parents=True, exist_ok=True)
-        write_atomically(paths.spec, dump_spec(spec))
+        _write_spec(paths, spec)
     except OSError as error:
         raise InputError(f"no run folder can be made at {root}: {error.strerror or error}") from error
     return paths, spec
@@ -193,7 +195,15 @@ def dump_spec(spec: RunSpec) -> str:
     yaml.default_flow_style = False
     yaml.width = 110
     yaml.dump(spec.model_dump(mode="json"), text)
-    return "# What this run was asked for. A resumed run reads it again.\n" + text.getvalue()
+    return (
+        reference("run") + "# What this run was asked for. A resumed run reads it again.\n" + text.getvalue()
+    )
+
+
+def _write_spec(paths: RunPaths, spec: RunSpec) -> None:
+    """Write what was asked for, with its schema beside it, so that an editor tells what each key is."""
+    write_atomically(paths.root / schema_name("run"), written_text(RunSpec, RUN_TITLE))
+    write_atomically(paths.spec, dump_spec(spec))
 
 
 def _fresh(parent: Path, stem: str) -> RunPaths:

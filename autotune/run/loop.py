@@ -11,15 +11,16 @@ from functools import cached_property
 
 import autotune
 from autotune.candidate import Candidate
-from autotune.errors import InputError
+from autotune.errors import InputError, JournalError
 from autotune.executors.executor import Executor
 from autotune.memory.probe_lines import ProbeLines
 from autotune.outcome import Drift, Lost, Ok
 from autotune.prediction import Prediction
-from autotune.probe.folder import ProbeFolder, clear_temporaries
+from autotune.probe.folder import ProbeFolder, clear_temporaries, write_atomically
 from autotune.probe.protocol import Inspection, ProbeKind, ProbeRequest
 from autotune.run.best import Best
 from autotune.run.callbacks import RunCallbacks
+from autotune.run.doubt import Doubt
 from autotune.run.events import (  # fmt: skip
     Asked,
     Inspected,
@@ -52,6 +53,7 @@ from autotune.search.strategy import Done, Learn, Try, decide
 from autotune.site import Site
 from autotune.specs import RunSpec
 from autotune.techniques.data import unpaddable
+from autotune.timeline.curve import curve
 from autotune.tracing.client import Tracer
 from autotune.trial import TRIES
 
@@ -64,17 +66,19 @@ def tune(
     tracer: Tracer | None = None,
     retry_lost: bool = False,
     recorded: Recorded | None = None,
+    doubt: Doubt | None = None,
 ) -> Best:
     """Take a run from where its journal stands to its proven winner, and return what `best.yaml` says.
 
     With a `tracer` (and unless the spec says otherwise) the memory model spares probes; it never replaces one. What
-    was `recorded` by earlier runs does, but in finals and proofs. With
+    was `recorded` by earlier runs does, but in finals and proofs. A winner that held is proven again as long as `doubt`
+    says so. With
     `retry_lost` candidates that something outside ended each time are tried again, in a decided run too.
     Raises NothingFits, NothingTrained, NothingProven, ModelError, JournalError, or InputError when another tuner has
     the run.
     """
     with Journal(paths.journal, paths.lock) as journal:
-        return _Run(spec, paths, executor, callbacks or RunCallbacks(), journal, tracer, recorded).go(
+        return _Run(spec, paths, executor, callbacks or RunCallbacks(), journal, tracer, recorded, doubt).go(
             retry_lost
         )
 
@@ -96,6 +100,7 @@ class _Run:
         journal: Journal,
         tracer: Tracer | None,
         recorded: Recorded | None,
+        doubt: Doubt | None,
     ) -> None:
         self.spec = spec
         self.paths = paths
@@ -104,6 +109,7 @@ class _Run:
         self.journal = journal
         self._tracer = tracer
         self._recorded = recorded
+        self._doubt = doubt
         self.predictions: Predictions | None = None
         self.refused: set[Candidate] = set()
         """Rungs that were to be priced and cannot run."""
@@ -137,7 +143,8 @@ class _Run:
         self.callbacks.inspected(inspected.facts, context, self.journal.record.history)
         done = self.search(context)
         self.callbacks.searched(done)
-        proving = Proving(*shared, self.finalist, self.survey, self.offers, Finals(*shared, self.request))
+        finals = Finals(*shared, self.request)
+        proving = Proving(*shared, self.finalist, self.survey, self.offers, finals, self._doubt)
         return proving.prove(context, done)
 
     @cached_property
@@ -148,7 +155,7 @@ class _Run:
     @property
     def tracer(self) -> Tracer | None:
         """What traces, unless predictions are not wanted; a simulated device has nothing else."""
-        if self.spec.model.command is not None:
+        if self.spec.model.command is not None and self.spec.model.traced_as is None:
             return None  # what a program of the user's own allocates, only its probes tell
         return self._tracer if self.spec.predict or self.site.device.simulated else None
 
@@ -190,7 +197,7 @@ class _Run:
             raise InputError(f"--lengths: {reason}")
         inspected = Inspected(
             facts=finding.answer.facts, baseline=finding.baseline or 0, budget=self.site.device.budget,
-            speed=finding.answer.speed,
+            speed=finding.answer.speed, written=finding.written,
         )  # fmt: skip
         self.journal.append(inspected)
         return inspected
@@ -278,7 +285,9 @@ class _Run:
                 self.callbacks.skipping(skip)
 
     def ahead(self, context: SearchContext) -> int:
-        """Return how many probes are still to come, the next one included, about."""
+        """Return how many probes are still to come, the next one included, about; 1 where nobody hears of it."""
+        if not self.callbacks.follows_ahead:
+            return 1
         return count_remaining_probes(self.strategy, self.journal.record.history, context)
 
     def request(self, candidate: Candidate, kind: ProbeKind) -> ProbeRequest:
@@ -311,7 +320,7 @@ class _Run:
             self.evaluations[candidate] = self.predict_evaluation(candidate, inspected)
         return finalist(
             self.spec, self.paths.id, score, inspected.facts, site, finished.variables,
-            self.evaluations[candidate], drift,
+            self.evaluations[candidate], drift, record.written,
         )  # fmt: skip
 
     def survey(self, winner: Score) -> None:
@@ -330,11 +339,25 @@ class _Run:
                 for candidate in rungs:
                     if not predictions.knows(candidate):
                         predictions.learn(self.request(candidate, "trace"), self.spec.limits.probe_timeout)
+        self.keep_step_memory(predictions, winner)
         found = survey(
             predictions, winner.trial.candidate, rungs, record.history, self.context,
             measured=not self.site.device.simulated,
         )  # fmt: skip
         self.journal.append(Surveyed(winner=winner.trial.number, priced=found, time=now()))
+
+    def keep_step_memory(self, predictions: Predictions, winner: Score) -> None:
+        """Write down a step of a winner as its trace has it, for reports: traces are in a cache, and may be gone."""
+        candidate = winner.trial.candidate
+        if (timeline := predictions.predictor.timeline(candidate)) is None:
+            return
+        shown = curve(timeline, candidate.micro_batch, winner.accumulation.steps > 1, points=600)
+        try:
+            write_atomically(self.paths.step_memory, shown.model_dump_json())
+        except OSError as error:
+            raise JournalError(
+                f"{self.paths.step_memory} cannot be written: {error.strerror}", "unwritable"
+            ) from error
 
     def offers(self, done: Done) -> tuple[Offer, ...]:
         """Return what would fit by consent alone, priced where the run predicts."""
@@ -349,8 +372,8 @@ class _Run:
             return offering.offers(done, record.history)
 
     def predict_evaluation(self, candidate: Candidate, inspected: Inspected) -> int | None:
-        """Return the largest micro-batch of an evaluation that should fit; None in a replay or without a model."""
-        if self.tracer is None or self.site.device.replayed:
+        """Return the largest micro-batch of an evaluation that should fit; None in a replay, and of a command."""
+        if self.tracer is None or self.site.device.replayed or self.spec.model.command is not None:
             return None
         predictions = self.predictions or Predictions(
             self.tracer, self.site.device, inspected, self.context, self.paths.tracing

@@ -1,36 +1,44 @@
-"""Every file name of a run, in one place."""
+"""Every file name of a run, in one place; and what each folder with a journal of its own has."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+JOURNAL = "journal.jsonl"
+"""What makes a folder one of a run, or of a night of runs."""
+
 
 @dataclass(frozen=True)
-class RunPaths:
-    """The folder of one run: `runs/<id>/`."""
+class RecordPaths:
+    """A folder with a journal."""
 
     root: Path
 
     @property
     def id(self) -> str:
-        """The run's name: that of its folder."""
+        """What it is called: its folder's name."""
         return self.root.name
+
+    @property
+    def journal(self) -> Path:
+        """What happened, line by line; only ever appended to."""
+        return self.root / JOURNAL
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that works on it."""
+        return self.root / "lock"
+
+
+@dataclass(frozen=True)
+class RunPaths(RecordPaths):
+    """The folder of one run: `runs/<id>/`."""
 
     @property
     def spec(self) -> Path:
         """What was asked for."""
         return self.root / "spec.yaml"
-
-    @property
-    def journal(self) -> Path:
-        """What happened, line by line; only ever appended to."""
-        return self.root / "journal.jsonl"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the tuner that works on this run."""
-        return self.root / "lock"
 
     @property
     def best(self) -> Path:
@@ -41,6 +49,11 @@ class RunPaths:
     def finalist(self) -> Path:
         """The configuration under proof; becomes `best.yaml` when it holds."""
         return self.root / "finalist.yaml"
+
+    @property
+    def step_memory(self) -> Path:
+        """The memory of a step of the winner as its trace has it, for reports; none where nothing was traced."""
+        return self.root / "step_memory.json"
 
     @property
     def probes(self) -> Path:

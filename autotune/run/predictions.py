@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.candidate import Candidate
@@ -32,6 +33,8 @@ class Predictions:
         self._machine = _machine(row, inspected)
         blas = row.cublas_bytes() if row else 0
         ground = DeviceOverhead.measured(facts.kind, inspected.baseline, blas, context.goal.gpus)
+        if context.source is not None and context.source.command is not None:
+            ground = replace(ground, foreign=True)
         self._accumulating: Callable[[Candidate], bool] = lambda candidate: (
             context.batches(candidate).steps(candidate.micro_batch) > 1
         )

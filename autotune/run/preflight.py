@@ -6,7 +6,7 @@ from pathlib import Path
 
 from autotune.candidate import Candidate, OffloadPlace
 from autotune.executors.executor import Executor
-from autotune.memory.host_footprint import built_bytes, offloaded_bytes
+from autotune.memory.host_footprint import built_bytes, offloaded_bytes, pinned_bytes
 from autotune.search.context import SearchContext
 from autotune.techniques.check import Refusal
 from autotune.units import format_bytes
@@ -39,8 +39,10 @@ class Preflight:
     def _lacks_room(self, candidate: Candidate) -> Refusal | None:
         """Return why host memory or disk cannot hold what the candidate offloads, or None."""
         goal = self._goal
-        needed = offloaded_bytes(candidate, self._model, goal.gpus, goal.nodes)
         place = candidate.offload_place(self._device.kind)
+        needed = (pinned_bytes if place == "host" else offloaded_bytes)(
+            candidate, self._model, goal.gpus, goal.nodes
+        )
         room = self._executor.offload_room(self._folder, place) if needed else 0
         if needed <= room:
             return None

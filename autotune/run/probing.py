@@ -31,8 +31,9 @@ def probe_request(
     steps = 1
     if context is not None:
         steps = context.batches(candidate).steps(candidate.micro_batch)
+    model = (spec.model.traced_as or spec.model) if kind == "trace" else spec.model
     return ProbeRequest(
-        kind=kind, model=spec.model, candidate=candidate, seq_len=spec.goal.seq_len, lengths=spec.goal.lengths,
+        kind=kind, model=model, candidate=candidate, seq_len=spec.goal.seq_len, lengths=spec.goal.lengths,
         accumulation_steps=steps, device=site.device.torch_name,
         world_size=spec.goal.gpus if candidate.distributed else 1,
         nodes=spec.goal.nodes if candidate.distributed else 1,
@@ -71,13 +72,13 @@ class Probing(Stage):
         self.callbacks.trying(number, decision, ahead)
         while (trial := self.journal.record.trial(number)) is None:
             if self.journal.record.tries("probe", number) < TRIES:
-                self.try_once(number, decision)
+                self.try_once(number, decision, ahead)
             else:
                 gone = Finished(number=number, outcome=lost_with_tuner("probe"), seconds=0.0)
                 self.journal.append(gone)
         self.callbacks.tried(trial)
 
-    def try_once(self, number: int, decision: Try) -> None:
+    def try_once(self, number: int, decision: Try, ahead: int) -> None:
         """Journal, launch, journal."""
         candidate = decision.candidate
         expected = self.expected(candidate)
@@ -87,7 +88,7 @@ class Probing(Stage):
             self.journal.append(
                 Started(
                     number=number, candidate=candidate, node=decision.node, why=why, time=now(),
-                    prediction=expected, path=decision.path,
+                    prediction=expected, path=decision.path, ahead=ahead,
                 )
             )  # fmt: skip
             if known is not None:
@@ -101,7 +102,7 @@ class Probing(Stage):
             self.journal.append(
                 Finished(
                     number=number, outcome=finding.answer, seconds=finding.seconds, variables=finding.variables,
-                    site=site,
+                    site=site, written=finding.written,
                 )
             )  # fmt: skip
         if isinstance(finding.answer, Lost):

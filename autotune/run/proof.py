@@ -240,7 +240,7 @@ def _failed(checks: tuple[Check, ...]) -> str:
     for check in checks:
         if check.passed:
             continue
-        show = format_bytes if "peak" in check.name else (lambda value: f"{value:,.4g}")
+        show = format_bytes if "peak" in check.name else _plain
         recorded, proven = show(check.recorded or 0), show(check.proven or 0)
         match check.name:
             case name if name.startswith("peak with "):
@@ -262,6 +262,10 @@ def _failed(checks: tuple[Check, ...]) -> str:
                     f"{check.name} {proven} against {recorded} recorded (allowed {check.tolerance:.0%}{least}{noise})"
                 )
     return "did not hold: " + "; ".join(said)
+
+
+def _plain(value: float) -> str:
+    return format_count(value) if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _ended(outcome: Outcome) -> str:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from autotune.errors import JournalError, NoDiskSpace, NothingProven
 from autotune.executors.executor import ProbeResult
-from autotune.outcome import Drift, Lost
+from autotune.json_schema import reference, schema_name, written_text
+from autotune.outcome import Drift, Lost, Ok
 from autotune.probe.folder import write_atomically
 from autotune.probe.protocol import Inspection
-from autotune.run.best import Best
+from autotune.run.best import BEST_TITLE, Best
 from autotune.run.disk_use import written_bytes
+from autotune.run.doubt import Doubt
 from autotune.run.events import Decided, Offer, ProofStarted
 from autotune.run.failure import holes, lost_with_tuner, no_winner, proofs_crashed
 from autotune.run.finals import Finals
@@ -21,7 +23,7 @@ from autotune.run.proof import judge, proof_request, standing
 from autotune.run.stage import Stage
 from autotune.run.write_best import chosen, compared
 from autotune.search.context import SearchContext
-from autotune.search.selection import Choice, Score, choose, rank
+from autotune.search.selection import Choice, Score, choose, rank, throughput
 from autotune.search.strategy import Done
 from autotune.search.wording import BEST_IN
 from autotune.trial import TRIES, ProofFinished
@@ -40,6 +42,8 @@ class Proving(Stage):
     """Returns what would fit by consent alone."""
     finals: Finals
     """Settle what the search left open; again after a proof that did not show what was recorded."""
+    doubt: Doubt | None = None
+    """Has a winner that held proven again."""
 
     def prove(self, context: SearchContext, done: Done) -> Best:
         """Relaunch the best from its emitted file; where that does not hold, what is then the best."""
@@ -56,7 +60,8 @@ class Proving(Stage):
         while (remaining := self.settled(context))[0]:
             held = [proof.number for proof in self.journal.record.proofs if proof.passed]
             choice = choose(remaining[0], held, context.goal.objective)
-            if choice.by == "proof" or self.held(choice.winner):
+            proven = choice.by == "proof" or self.held(choice.winner)
+            if proven and not self.doubted(choice.winner, remaining[1]):
                 return self.emit(context, choice, remaining[1])
             self.prove_one(choice.winner, remaining[1])
         failed = "; ".join(f"probe {proof.number}: {proof.why}" for proof in self.journal.record.proofs)
@@ -88,6 +93,18 @@ class Proving(Stage):
             proof.passed and proof.number == score.trial.number for proof in self.journal.record.proofs
         )
 
+    def doubted(self, winner: Score, drift: Drift) -> bool:
+        """Tell whether a winner that held is proven once more. What failed a proof since is not: that says enough."""
+        proofs = [proof for proof in self.journal.record.proofs if proof.number == winner.trial.number]
+        if self.doubt is None or not all(proof.passed for proof in proofs):
+            return False
+        speeds = [
+            throughput(proof.outcome.timing, winner.accumulation)[1]
+            for proof in proofs
+            if isinstance(proof.outcome, Ok) and proof.outcome.timing is not None
+        ]
+        return self.doubt.of(self.finalist(winner, drift), speeds)
+
     def prove_one(self, score: Score, drift: Drift) -> ProofFinished:
         """Write the finalist's file, read it back, and run what it says."""
         number, before = score.trial.number, len(self.journal.record.proofs)
@@ -107,10 +124,10 @@ class Proving(Stage):
     def relaunch(self, score: Score, drift: Drift) -> None:
         """Journal, launch, journal."""
         number = score.trial.number
-        self.look_for_room(number)
+        emitted = Best.read(self.paths.finalist)
+        self.look_for_room(number, emitted)
         with self.journal.doing("proof", number):
             self.journal.append(ProofStarted(number=number, time=now()))
-            emitted = Best.read(self.paths.finalist)
             finding = self.executor.run(
                 proof_request(
                     emitted, self.spec.limits.proof_time, energy=self.spec.goal.objective.name == "energy"
@@ -123,10 +140,9 @@ class Proving(Stage):
         if isinstance(finding.answer, Lost):
             self.callbacks.lost("proof", number, finding.answer)
 
-    def look_for_room(self, number: int) -> None:
+    def look_for_room(self, number: int, emitted: Best) -> None:
         """Raise NoDiskSpace where the disk has no room for what the proof writes."""
         folder, facts = self.paths.proof(number), self.site.device
-        emitted = Best.read(self.paths.finalist)
         needed = written_bytes(emitted, facts.kind)
         free = self.executor.offload_room(folder, "disk") * (
             emitted.gpus if emitted.candidate.distributed else 1
@@ -149,6 +165,7 @@ class Proving(Stage):
             failed=tuple(check.name for check in proof.checks if not check.passed),
             seconds=finding.seconds,
             site=None if finding.site == self.site else finding.site,
+            written=finding.written,
         )
 
     def emit(self, context: SearchContext, choice: Choice, drift: Drift) -> Best:
@@ -193,8 +210,9 @@ class Proving(Stage):
         return best
 
     def write(self, path: Path, best: Best) -> None:
-        """Write a configuration whole or not at all. Raises JournalError when the disk refuses."""
+        """Write a configuration and its schema, each whole or not at all. Raises JournalError when the disk refuses."""
         try:
-            write_atomically(path, best.to_yaml())
+            write_atomically(path.with_name(schema_name("best")), written_text(Best, BEST_TITLE))
+            write_atomically(path, reference("best") + best.to_yaml())
         except OSError as error:
             raise JournalError(f"{path} cannot be written: {error.strerror}", "unwritable") from error

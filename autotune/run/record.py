@@ -317,6 +317,14 @@ class Record:
         )
 
     @property
+    def written(self) -> tuple[str, ...]:
+        """Files that a command of the user's own wrote outside of its scratch folders, by name."""
+        lines = (
+            entry.written for entry in self.entries if isinstance(entry, Inspected | Finished | ProofFinished)
+        )
+        return tuple(sorted(set().union(*lines)))
+
+    @property
     def searched(self) -> Searched | None:
         """How the newest search ended; None while none has."""
         return next((entry for entry in reversed(self.entries) if isinstance(entry, Searched)), None)

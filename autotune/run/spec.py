@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from autotune import assets
 from autotune.bounds import too_many_ranks
 from autotune.cluster import read_target
 from autotune.devices.find import recorded_grid
@@ -19,7 +21,7 @@ from autotune.objective import Objective, Price
 from autotune.options import Limits, RunOptions
 from autotune.script.command import parse_command, title
 from autotune.script.space import space_of, within
-from autotune.search.shipped import default_space, load_space
+from autotune.search.shipped import default_space
 from autotune.search.space import Space
 from autotune.specs import ABSENT, DeviceSpec, GlobalBatch, Goal, ModelSpec, RunSpec
 from autotune.techniques.consent import ByConsent, allowed
@@ -65,7 +67,8 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
 
     cluster = attempt("cluster", lambda: read_target(options.cluster, options.partition, base))
     elsewhere = options.cluster is not None
-    model = attempt("model" if options.command is None else "command", lambda: _trained(options, base))
+    named = attempt("model", lambda: _named(options, base)) if options.model is not None else None
+    model = named if options.command is None else attempt("command", lambda: _commanded(options, named, base))
     device = attempt(
         "device", lambda: (_on_nodes if elsewhere else find_device)(DeviceSpec.parse(options.device))
     )
@@ -76,7 +79,10 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
     space = attempt("space", lambda: _space(options, grid, command, consented or ()))
     lengths = attempt("lengths", lambda: read_lengths(options.lengths, base))
     longest = lengths.longest if lengths else LONGEST_DEFAULT
-    seq_len = attempt("seq_len", lambda: sequence_length(options.seq_len, model, longest)) if model else None
+    bounding = named or model
+    seq_len = (
+        attempt("seq_len", lambda: sequence_length(options.seq_len, bounding, longest)) if bounding else None
+    )
     objective = attempt("price_per_hour", lambda: _objective(options))
     problems += objective.problems() if objective else []
     if reason := too_many_ranks(options.gpus, options.nodes):
@@ -128,8 +134,6 @@ def _both(options: RunOptions) -> list[Problem]:
     if options.command is None:
         lone = [name for name in ("axes", "evaluation_command") if getattr(options, name) is not None]
         return [Problem(f"{flag(name)} belongs to --command", name) for name in lone]
-    if options.model is not None:
-        return [Problem("--model: a run has a model or a command, and not both; leave one out", "model")]
     return []
 
 
@@ -141,12 +145,22 @@ def _space(
 ) -> Space:
     """Return the space that was named; else what a grid was recorded of, what a command can say, or the default."""
     if command is not None:
-        return within(load_space(options.space), command) if options.space else space_of(command, consented)
+        return within(_loaded(options.space), command) if options.space else space_of(command, consented)
     if options.space is not None:
-        return load_space(options.space)
+        return _loaded(options.space)
     if grid is not None:
         return Space.load(grid.header.space, f"{grid.source}: space")
-    return load_space(default_space(options.gpus * options.nodes, options.lengths is not None))
+    return _loaded(default_space(options.gpus * options.nodes, options.lengths is not None))
+
+
+def _loaded(name: str) -> Space:
+    """Return what `load_space` does. A sweep's cells have few spaces, and to parse one takes longer than all else."""
+    return _parsed(assets.find_text(name), name)
+
+
+@lru_cache(maxsize=16)
+def _parsed(text: str, name: str) -> Space:
+    return Space.parse(text, name)
 
 
 def _on_nodes(device: DeviceSpec) -> DeviceSpec:
@@ -172,11 +186,14 @@ def _objective(options: RunOptions) -> Objective:
     )
 
 
-def _trained(options: RunOptions, base: Path) -> ModelSpec:
-    if options.command is not None:
-        command = parse_command(options.command, options.axes, options.evaluation_command, base)
-        return ModelSpec(name=title(command), source="command", command=command)
-    assert options.model is not None, "one of the two is given"
+def _commanded(options: RunOptions, named: ModelSpec | None, base: Path) -> ModelSpec:
+    assert options.command is not None
+    command = parse_command(options.command, options.axes, options.evaluation_command, base)
+    return ModelSpec(name=title(command), source="command", command=command, traced_as=named)
+
+
+def _named(options: RunOptions, base: Path) -> ModelSpec:
+    assert options.model is not None
     found = resolve(
         options.model, block_class=options.block_class, trust_remote_code=options.trust_remote_code, base=base
     )

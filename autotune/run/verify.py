@@ -128,4 +128,4 @@ def recorded_device(best: Best) -> DeviceSpec:
     """Return the device that a file's numbers are of; for predictions, the first GPU there is."""
     if best.device.kind == "cpu":
         return DeviceSpec(kind="cpu", budget=best.memory.budget)
-    return DeviceSpec(kind="cuda", index=int(best.device.torch_name.partition(":")[2] or 0))
+    return DeviceSpec(kind="cuda", index=best.device.number)

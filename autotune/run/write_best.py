@@ -8,6 +8,7 @@ from pathlib import Path
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.outcome import Drift, Ok
+from autotune.printable import printable
 from autotune.probe.folder import write_atomically
 from autotune.run.best import Alternative, Best, BestDevice, Compared, Figure
 from autotune.run.journal import now
@@ -30,6 +31,8 @@ REPLAYED = (
     "itself proves it"
 )
 """What `best.yaml` says where its numbers are read from a recorded grid."""
+SHOWN = 8
+"""Files that a note names, at most."""
 NOTES: dict[Evidence, str] = {"predicted": PREDICTED, "replayed": REPLAYED}
 """By where numbers come from, what stands beside them; nothing where they were measured."""
 
@@ -43,11 +46,13 @@ def finalist(
     variables: dict[str, str],
     evaluation_micro_batch: int | None = None,
     drift: Drift | None = None,
+    written: tuple[str, ...] = (),
 ) -> Best:
     """Return the configuration of a trial with its record, before its proof.
 
     `site` is where the trial ran, `variables` are the environment variables that it ran under;
-    `evaluation_micro_batch` is a prediction. `drift` is in the score's interval.
+    `evaluation_micro_batch` is a prediction. `drift` is in the score's interval. `written` are files that a command
+    wrote outside of its scratch folders.
     """
     outcome = score.trial.outcome
     assert isinstance(outcome, Ok)
@@ -79,6 +84,12 @@ def finalist(
                 "training steps only: neither an evaluation nor a checkpoint was run; with --evaluation-command a "
                 "proof runs them"
             )
+        if written:
+            more = f" and {len(written) - SHOWN} more" if len(written) > SHOWN else ""
+            notes.append(
+                f"the command wrote files outside of {{output}}, its scratch folder, and nothing removes them: "
+                f"{', '.join(map(printable, written[:SHOWN]))}{more}"
+            )
     return Best(
         run=run, created=now(),
         evidence=device.evidence,
@@ -93,7 +104,8 @@ def finalist(
         evaluation_micro_batch=evaluation_micro_batch, memory=outcome.memory,
         timing=outcome.timing, communication=outcome.communication, notes=tuple(notes),
         device=BestDevice(
-            name=device.name, kind=device.kind, torch_name=device.torch_name, driver=device.driver
+            name=device.name, kind=device.kind, torch_name=device.torch_name, number=device.number,
+            driver=device.driver,
         ),
         variables=variables,
         environment={

@@ -28,7 +28,9 @@ class Mapping(Frozen):
     numbers: dict[str, Carrier] = Field(default_factory=dict)
 
 
-class _AxesFile(Frozen):
+class AxesFile(Frozen):
+    """A mapping file as it is written."""
+
     description: str = ""
     """Whose flags or keys they are, and what is to be known of them."""
     axes: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
@@ -54,7 +56,7 @@ def read_axes(name: str, base: Path) -> Mapping:
 
 def parse_axes(text: str, source: str) -> Mapping:
     """Read a mapping from YAML text. Raises InputError with every mistake."""
-    file = _AxesFile.load(parse_yaml(text, source), source)
+    file = AxesFile.load(parse_yaml(text, source), source)
     axes: dict[str, dict[str, Written]] = {}
     numbers: dict[str, Carrier] = {}
     problems: list[str] = []

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections import deque
 from typing import Any, TypedDict
 
 STATE = struct.Struct("<IIII")
@@ -23,6 +24,10 @@ TICK = 0.02
 """Seconds between looks at the processes' memory."""
 RECENT = 0.25
 """Seconds before its end over which a process's last memory is the largest sample."""
+MOST_FILES = 20_000
+"""Files of the command's folder that are looked at, those of the upper folders first."""
+RUN = "journal.jsonl"
+"""A folder with this file is a run's, whose files are not the command's."""
 SETTLE = {"stopped": 10.0, "end": 10.0, "exception": 4.0, "swallowed_oom": 4.0, "no_step": 4.0}
 """Seconds that the command gets to end by itself, by how the watch of one of its training processes ended."""
 
@@ -38,6 +43,8 @@ class Order(TypedDict):
     """Texts that are written before, by path."""
     folders: list[str]
     """Folders that are made before."""
+    scratch: list[str]
+    """Folders in which files are expected."""
     watch: str
     """Where the watch writes, and this program."""
 
@@ -53,6 +60,7 @@ def main(request: str, pipe: int) -> None:
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
     began = time.monotonic()
+    before = listing(order["folder"], order["scratch"])
     seen = _Seen(order["watch"], pipe)
     try:
         child = subprocess.Popen(
@@ -74,8 +82,25 @@ def main(request: str, pipe: int) -> None:
             "signal": -status if status is not None and status < 0 else None,
             "hung": status is None,
             "seconds": time.monotonic() - began,
+            "written": sorted(listing(order["folder"], order["scratch"]) - before),
         }
     )
+
+
+def listing(folder: str, scratch: list[str]) -> set[str]:
+    """Return the files below a folder, without those of scratch folders and of runs, and without following links."""
+    found: set[str] = set()
+    left_out = {os.path.realpath(one) for one in scratch}
+    pending = deque([os.path.realpath(folder)])
+    while pending and len(found) < MOST_FILES:
+        with contextlib.suppress(OSError), os.scandir(pending.popleft()) as entries:
+            inside = list(entries)
+            if any(entry.name == RUN for entry in inside):
+                continue
+            folders = [entry.path for entry in inside if entry.is_dir(follow_symlinks=False)]
+            pending.extend(path for path in folders if path not in left_out)
+            found.update(entry.path for entry in inside if not entry.is_dir(follow_symlinks=False))
+    return found
 
 
 class _Seen:

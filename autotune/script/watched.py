@@ -10,6 +10,8 @@ from pydantic import Field
 from autotune.outcome import Phase
 from autotune.validation import Frozen
 
+SITE = Path(__file__).parent.parent / "watch" / "site"
+"""The folder whose `sitecustomize` starts the watch in every Python process that has it on PYTHONPATH."""
 Size = Annotated[int, Field(ge=0)]
 
 
@@ -80,6 +82,9 @@ class WatchedMemory(Frozen):
     """Of anonymous memory."""
     data: Size
     """Of private writable memory, which RLIMIT_DATA counts."""
+    tensors: Size | None = None
+    """Most that tensors took from the first forward pass on, where no GPU counts it: beyond what the process held then
+    beside its parameters."""
     cuda: WatchedCuda | None = None
 
 
@@ -142,6 +147,8 @@ class Watched(Frozen):
     error: WatchedError | None
     memory: WatchedMemory
     loaders: Loaders | None
+    written: tuple[str, ...] = ()
+    """Files outside of scratch folders that it opened to write, and that were there at its end."""
     seconds: float
     since: float
     """When it was written, on the monotonic clock."""
@@ -171,6 +178,8 @@ class CommandEnd(Frozen):
     failed: str = ""
     """Why it could not be started; empty where it was."""
     data: dict[str, ProcessData] = Field(default_factory=dict)
+    written: tuple[str, ...] = ()
+    """Files of the folder that it ran in, outside of scratch folders, that had not been there before."""
 
 
 class Seen(Frozen):
@@ -184,6 +193,12 @@ class Seen(Frozen):
     def ranks(self) -> tuple[Watched, ...]:
         """The processes that trained, by rank."""
         return tuple(sorted((one for one in self.processes if one.trains), key=lambda one: one.rank))
+
+    @property
+    def written(self) -> frozenset[str]:
+        """Files that were written outside of scratch folders."""
+        own = () if self.end is None else self.end.written
+        return frozenset(own).union(*(one.written for one in self.processes))
 
 
 def read_seen(folder: Path) -> Seen:

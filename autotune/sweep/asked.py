@@ -12,6 +12,7 @@ from autotune.devices.find import check_device
 from autotune.devices.host import total_memory
 from autotune.errors import InputError, Problem
 from autotune.specs import DeviceSpec
+from autotune.sweep.cached import cached_trials
 from autotune.sweep.events import Asked
 from autotune.sweep.file import SweepFile, read_keys
 from autotune.sweep.journal import what_cells_took
@@ -81,8 +82,12 @@ class AskedSweep:
         return Asked.of(self.data, self.source, str(self.base), ids)
 
     def plan(self, runs: Path) -> Plan:
-        """Return what a night is expected to take, by what the nights under `runs` took."""
-        return plan(self.file, self.cells, what_cells_took(nights_of(self.file.name, runs)))
+        """Return what a night is expected to take, by what the nights under `runs` took and what is in the store.
+
+        Raises StoreError.
+        """
+        cached = cached_trials(self.file, self.base, self.cells, self.specs.of)
+        return plan(self.file, self.cells, what_cells_took(nights_of(self.file.name, runs)), cached)
 
 
 def _more_problems(

@@ -33,7 +33,9 @@ from autotune.results.record import record_run
 from autotune.results.reuse import StoredTrials
 from autotune.results.row import CellRow, CellState, RunRows
 from autotune.results.store import Store
+from autotune.results.suspicion import Suspicion
 from autotune.results.telling import tell
+from autotune.run.best import Best
 from autotune.run.folder import run_at
 from autotune.run.journal import now, reason
 from autotune.run.loop import tune
@@ -110,7 +112,9 @@ class Controller:
         self._execution = execution
         self._store = store
         self._callbacks = callbacks or NightCallbacks()
-        self._places = {name: Places(hardware.devices) for name, hardware in asked.file.hardware.items()}
+        self._places = {
+            name: Places(hardware.devices, hardware.shared) for name, hardware in asked.file.hardware.items()
+        }
         self._waiting: dict[tuple[str, int], deque[tuple[int, Cell]]] = {}
         """The cells that have not started, with their turns, by hardware and ranks: those alike wait in a line."""
         self._active: dict[str, tuple[threading.Thread, Place]] = {}
@@ -243,8 +247,9 @@ class Controller:
     def _work(self, cell: Cell, place: Place) -> None:
         """Take the run of a cell to its end: what its thread does."""
         try:
+            proven = None
             try:
-                self._tune(cell, place)
+                proven = self._tune(cell, place)
                 state, why = None, ""
             except Exception as error:  # noqa: BLE001  whatever it is, it is this cell's alone
                 state = next(state for kind, state in _STATES if isinstance(error, kind))
@@ -254,32 +259,42 @@ class Controller:
                         write_atomically(self._paths.run(cell.id).root / ERROR, traceback.format_exc())
             ended = CellEnded(cell=cell.id, state=state or "proven", why=why, time=now())
             try:
-                rows = self._rows(cell.id, ended) if state else self._proven(cell.id)
+                rows = self._rows(cell.id, ended) if proven is None else self._proven(cell.id, *proven)
             except AutotuneError as error:
                 rows = self._without_run(cell.id, "failed", why or str(error))
             self._done.put(_Done(cell, rows))
         except BaseException as error:  # noqa: BLE001  the end of the night, which the main thread knows of
             self._done.put(_Done(cell, broken=error))
 
-    def _proven(self, cell: str) -> RunRows:
-        return record_run(self._paths.run(cell), self._paths.sweep, self._paths.id, cell)
+    def _proven(self, cell: str, spec: RunSpec, best: Best) -> RunRows:
+        paths = self._paths
+        return record_run(paths.run(cell), paths.sweep, paths.id, cell, spec=spec, best=best)
 
-    def _tune(self, cell: Cell, place: Place) -> None:
+    def _tune(self, cell: Cell, place: Place) -> tuple[RunSpec, Best]:
         self._ended.check()
         paths, spec = run_at(self._paths.run(cell.id).root, self._asked.specs.of(cell))
         with self._execution.hands(spec, place.device, paths.root) as (executor, tracer):
-            tune(
+            best = tune(
                 spec,
                 paths,
                 PlacedExecutor(executor, place, self._ended),
                 tracer=EndedTracer(tracer, self._ended),
                 recorded=self._recorded(spec),
+                doubt=self._doubt(spec, cell.id),
             )
+        return spec, best
 
     def _recorded(self, spec: RunSpec) -> StoredTrials | None:
         """Return what earlier nights measured that may stand for a probe of a run."""
         age = self._asked.file.reuse_within
         return None if self._store is None or age is None else StoredTrials(self._store, spec, age)
+
+    def _doubt(self, spec: RunSpec, cell: str) -> Suspicion | None:
+        """Return what earlier nights say of a run's winner."""
+        if self._store is None:
+            return None
+        paths, thresholds = self._paths, self._asked.file.regression
+        return Suspicion(self._store, spec, paths.sweep, paths.id, cell, thresholds)
 
     def _end(self, error: BaseException) -> None:
         """End all runs, wait for them, and write down why; those that came to their end meanwhile have ended so."""

@@ -114,6 +114,7 @@ class Goal(RunOptions):
 
     ELSEWHERE: ClassVar[dict[str, str]] = {
         "model": "matrix.model", "space": "matrix.space", "device": "hardware", "price_per_hour": "hardware",
+        "cluster": "hardware", "partition": "hardware",
         **dict.fromkeys(Limits.model_fields, "limits"),
     }  # fmt: skip
     """Options of a run that are none of a goal, and the key where they stand."""
@@ -148,6 +149,10 @@ class Hardware(Frozen):
     """Probes at a time; by default one, and of a list as many as it has devices."""
     price_per_hour: Text | None = None
     """What one device costs an hour, such as 2.99 or '2.99 USD'."""
+    cluster: Text | None = None
+    """A cluster file as `--cluster` takes it: probes are jobs on its nodes, as many at a time as `at_once` says."""
+    partition: Text | None = None
+    """A partition of it, as `--partition` names it."""
 
     @field_validator("price_per_hour", mode="before")
     @classmethod
@@ -164,7 +169,14 @@ class Hardware(Frozen):
             )
         if len({device.index for device in devices}) < len(devices):
             raise ValueError("a GPU is listed twice")
-        if self.at_once not in {None, 1} and (len(devices) > 1 or kinds & {"cuda", "auto"}):
+        if self.cluster is not None:
+            if len(devices) > 1:
+                raise ValueError(
+                    "a job has the GPUs of its partition: name one device, and at_once for more jobs"
+                )
+        elif self.partition is not None:
+            raise ValueError("partition: it is one of a cluster file, and no `cluster` is named")
+        elif self.at_once not in {None, 1} and (len(devices) > 1 or kinds & {"cuda", "auto"}):
             raise ValueError(
                 "at_once: two probes on one GPU would measure each other; list as many GPUs: device: [cuda:0, cuda:1]"
             )
@@ -175,6 +187,17 @@ class Hardware(Frozen):
         """The device of each place for a probe."""
         listed = tuple(DeviceSpec.parse(device) for device in self.device)
         return listed if len(listed) > 1 else listed * (self.at_once or 1)
+
+    @property
+    def shared(self) -> bool:
+        """Whether its places are devices of this machine that ranks and runs share; jobs have their own."""
+        return self.cluster is None and self.devices[0].kind == "cuda"
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options of a run that it gives, but for the device."""
+        names = ("price_per_hour", "cluster", "partition")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 class SweepFile(Frozen):

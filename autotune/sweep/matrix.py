@@ -34,10 +34,9 @@ class Cell(Frozen):
 
     def options(self, file: SweepFile, device: str) -> RunOptions:
         """Return the options of its run, on one of the devices of its hardware. Raises ValidationError."""
-        price = file.hardware[self.hardware].price_per_hour
-        given: dict[str, Any] = {**file.goals[self.goal].options, "model": self.model, "device": device}
+        given: dict[str, Any] = {**file.goals[self.goal].options, **file.hardware[self.hardware].options}
+        given |= {"model": self.model, "device": device}
         given |= {} if self.space is None else {"space": self.space}
-        given |= {} if price is None else {"price_per_hour": price}
         return RunOptions.model_validate({**given, **self.limits.model_dump()})
 
 

@@ -9,35 +9,18 @@ from pathlib import Path
 
 from autotune.errors import InputError, nearest
 from autotune.printable import quoted
-from autotune.run.paths import RunPaths
+from autotune.run.paths import JOURNAL, RecordPaths, RunPaths
 from autotune.user_files import user_path
 
 
 @dataclass(frozen=True)
-class NightPaths:
-    """The folder of one night: `runs/sweeps/<sweep>/<time>/`."""
-
-    root: Path
-
-    @property
-    def id(self) -> str:
-        """The night's name: when it began, so that names sort by age."""
-        return self.root.name
+class NightPaths(RecordPaths):
+    """The folder of one night: `runs/sweeps/<sweep>/<time>/`, so that names sort by age."""
 
     @property
     def sweep(self) -> str:
         """The name of the sweep."""
         return self.root.parent.name
-
-    @property
-    def journal(self) -> Path:
-        """What happened to the cells, line by line; only ever appended to."""
-        return self.root / "journal.jsonl"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the controller that works on this night."""
-        return self.root / "lock"
 
     @property
     def cells(self) -> Path:
@@ -52,7 +35,7 @@ class NightPaths:
 def nights_of(sweep: str, runs: Path) -> tuple[NightPaths, ...]:
     """Return the nights of a sweep, the oldest first."""
     parent = user_path(runs, "--runs") / "sweeps" / sweep
-    return tuple(NightPaths(journal.parent) for journal in sorted(parent.glob("*/journal.jsonl")))
+    return tuple(NightPaths(journal.parent) for journal in sorted(parent.glob(f"*/{JOURNAL}")))
 
 
 def new_night(sweep: str, runs: Path) -> NightPaths:
@@ -81,11 +64,11 @@ def find_night(name: str, runs: Path) -> NightPaths:
     Raises InputError, naming the nearest.
     """
     path, parent = user_path(name, "the night"), user_path(runs, "--runs") / "sweeps"
-    found = sorted(parent.glob("*/*/journal.jsonl"), key=lambda journal: journal.parent.name)
+    found = sorted(parent.glob(f"*/*/{JOURNAL}"), key=lambda journal: journal.parent.name)
     if name == "last" and found:
         return NightPaths(found[-1].parent)
     for root in (path, parent / name):
-        if os.path.isfile(root / "journal.jsonl") and os.path.isdir(root / "cells"):
+        if os.path.isfile(root / JOURNAL) and os.path.isdir(root / "cells"):
             return NightPaths(root.absolute() if root is path else root)
     of_sweep = [journal for journal in found if journal.parent.parent.name == name]
     if of_sweep:

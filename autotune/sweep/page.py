@@ -14,6 +14,7 @@ from autotune.reporting.columns import Column, FittingTable
 from autotune.reporting.markup import bullets, document, escaped, heading, table
 from autotune.reporting.page import page as run_page
 from autotune.reporting.reported import Reported
+from autotune.run.paths import JOURNAL
 from autotune.sweep.events import CellEnded
 from autotune.sweep.journal import NightRecord, read_night
 from autotune.sweep.matrix import Cell
@@ -27,13 +28,6 @@ PAGE, INDEX = "report.html", "index.html"
 NIGHTS = 60
 """Nights of a trend line, and of the index, at most: the newest."""
 
-_STYLE = """
-table.matrix td { border: 1px solid #ddd; padding: .35rem .6rem; white-space: nowrap; }
-td.good { background: #eaf6ea; } td.bad { background: #fbe9e7; } td.odd { background: #fff6e0; }
-td .small { color: #666; font-size: .8rem; display: block; }
-svg.trend { vertical-align: middle; } svg.trend polyline { fill: none; stroke: #3465a4; stroke-width: 1.5; }
-svg.trend circle { fill: #3465a4; }
-"""
 _LOOKS = {"green": "good", "yellow": "odd", "red": "bad", "magenta": "odd"}
 _WIDE, _HIGH = 140, 26
 """Pixels of a trend line."""
@@ -47,7 +41,7 @@ class Seen(NamedTuple):
 
 
 def write_pages(paths: NightPaths, cells: Sequence[Cell]) -> tuple[Path, Path]:
-    """Write the page of a night, those of its runs (without a picture), and the index over all nights.
+    """Write the page of a night, those of its runs, and the index over all nights.
 
     Returns the paths of the night's page and of the index. Raises InputError where they cannot be written.
     """
@@ -56,7 +50,7 @@ def write_pages(paths: NightPaths, cells: Sequence[Cell]) -> tuple[Path, Path]:
     for cell in read_night(paths).ended:
         run = paths.run(cell)
         try:
-            write_atomically(run.root / PAGE, run_page(Reported.read(run), picture=False))
+            write_atomically(run.root / PAGE, run_page(Reported.read(run)))
         except (AutotuneError, OSError):  # it did not come that far: the night's page says why
             continue
         linked.add(cell)
@@ -72,7 +66,7 @@ def write_pages(paths: NightPaths, cells: Sequence[Cell]) -> tuple[Path, Path]:
 def nights_beside(paths: NightPaths) -> tuple[Seen, ...]:
     """Return the newest nights of the same sweep, the oldest first; those that cannot be read are left out."""
     found = []
-    for journal in sorted(paths.root.parent.glob("*/journal.jsonl"))[-NIGHTS:]:
+    for journal in sorted(paths.root.parent.glob(f"*/{JOURNAL}"))[-NIGHTS:]:
         night = NightPaths(journal.parent)
         try:
             found.append(Seen(night, read_night(night)))
@@ -113,7 +107,7 @@ def night_page(
             trends,
         ]
     parts.append(f'<p class="note"><a href="../{INDEX}">all nights of this sweep</a></p>')
-    return document(title, parts, _STYLE)
+    return document(title, parts)
 
 
 def index_page(nights: Sequence[Seen]) -> str:
@@ -143,7 +137,7 @@ def index_page(nights: Sequence[Seen]) -> str:
     cells = list(dict.fromkeys(cell for of_night in asked for cell in of_night))
     if trends := _trends(nights, cells):
         parts += [heading("Tokens per second of the winner"), trends]
-    return document(title, parts, _STYLE)
+    return document(title, parts)
 
 
 def _regressed(record: NightRecord) -> str:

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from autotune.specs import DeviceSpec
 
 
-def windows(devices: Sequence[DeviceSpec], gpus: int) -> list[tuple[int, ...]]:
+def windows(devices: Sequence[DeviceSpec], gpus: int, shared: bool) -> list[tuple[int, ...]]:
     """Return what may hold a probe of so many ranks: numbers of places; none where no place can.
 
-    Of listed GPUs it is as many with consecutive numbers, because ranks take the GPUs that follow the first. Any other
-    place holds a probe whatever its ranks.
+    Of listed GPUs, which are `shared`, it is as many with consecutive numbers, because ranks take the GPUs that follow
+    the first. Any other place (a processor, a job) holds a probe whatever its ranks.
     """
-    if len(devices) == 1 or devices[0].kind != "cuda":
+    if len(devices) == 1 or not shared:
         return [(place,) for place in range(len(devices))]
     by_index = {device.index: place for place, device in enumerate(devices)}
     wanted = [[by_index.get(device.index + rank) for rank in range(gpus)] for device in devices]
@@ -29,13 +29,15 @@ SHARING = 2
 class Places:
     """The devices of one hardware. Each run is bound to the same one throughout: its measurements are compared."""
 
-    def __init__(self, devices: Sequence[DeviceSpec]) -> None:
+    def __init__(self, devices: Sequence[DeviceSpec], shared: bool) -> None:
+        """`shared` says whether the places are GPUs of this machine, which two runs may take turns on."""
         self._devices = tuple(devices)
+        self._shared = shared
         self._turns = [threading.Lock() for _ in devices]
         self._bound = [0] * len(devices)
         self._lock = threading.Lock()
         # On the cpu device a tuner that thinks would take the time of the probe beside it.
-        self._most = SHARING if devices[0].kind == "cuda" else 1
+        self._most = SHARING if shared else 1
 
     def load(self, gpus: int) -> int | None:
         """Return how many runs one of so many ranks would share its devices with; None where it has to wait."""
@@ -58,7 +60,7 @@ class Places:
                 self._bound[number] -= 1
 
     def _windows(self, gpus: int) -> list[tuple[int, ...]]:
-        return windows(self._devices, gpus)
+        return windows(self._devices, gpus, self._shared)
 
 
 class Place:

@@ -41,6 +41,9 @@ class PlannedCell(Frozen):
     basis: Basis
     night: str = ""
     """The night that it was measured in."""
+    cached: int | None = None
+    """Candidates of which the store has a probe that may stand for one; None where nothing is reused, or where that is
+    known on a cluster's nodes alone."""
     cost: float | None = None
     """In the currency of its hardware's price; None without one."""
 
@@ -86,20 +89,26 @@ class Plan(Frozen):
         return found
 
 
-def plan(file: SweepFile, cells: Sequence[Cell], took: Mapping[str, Took]) -> Plan:
+def plan(
+    file: SweepFile, cells: Sequence[Cell], took: Mapping[str, Took], cached: Mapping[str, int] | None = None
+) -> Plan:
     """Return what the cells are expected to take; `took` holds the last night of each that ever ended. Pure.
+
+    `cached` says of how many candidates the store has a probe that may stand for one, by cell.
 
     A cell takes what it took before. One that never ran takes what the median of the cells on its hardware took that
     have its goal (else any), within its limits. Where nothing was measured there, it is assumed to use up its limits:
-    as many probes as it may have, each with all of its `sample_time` and `START` beside it.
+    as many probes as it may have, each with all of its `sample_time` and `START` beside it, but for those that are
+    cached.
     """
+    known = cached or {}
     by_id = {cell.id: cell for cell in cells}
     alike: dict[tuple[str, str | None], list[Took]] = {}
     for name, one in took.items():
         if (cell := by_id.get(name)) is not None:
             for goal in (cell.goal, None):
                 alike.setdefault((cell.hardware, goal), []).append(one)
-    planned = [_planned(file, cell, took.get(cell.id), alike) for cell in cells]
+    planned = [_planned(file, cell, took.get(cell.id), alike, known.get(cell.id)) for cell in cells]
     return Plan(
         sweep=file.name,
         cells=tuple(planned),
@@ -112,7 +121,11 @@ def plan(file: SweepFile, cells: Sequence[Cell], took: Mapping[str, Took]) -> Pl
 
 
 def _planned(
-    file: SweepFile, cell: Cell, before: Took | None, alike: Mapping[tuple[str, str | None], list[Took]]
+    file: SweepFile,
+    cell: Cell,
+    before: Took | None,
+    alike: Mapping[tuple[str, str | None], list[Took]],
+    cached: int | None,
 ) -> PlannedCell:
     limits, goal, hardware = cell.limits, file.goals[cell.goal], file.hardware[cell.hardware]
     others = alike.get((cell.hardware, cell.goal)) or alike.get((cell.hardware, None)) or []
@@ -126,13 +139,14 @@ def _planned(
     else:
         basis, probes = "assumed", limits.max_probes
         each = min(limits.probe_timeout, START + limits.sample_time)
-        spent = min(probes * each, limits.time_budget or float("inf"))
+        spent = min((probes - min(probes, cached or 0)) * each, limits.time_budget or float("inf"))
         seconds = spent + START + limits.proof_time
     devices = goal.gpus * goal.nodes
     price = None if hardware.price_per_hour is None else Price.parse(hardware.price_per_hour)
     return PlannedCell(
         cell=cell, devices=devices, probes=probes, seconds=seconds, basis=basis,
         night=before.night if before is not None else "",
+        cached=cached,
         cost=None if price is None else price.amount * seconds * devices / 3600,
     )  # fmt: skip
 
@@ -140,7 +154,7 @@ def _planned(
 def _of_hardware(file: SweepFile, name: str, planned: Sequence[PlannedCell]) -> HardwarePlan:
     hardware = file.hardware[name]
     places = len(hardware.devices)
-    listed = places > 1 and hardware.devices[0].kind == "cuda"
+    listed = places > 1 and hardware.shared
     work = sum(one.seconds * (one.devices if listed else 1) for one in planned)
     costs = [one.cost for one in planned if one.cost is not None]
     return HardwarePlan(

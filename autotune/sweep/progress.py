@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from autotune.errors import AutotuneError
 from autotune.results.row import CellState
 from autotune.run.journal import read_record
+from autotune.run.paths import JOURNAL
 from autotune.run.sealed_lines import holder
 from autotune.sweep.events import CellEnded, CellStarted
 from autotune.sweep.journal import NightRecord, read_night
@@ -111,7 +112,7 @@ def results_of_cells(record: NightRecord, before: Mapping[str, float]) -> tuple[
 def speeds_before(paths: NightPaths) -> dict[str, float]:
     """Return the tokens/s of each cell's winner in the last night before this one that had one."""
     found: dict[str, float] = {}
-    earlier = [journal.parent for journal in sorted(paths.root.parent.glob("*/journal.jsonl"))]
+    earlier = [journal.parent for journal in sorted(paths.root.parent.glob(f"*/{JOURNAL}"))]
     for root in earlier:
         if root.name >= paths.id:
             break

@@ -84,7 +84,7 @@ class Specs:
                 self._find_device(device)
             except InputError as error:
                 problems += self._placed([Problem(problem, "device") for problem in error.problems], cell)
-        if not windows(hardware.devices, options.gpus):
+        if not windows(hardware.devices, options.gpus, hardware.shared):
             reason = f"{options.gpus} ranks need as many GPUs in a row, and hardware.{cell.hardware} lists none such"
             problems += self._placed([Problem(reason, "gpus")], cell)
         if problems or found is None:
@@ -101,7 +101,8 @@ class Specs:
                 (self.file.goals[goal].gpus * self.file.goals[goal].nodes for goal in goals), default=0
             )
             together = len(hardware.devices) * ranks * (budget or 0)
-            if hardware.devices[0].kind == "cpu" and together > self._memory():
+            here = hardware.devices[0].kind == "cpu" and hardware.cluster is None
+            if here and together > self._memory():
                 problems.append(
                     Problem(
                         f"{self._source}: hardware.{name}.at_once: {len(hardware.devices)} probes of {ranks} ranks "
@@ -123,7 +124,7 @@ class Specs:
                     where = "matrix.model"
                 case "space":
                     where = "matrix.space"
-                case "device" | "price_per_hour":
+                case "device" | "price_per_hour" | "cluster" | "partition":
                     where = f"hardware.{cell.hardware}.{option}"
                 case _ if option in Goal.ELSEWHERE:
                     where = f"limits.{option}"

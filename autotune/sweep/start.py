@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 from autotune.errors import InputError
-from autotune.results.find import open_store
 from autotune.results.store import Store
 from autotune.sweep.asked import AskedSweep, FindDevice
 from autotune.sweep.controller import Controller, NightCallbacks
@@ -16,6 +15,7 @@ from autotune.sweep.file import SweepFile
 from autotune.sweep.journal import NightJournal, NightRecord, read_night
 from autotune.sweep.matrix import Cell, cells_of
 from autotune.sweep.night import NightPaths, new_night
+from autotune.sweep.stored import results_of
 
 
 class Night(NamedTuple):
@@ -74,15 +74,3 @@ def cells_before(paths: NightPaths) -> tuple[Cell, ...]:
     """Return the cells of a night as it was asked for, whether or not they could be run now. Raises InputError."""
     asked = read_night(paths).asked
     return () if asked is None else cells_of(SweepFile.parse(asked.sweep, asked.source), asked.source)
-
-
-def results_of(file: SweepFile, base: Path) -> AbstractContextManager[Store | None]:
-    """Return the store of a sweep's results; None where it names none. A relative path starts at `base`.
-
-    Raises InputError, StoreError.
-    """
-    if file.results is None:
-        return nullcontext()
-    if "://" in file.results:
-        return open_store(file.results)
-    return open_store(base / Path(file.results).expanduser())

@@ -45,6 +45,7 @@ def plan_view(plan: Plan) -> RenderableType:
                 Column("hardware", [one.cell.hardware for one in shown], leaves=4),
                 Column("priority", [str(one.cell.priority) for one in shown], leaves=5, justify="right"),
                 Column("probes", [_probes(one) for one in shown], justify="right"),
+                Column("cached", [_cached(one) for one in shown], justify="right"),
                 Column("device\nhours", [f"{one.device_hours:.2f}" for one in shown], justify="right"),
                 Column("cost", [_cost(one.cost, "") for one in shown], leaves=2, justify="right"),
                 Column("known from", [_basis(one) for one in shown], leaves=1, style="dim"),
@@ -221,6 +222,10 @@ def _apart(parts: Iterable[RenderableType]) -> list[RenderableType]:
 
 def _probes(one: PlannedCell) -> str:
     return f"{'<= ' if one.basis == 'assumed' else ''}{one.probes:,}"
+
+
+def _cached(one: PlannedCell) -> str:
+    return "-" if one.cached is None else f"{one.cached:,}"
 
 
 def _basis(one: PlannedCell) -> str:

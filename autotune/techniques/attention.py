@@ -48,6 +48,7 @@ ATTENTION = Axis(
             ),
             avoid="its memory has to be known before a probe.",
             gpu_only="flex_attention trains on a GPU only",
+            needs_compiler=True,
         ),
     },
 )

@@ -43,6 +43,7 @@ KERNELS = Axis(
                 "nearest type that it has."
             ),
             packages=("liger-kernel",),
+            needs_compiler=True,
             gpu_only="liger-kernel's kernels are written for Triton, which compiles them for GPUs alone",
             rules=(
                 Rule(

@@ -9,14 +9,18 @@ trace of that candidate with the offload, or with DDP, shows.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from threading import Lock
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from autotune.timeline.depth import Span, Spans
-from autotune.timeline.op_difference import added, difference
+from autotune.timeline.op_difference import Difference, added, difference
 from autotune.timeline.step_events import CATEGORIES, Slots, StepEvents
 from autotune.timeline.timeline import Timeline
+
+REMEMBERED = 4
+"""Timelines that are kept with what was made of them, of about 1 MB each."""
 
 
 class Leaving(NamedTuple):
@@ -42,32 +46,94 @@ def gradients_in_buckets(passes: Timeline, plain: Timeline, donor: Timeline) -> 
     return _elsewhere(passes, plain, donor, in_place=True)
 
 
+class _Shown(NamedTuple):
+    """That a donor does what a plain training does, but for its gradients."""
+
+    plain: Timeline
+    """With gradients elsewhere."""
+    begun: list[_Begun]
+    """What the donor makes and releases before its blocks beside that."""
+    whole: Timeline
+    """`plain` with it."""
+    more: Difference
+    """What the donor computes beyond the plain training."""
+
+
+class _Begun(NamedTuple):
+    """What is made and released at once in the beginning of a micro-step."""
+
+    name: str
+    """`micro` or `single`."""
+    at: int
+    stretch: list[int]
+
+
 def _elsewhere(passes: Timeline, plain: Timeline, donor: Timeline, in_place: bool) -> Leaving | None:
-    shown, gone = _leaving(plain, in_place), _leaving(passes, in_place)
-    if in_place:  # DDP sends buffers to all ranks before forward
-        begun = _begun_alike(shown, donor, gone)
-        if begun is None:
+    shown = _SHOWN.of(plain, donor, in_place)
+    if shown is None or passes.work is None:
+        return None
+    gone = _GONE.of(passes, passes, in_place)
+    for name, at, _ in shown.begun:
+        ours, others = getattr(shown.plain, name), getattr(gone, name)
+        if others is not None and _alike_until(shown.plain, ours, gone, others) < at:
             return None
-        shown, gone = begun
+    for name, at, stretch in shown.begun:
+        if getattr(gone, name) is not None:
+            gone = _with(gone, name, at, stretch, donor)
+    work = added(passes.work, shown.more)
+    return None if work is None else Leaving(replace(gone, work=work), shown.whole)
+
+
+def _shown(plain: Timeline, donor: Timeline, in_place: bool) -> _Shown | None:
+    """Return what shows that a donor is a plain training but for its gradients; None where it is another."""
+    if plain.work is None or donor.work is None:
+        return None
+    ours = _GONE.of(plain, plain, in_place)
+    begun = _begun(ours, donor) if in_place else []  # DDP sends buffers to all ranks before forward
+    if begun is None:
+        return None
+    whole = ours
+    for name, at, stretch in begun:
+        whole = _with(whole, name, at, stretch, donor)
     if not (
-        _same(shown, shown.micro, donor, donor.micro) and _same(shown, shown.single, donor, donor.single)
+        _same(whole, whole.micro, donor, donor.micro) and _same(whole, whole.single, donor, donor.single)
     ):
         return None
-    if passes.work is None or plain.work is None or donor.work is None:
-        return None
     more = difference(plain.work, donor.work)
-    work = None if more is None else added(passes.work, more)
-    return None if work is None else Leaving(replace(gone, work=work), shown)
+    return None if more is None else _Shown(ours, begun, whole, more)
 
 
-def _begun_alike(plain: Timeline, donor: Timeline, passes: Timeline) -> tuple[Timeline, Timeline] | None:
-    """Return `plain` and `passes` with what `donor` makes and releases at once before its blocks, and `plain` does not.
+_Result = TypeVar("_Result")
 
-    None where it is not there alone that more is made, or the two begin otherwise.
+
+class _Recent(Generic[_Result]):
+    """Remembers what a function made of two timelines, the last few: of a ladder the same are asked for in a row."""
+
+    def __init__(self, function: Callable[[Timeline, Timeline, bool], _Result]) -> None:
+        self._function = function
+        self._known: dict[tuple[int, int, bool], tuple[Timeline, Timeline, _Result]] = {}
+        self._lock = Lock()
+
+    def of(self, one: Timeline, other: Timeline, in_place: bool) -> _Result:
+        """Return the result for these very timelines, made once; they are kept, and so are their numbers their own."""
+        key = id(one), id(other), in_place
+        with self._lock:
+            known = self._known.pop(key, None) or (one, other, self._function(one, other, in_place))
+            while len(self._known) >= REMEMBERED:
+                self._known.pop(next(iter(self._known)))
+            self._known[key] = known
+        return known[2]
+
+
+def _begun(plain: Timeline, donor: Timeline) -> list[_Begun] | None:
+    """Return what `donor` makes and releases at once before its blocks, and `plain` does not.
+
+    None where it is not there alone that more is made.
     """
+    found = []
     for name in ("micro", "single"):
-        ours, theirs, others = (getattr(timeline, name) for timeline in (plain, donor, passes))
-        if ours is None or theirs is None or others is None:
+        ours, theirs = (getattr(timeline, name) for timeline in (plain, donor))
+        if ours is None or theirs is None:
             continue
         more = len(theirs.events) - len(ours.events)
         if not more:
@@ -75,14 +141,10 @@ def _begun_alike(plain: Timeline, donor: Timeline, passes: Timeline) -> tuple[Ti
         at = _alike_until(plain, ours, donor, theirs)
         stretch = theirs.events[at : at + more]
         made = [event for event in stretch if event >= 0]
-        if (
-            more < 0
-            or {*made} != {~event for event in stretch if event < 0}
-            or _alike_until(plain, ours, passes, others) < at
-        ):
+        if more < 0 or {*made} != {~event for event in stretch if event < 0}:
             return None
-        plain, passes = (_with(timeline, name, at, stretch, donor) for timeline in (plain, passes))
-    return plain, passes
+        found.append(_Begun(name, at, stretch))
+    return found
 
 
 def _alike_until(one: Timeline, ours: StepEvents, other: Timeline, theirs: StepEvents) -> int:
@@ -131,7 +193,8 @@ def _with(timeline: Timeline, name: str, at: int, stretch: list[int], donor: Tim
     return replace(timeline, slots=slots, blocks=blocks, **changed)
 
 
-def _leaving(timeline: Timeline, in_place: bool) -> Timeline:
+def _leaving(timeline: Timeline, _: Timeline, in_place: bool) -> Timeline:
+    """Return a timeline with gradients that go elsewhere as they arrive."""
     micro, moved = _moved(timeline.micro, in_place)
     single, moved_alone = (None, []) if timeline.single is None else _moved(timeline.single, in_place)
     category = list(timeline.slots.category)
@@ -163,11 +226,20 @@ def _moved(segment: StepEvents, in_place: bool) -> tuple[StepEvents, list[int]]:
     for slot, position in arrives.items():
         leaving[position].append(slot)
     events: list[int] = []
-    moved = []
-    for position in range(len(segment.events) + 1):
-        events.extend(~slot for slot in leaving[position])
+    moved: list[int] = []
+    done = 0
+    # Between arrivals, and what is not copied any more, nothing changes.
+    taken_out = [position for position, event in enumerate(segment.events) if event in copied]
+    for position in sorted({*leaving, *taken_out}):
+        moved.extend(range(len(events), len(events) + position - done))
+        events += segment.events[done:position]
+        events += [~slot for slot in leaving.get(position, ())]
         moved.append(len(events))
-        events.extend(event for event in segment.events[position : position + 1] if event not in copied)
+        if position < len(segment.events) and segment.events[position] not in copied:
+            events.append(segment.events[position])
+        done = position + 1
+    moved.extend(range(len(events), len(events) + len(segment.events) + 1 - done))
+    events += segment.events[done:]
     return StepEvents(events, [(moved[position], phase) for position, phase in segment.marks]), moved
 
 
@@ -197,3 +269,7 @@ def _told(segment: StepEvents, slots: Slots) -> list[object]:
         told += [tuple(sorted(row)), (slots.base[event], slots.slope[event], slots.place[event])]
         row = []
     return [*told, tuple(sorted(row)), [phase for _, phase in segment.marks]]
+
+
+_GONE = _Recent(_leaving)
+_SHOWN = _Recent(_shown)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Protocol
@@ -105,17 +106,14 @@ class LocalTracer:
         composed = {candidate for stage in stages for candidate in stage}
         missing = [candidate for candidate in dict.fromkeys((*wanted, *helpers)) if candidate not in found]
         asked = [candidate for candidate in missing if candidate not in composed]
-        found |= self._in_workers(request, asked, folder, timeout, on_progress)
+        pieces = {one: of for stage in stages for one, of in stage.items() if one not in found}
+        composing = _Composing(pieces, found, partial(self._composed, request))
+        composing.add(self._in_workers(request, asked, folder, timeout, on_progress, composing))
         for stage in stages:
-            of_stage = [candidate for candidate in missing if candidate in stage]
-            for candidate in of_stage:
-                trace = self._composed(request, candidate, stage[candidate], found)
-                if trace is not None:
-                    found[candidate] = trace
             # What others are composed of is traced before they are.
-            rest = [candidate for candidate in of_stage if candidate not in found]
-            found |= self._in_workers(request, rest, folder, timeout, on_progress)
-        return {candidate: found[candidate] for candidate in wanted}
+            rest = [one for one in missing if one in stage and one not in composing.found]
+            composing.add(self._in_workers(request, rest, folder, timeout, on_progress, composing))
+        return {candidate: composing.found[candidate] for candidate in wanted}
 
     def _cached(self, request: ProbeRequest, candidates: Iterable[Candidate]) -> dict[Candidate, Trace]:
         found: dict[Candidate, Trace] = {}
@@ -150,13 +148,14 @@ class LocalTracer:
         folder: Path,
         timeout: float,
         on_progress: Callable[[Progress], None] | None,
+        composing: _Composing,
     ) -> dict[Candidate, Trace]:
-        """Trace candidates in as many workers as pay for their start."""
+        """Trace candidates in as many workers as pay for their start; what is traced is composed from at once."""
         divided = shares(candidates, min(self._most, len(candidates) // RUNGS_PER_WORKER))
         if not candidates:
             return {}
         if len(divided) == 1:
-            return self._launched(request, divided[0], ProbeFolder(folder), timeout, on_progress)
+            return self._launched(request, divided[0], ProbeFolder(folder), timeout, on_progress, composing)
         speaking = Lock()
 
         def speak(progress: Progress) -> None:
@@ -167,7 +166,15 @@ class LocalTracer:
         found: dict[Candidate, Trace] = {}
         with ThreadPoolExecutor(len(divided)) as pool:
             tasks = [
-                pool.submit(self._launched, request, share, ProbeFolder(folder / str(number)), timeout, speak)
+                pool.submit(
+                    self._launched,
+                    request,
+                    share,
+                    ProbeFolder(folder / str(number)),
+                    timeout,
+                    speak,
+                    composing,
+                )
                 for number, share in enumerate(divided)
             ]
             try:
@@ -187,12 +194,15 @@ class LocalTracer:
         place: ProbeFolder,
         timeout: float,
         on_progress: Callable[[Progress], None] | None,
+        composing: _Composing,
     ) -> dict[Candidate, Trace]:
         found: dict[Candidate, Trace] = {}
 
         def hear(progress: Progress) -> None:
             if progress.traced is not None:
-                found[progress.traced.candidate] = self._read(request, progress.traced, place)
+                one = progress.traced.candidate
+                found[one] = self._read(request, progress.traced, place)
+                composing.add({one: found[one]})
             if on_progress is not None:
                 on_progress(progress)
 
@@ -243,6 +253,47 @@ class LocalTracer:
             return Trace(None, f"the trace cannot be read: {error}")
         self._cache.keep(request.alone(rung.candidate), timeline, content)
         return Trace(timeline)
+
+
+class _Composing:
+    """Composes what can be of traces as they come, while workers still trace: in whichever thread brings one."""
+
+    def __init__(
+        self,
+        pieces: Mapping[Candidate, Pieces | Halves],
+        found: Mapping[Candidate, Trace],
+        compose: Callable[[Candidate, Pieces | Halves, Mapping[Candidate, Trace]], Trace | None],
+    ) -> None:
+        """Take what is composed of what, what is there, and what composes: None where that does not give a trace."""
+        self.found = dict(found)
+        """All traces so far."""
+        self._pieces, self._compose = pieces, compose
+        self._served: dict[Candidate, list[Candidate]] = {}
+        for candidate, of in pieces.items():
+            for piece in of:
+                self._served.setdefault(piece, []).append(candidate)
+        self._tried: set[Candidate] = set()
+        self._lock = Lock()
+        self._try(found)
+
+    def add(self, traces: Mapping[Candidate, Trace]) -> None:
+        """Take traces, and compose what they were missing for."""
+        with self._lock:
+            self.found |= traces
+            self._try(traces)
+
+    def _try(self, news: Iterable[Candidate]) -> None:
+        waiting = list(news)
+        while waiting:
+            for candidate in self._served.get(waiting.pop(), ()):
+                of = self._pieces[candidate]
+                if candidate in self._tried or not self.found.keys() >= {*of}:
+                    continue
+                self._tried.add(candidate)
+                trace = self._compose(candidate, of, self.found)
+                if trace is not None:
+                    self.found[candidate] = trace
+                    waiting.append(candidate)
 
 
 def _own(pieces: Pieces | Halves) -> tuple[Candidate, ...]:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from autotune.candidate import PASSES, Candidate, alike
+from autotune.candidate import ON_ONE_MODEL, PASSES, Candidate, alike
+from autotune.techniques.sharding import IN_SHARDS
 
 UPDATE_SHARE = 0.3
 """What tracing another optimizer over the same passes takes of what these take."""
 
 
-COMPILING = 8.0
+COMPILING = 14.0
 """What compiling a block takes of what a trace of passes does; others that compile it alike find it."""
+
+
+SHARDED = 2.5
+"""How many times as long passes take, and building a model, which is as much, where FSDP2 gathers parameters."""
 
 
 class Pieces(NamedTuple):
@@ -130,33 +136,61 @@ WITHIN_BLOCKS = ("checkpointing", "checkpointed_blocks", "compile", "activation_
 def shares(candidates: Sequence[Candidate], workers: int) -> list[list[Candidate]]:
     """Divide candidates among at most so many workers, as evenly as may be.
 
-    What is alike is traced together, and what compiles the same block.
+    What is alike is traced together, and what runs on the same model, which is built, and its block compiled, once. In
+    a share those come first whose optimizers are traced: they serve the others.
     """
-    divided: list[list[Candidate]] = [[] for _ in range(max(1, workers))]
+    divided: list[list[tuple[Candidate, ...]]] = [[] for _ in range(max(1, workers))]
     loads = [0.0] * len(divided)
-    clusters: dict[Candidate, list[Candidate]] = {}
-    for group in sorted(alike(candidates), key=len, reverse=True):
-        clusters.setdefault(_compiled(group[0]), []).extend(group)
-
-    def load(first: Candidate, cluster: Sequence[Candidate]) -> float:
-        passes = len({one.with_plainest_optimizer() for one in cluster})
-        compiling = COMPILING if first.compile != "none" else 0.0
-        return compiling + passes + UPDATE_SHARE * (len(cluster) - passes)
-
-    by_load = sorted(((load(*item), item[1]) for item in clusters.items()), key=lambda one: -one[0])
-    for cost, cluster in by_load:
+    clusters: dict[Candidate, list[tuple[Candidate, ...]]] = {}
+    for group in alike(candidates):
+        clusters.setdefault(_compiled(group[0]), []).append(group)
+    even = sum(map(_load, clusters.values())) / len(divided)
+    parts = [
+        part
+        for cluster in clusters.values()
+        for part in (_parts(cluster, math.ceil(_load(cluster) / even)) if even else [cluster])
+    ]
+    for part in sorted(parts, key=_load, reverse=True):
         least = loads.index(min(loads))
-        divided[least].extend(cluster)
-        loads[least] += cost
-    return [share for share in divided if share]
+        divided[least] += part
+        loads[least] += _load(part)
+    models = list(dict.fromkeys(map(_model, candidates)))
+
+    def order(group: tuple[Candidate, ...]) -> tuple[bool, int, bool]:
+        """Donors first, then by models, on each those first whose passes run through most blocks."""
+        return len(group) == 1, models.index(_model(group[0])), not group[0].activation_offload
+
+    return [[one for group in sorted(share, key=order) for one in group] for share in divided if share]
+
+
+def _parts(cluster: Sequence[tuple[Candidate, ...]], count: int) -> list[Sequence[tuple[Candidate, ...]]]:
+    """Divide what runs on one model, which is then built several times; not where its block would be compiled so."""
+    count = 1 if cluster[0][0].compile != "none" else min(count, len(cluster))
+    return [cluster[first::count] for first in range(count)]
+
+
+def _load(cluster: Sequence[tuple[Candidate, ...]]) -> float:
+    """Return what tracing groups takes, of what the passes of a small trace do."""
+    compiling = COMPILING if cluster[0][0].compile != "none" else 0.0
+    models = {_model(first) for first, *_ in cluster}
+    passes = sum(SHARDED if _sharded(one) else 1.0 for one in [*models, *(first for first, *_ in cluster)])
+    return compiling + passes + UPDATE_SHARE * sum(len(group) - 1 for group in cluster)
+
+
+def _sharded(candidate: Candidate) -> bool:
+    """Tell whether FSDP2 gathers a block's parameters."""
+    return candidate.sharding in IN_SHARDS or candidate.offload == "full"
 
 
 def _compiled(candidate: Candidate) -> Candidate:
-    """Return what candidates share whose blocks are compiled alike; of others, those with the same passes."""
+    """Return what candidates share whose blocks are compiled alike; of others, those that share a model."""
+    model = _model(candidate)
+    if candidate.compile == "none" or not _sharded(candidate):
+        return model
+    return model.model_copy(update={"sharding": "fsdp2", "offload": "none"})
+
+
+def _model(candidate: Candidate) -> Candidate:
+    """Return what candidates share whose passes are traced on one model."""
     plainest = candidate.with_plainest_optimizer()
-    if candidate.compile == "none":
-        return plainest
-    passes = {
-        name: Candidate.model_fields[name].default for name in ("checkpointing", "loss", "activation_offload")
-    }
-    return plainest.model_copy(update={**passes, "checkpointed_blocks": "all"})
+    return _with_plain(plainest, ON_ONE_MODEL)

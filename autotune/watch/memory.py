@@ -19,6 +19,8 @@ class Memory:
         self._peak = self._data_peak = self._mapped = 0
         self._cuda_peak = self._cuda_reserved = 0
         self._untouched = 0
+        self._beside: int | None = None
+        self._training_peak = 0
         self.baseline = self._now()[0]
         """Anonymous memory before anything is built: interpreter and libraries."""
 
@@ -29,6 +31,14 @@ class Memory:
         self._peak, self._data_peak = self.baseline, data
         with contextlib.suppress(OSError), open("/proc/self/clear_refs", "wb", buffering=0) as file:
             file.write(b"5")  # proc_pid_clear_refs(5): the kernel's own peak begins anew
+
+    def begin_training(self, parameters: int) -> None:
+        """Count the training's own peak from here, where so many bytes of parameters are held beside libraries."""
+        self.look(None)
+        anonymous = self._now()[0]
+        self._beside, self._training_peak = max(0, anonymous - parameters), anonymous
+        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "wb", buffering=0) as file:
+            file.write(b"5")
 
     def held(self, torch: Any) -> int:
         """Return the bytes that are held now beyond the baseline."""
@@ -43,7 +53,8 @@ class Memory:
         status = os.pread(self._status, 4096, 0)
         start = status.index(b"VmHWM:") + len(b"VmHWM:")
         resident = int(status[start : start + 32].split()[0]) * 1024
-        self._peak = max(self._peak, anonymous, resident - self._mapped)
+        now = max(anonymous, resident - self._mapped)
+        self._peak, self._training_peak = max(self._peak, now), max(self._training_peak, now)
         self._data_peak = max(self._data_peak, data, self._peak + self._untouched)
         if torch is not None and torch.cuda.is_initialized():
             self._cuda_peak = max(self._cuda_peak, torch.cuda.max_memory_allocated())
@@ -57,6 +68,8 @@ class Memory:
     def totals(self, torch: Any) -> dict[str, Any]:
         """Return the peaks of all that was watched."""
         totals: dict[str, Any] = {"baseline": self.baseline, "peak": self._peak, "data": self._data_peak}
+        if self._beside is not None:
+            totals["tensors"] = max(0, self._training_peak - self._beside)
         if torch is not None and torch.cuda.is_initialized():
             counted = torch.cuda.memory_stats()
             free, total = torch.cuda.mem_get_info()

@@ -17,23 +17,24 @@ import struct
 import sys
 import threading
 import time
-import traceback
 from typing import Any
 
+from autotune.watch.failures import Failures
+from autotune.watch.files import WrittenFiles
 from autotune.watch.imports import after_import
 from autotune.watch.memory import Memory, loaders
-from autotune.watch.tensors import batch, number_types, own_module, refusal, size, total_loss
+from autotune.watch.stopping import WARM_UP, Stopping, write_whole
+from autotune.watch.tensors import batch, number_types, own_module, size, total_loss
 
 FOLDER = "AUTOTUNE_WATCH"
 """Variable that says where the records go; without it nothing is watched."""
 ASKED = "AUTOTUNE_WATCH_ASKED"
-"""Variable with what is asked, in JSON: `steps` (at most; 0 never stops), `seconds`, `most_micro_steps`."""
+"""Variable with what is asked, in JSON: `steps` (at most; 0 never stops), `seconds`, `most_micro_steps`, and `scratch`,
+folders in which files are expected."""
 PHASES = ("start", "build", "forward", "backward", "optimizer", "evaluation", "save")
 """As `autotune.outcome.Phase` has them; the mapped file holds the place in this list."""
 STATE = struct.Struct("<IIII")
 """What the mapped file holds: phase, optimizer steps, micro-steps since the last, process id."""
-WARM_UP = 2
-"""Optimizer steps that are no sample: state is made in the first, and allocators settle in the second."""
 KEPT = 64
 """Optimizer steps that are kept one by one."""
 
@@ -68,9 +69,9 @@ class Watch:
     def __init__(self, folder: str, asked: dict[str, Any]) -> None:
         self.active = True
         self._folder = folder
-        self._wanted = int(asked.get("steps", 0))
-        self._seconds = float(asked.get("seconds", 0.0))
+        self._stopping = Stopping(folder, int(asked.get("steps", 0)), float(asked.get("seconds", 0.0)))
         self._most = int(asked.get("most_micro_steps", 0))
+        self._files = WrittenFiles([folder, *asked.get("scratch", ())])
         self._torch: Any = None
         self._memory = Memory()
         self._began = time.monotonic()
@@ -86,15 +87,12 @@ class Watch:
         self._records: list[dict[str, Any]] = []
         self._entered: float | None = None
         self._left: float | None = None
-        self._ooms: list[dict[str, Any]] = []
-        self._refused: list[int] = []
-        self._error: dict[str, Any] | None = None
+        self._failures = Failures()
         self._written = False
         self._activations = 0
         self._parts: dict[str, int] = {}
         self._types: dict[str, Any] = {}
         self._by_hand = False
-        self._stop_at: int | None = None
         with open(os.path.join(folder, f"state-{os.getpid()}"), "wb+") as file:
             file.truncate(STATE.size)
             self._state = mmap.mmap(file.fileno(), STATE.size)
@@ -107,7 +105,7 @@ class Watch:
 
         def hook(kind: Any, error: Any, trace: Any) -> None:
             if self.active:
-                self._fail(error)
+                self._failures.end(error, self._torch, self._phase, self._memory.free())
                 self._write("exception")
             before(kind, error, trace)
 
@@ -171,6 +169,7 @@ class Watch:
             return
         self._looking.remove()
         self._root = module
+        self._memory.begin_training(size(self._torch, module.parameters()))
         frame = sys._getframe(1)
         while frame is not None and "kwargs" not in frame.f_locals:  # global hooks get no keyword arguments
             frame = frame.f_back  # type: ignore[assignment]
@@ -181,7 +180,7 @@ class Watch:
     def _forward(self, module: Any, args: Any, kwargs: Any) -> None:
         if not self.active or not self._torch.is_grad_enabled():
             return
-        if self._ooms:
+        if self._failures.refusals:
             self._stop("swallowed_oom")  # somebody caught it, and goes on with something else than was asked
         self._micro.append((time.monotonic(), *batch((args, kwargs))))
         self._enter("forward")
@@ -255,35 +254,8 @@ class Watch:
         self._entered = None
         self._micro, self._losses = [], []
         self._enter("forward")
-        if self._should_stop():
+        if self._stopping.is_due(self._steps, self._rank(), self._records[-1]):
             self._stop("stopped")
-
-    def _should_stop(self) -> bool:
-        """Tell whether this was the last step: the same one on all ranks.
-
-        The first rank says which, once it has timed a step, and no other can be done with that step before it is said:
-        it waits for the first rank's gradients.
-        """
-        if not self._wanted:
-            return False
-        if self._wanted <= WARM_UP + 1:
-            return self._steps >= self._wanted
-        if self._stop_at is None:
-            self._stop_at = self._read_stop()
-        if self._stop_at is None and self._rank() == 0 and self._steps > WARM_UP:
-            timed = self._records[-1]
-            each = timed["wait"] + sum(timed["others"]) + timed["last"] + timed["optimizer"]
-            more = min(self._wanted - WARM_UP, max(2, int(self._seconds / max(each, 1e-6))))
-            self._stop_at = max(WARM_UP + more, self._steps + 1)
-            self._write_file("stop", str(self._stop_at))
-        return self._stop_at is not None and self._steps >= self._stop_at
-
-    def _read_stop(self) -> int | None:
-        try:
-            with open(os.path.join(self._folder, "stop")) as file:
-                return int(file.read())
-        except (OSError, ValueError):
-            return None
 
     def _stop(self, ended: str) -> None:
         """End this process at once, with nothing run that the program has for its end: no checkpoint, no evaluation."""
@@ -302,28 +274,9 @@ class Watch:
     # What failed.
 
     def _note_refusal(self, error: BaseException) -> None:
-        found = refusal(error, self._torch)
-        if found is not None and id(error) not in self._refused:
-            self._refused.append(id(error))
-            self._ooms.append(
-                {"phase": self._phase, "step": self._steps + 1, "free": self._memory.free(), **found}
-            )
+        if self._failures.note_refusal(error, self._torch, self._phase, self._steps + 1, self._memory.free()):
             self._write("refused")  # a process that multiprocessing started ends without a word
             self._written = False
-
-    def _fail(self, error: BaseException) -> None:
-        found = refusal(error, self._torch)
-        self._error = {
-            "kind": type(error).__name__,
-            "message": str(error)[:2000],
-            "phase": self._phase,
-            "refused": found is not None,
-            "requested": found["requested"] if found else None,
-            "free": self._memory.free(),
-            "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__))[
-                -16000:
-            ],
-        }
 
     # What was seen.
 
@@ -384,17 +337,12 @@ class Watch:
             "number_types": self._types,
             "optimizers": sorted([self._names[key], count] for key, count in self._counts.items()),
             "records": [{**one, "loss": total_loss(one["loss"])} for one in self._records],
-            "ooms": self._ooms,
-            "error": self._error,
+            "ooms": self._failures.refusals,
+            "error": self._failures.error,
             "memory": self._memory.totals(torch),
             "loaders": loaders(),
+            "written": self._files.left(),
             "seconds": time.monotonic() - self._began,
             "since": time.monotonic(),
         }
-        self._write_file(f"process-{os.getpid()}.json", json.dumps(record))
-
-    def _write_file(self, name: str, text: str) -> None:
-        path = os.path.join(self._folder, name)
-        with open(f"{path}.new", "w") as file:
-            file.write(text)
-        os.replace(f"{path}.new", path)
+        write_whole(os.path.join(self._folder, f"process-{os.getpid()}.json"), json.dumps(record))

@@ -163,6 +163,7 @@ class Probe:
         """Trace before anything is computed or a device touched: that needs a fresh process."""
         import autotune.worker.tracing.trace  # noqa: F401 - before what is imported is frozen
         from autotune.worker.tracing.fakes.compiler import kept_programs
+        from autotune.worker.tracing.shared_training import shared_trainings
 
         rungs: list[TracedRung] = []
 
@@ -179,7 +180,7 @@ class Probe:
         # Each trace begins with a collection, which what was imported would make take a sixth of a second.
         gc.collect()
         gc.freeze()
-        with kept_programs():
+        with kept_programs(), shared_trainings():
             for group in alike((self._request.candidate, *self._request.also)):
                 for candidate, timeline in self._traced(group, donors).items():
                     tell(candidate, timeline)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from autotune.worker.data.loading import Loader
 
 Batch = Mapping[str, Tensor]
-"""Keyword arguments of the model's forward, on the training device; always holds what the loss needs."""
+"""Keyword arguments of the model's forward; always holds what the loss needs."""
 
 
 class StepOptimizer(Protocol):
@@ -87,6 +87,11 @@ def no_reduction(last: bool) -> AbstractContextManager[object]:  # noqa: ARG001 
     return nullcontext()
 
 
+def placed_already(batch: Batch) -> Batch:
+    """Return a batch as it is: the host is the device."""
+    return batch
+
+
 @dataclass(frozen=True)
 class Training:
     """A model ready to train on one device, one rank of those that train together, under one candidate."""
@@ -97,12 +102,15 @@ class Training:
     loss: Callable[[Batch], Tensor]
     """Forward pass in the candidate's precision; a scalar fp32 loss, the mean over the batch's targets."""
     batch: Callable[[int, int], Batch]
-    """`batch(index, micro_batch)`: this rank's index-th batch of the fixed stream; equal arguments, equal batch."""
+    """`batch(index, micro_batch)`: this rank's index-th batch of the fixed stream, on the host; equal arguments, equal
+    batch. `place` brings it to the device."""
     tokens_per_sample: int
     attention: str | None
     """The attention implementation that runs, as the model reports it; None where it reports none."""
     close: Callable[[], None]
     """Release what outlives the tensors: mapped files, process groups."""
+    place: Callable[[Batch], Batch] = placed_already
+    """Bring a batch to the training device, whose queue that does not wait for."""
     ranks: Ranks = Ranks()
     reduction: Callable[[bool], AbstractContextManager[object]] = no_reduction
     """`reduction(last)`: the context of one micro-step's forward and backward; gradients must have been reduced over
@@ -118,8 +126,8 @@ class Training:
     loader: Loader | None = None
     """Where batches come from when they are of a dataset of the user's own."""
     shorter: Callable[[int, int, int], Batch] | None = None
-    """`shorter(index, micro_batch, tokens)`: this rank's batch of rows of that length. None with a loader, whose are
-    as long as they are; and where `of_one_length` says why there are none."""
+    """`shorter(index, micro_batch, tokens)`: this rank's batch of rows of that length, on the host. None with a loader,
+    whose are as long as they are; and where `of_one_length` says why there are none."""
     of_one_length: str = ""
     """Why rows cannot differ in length; empty where they can."""
     targets: Callable[[Batch], int] | None = None

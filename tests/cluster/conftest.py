@@ -1,4 +1,4 @@
-"""A real Slurm for the tests of this folder."""
+"""A real Slurm of two nodes for the tests of this folder, and its cluster file."""
 
 from __future__ import annotations
 
@@ -13,19 +13,29 @@ from tests.cluster.daemons import slurm
 
 ROOT = Path(__file__).parents[2]
 
-FILE = """
+ENVIRONMENT = (
+    '{{PYTHONPATH: "{path}", OMP_NUM_THREADS: "1", AUTOTUNE_CONTRACT: "{mark}", AUTOTUNE_GO: "{shared}/go"}}'
+)
+
+ON_SLURM = f"""
 engine: slurm
-shared: {shared}
-python: {python}
+shared: {{shared}}
+python: {{python}}
 poll: 0.3
 partitions:
   small: &small
     cpus: 1
     memory: 2500MiB
-    environment: {{PYTHONPATH: "{path}", OMP_NUM_THREADS: "1", AUTOTUNE_CONTRACT: "{mark}"}}
+    environment: {ENVIRONMENT}
   large: *small
-  tight: {{<<: *small, partition: small, memory: 600MiB}}
 """
+
+
+def write(file, text, **values):
+    """Write a cluster file whose nodes share its folder, for processes that have the mark of this test."""
+    mark = os.environ.get("AUTOTUNE_CONTRACT", uuid.uuid4().hex)
+    file.write_text(text.format(shared=file.parent, python=sys.executable, path=ROOT, mark=mark, **values))
+    return file
 
 
 @pytest.fixture(scope="session")
@@ -35,9 +45,6 @@ def daemons(tmp_path_factory):
 
 
 @pytest.fixture
-def cluster(daemons, tmp_path):
-    """Return a cluster file whose nodes share this test's folder."""
-    file = tmp_path / "cluster.yaml"
-    mark = os.environ.get("AUTOTUNE_CONTRACT", uuid.uuid4().hex)
-    file.write_text(FILE.format(shared=tmp_path, python=sys.executable, path=ROOT, mark=mark))
-    return file
+def cluster(daemons, tmp_path_factory):
+    """Return a cluster file of Slurm's."""
+    return write(tmp_path_factory.mktemp("shared") / "cluster.yaml", ON_SLURM)

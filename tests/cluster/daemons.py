@@ -46,7 +46,7 @@ PreemptMode=CANCEL
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 RealMemory=6000
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=6000
 PartitionName=small Nodes=n1,n2 Default=YES State=UP PriorityTier=1
-PartitionName=large Nodes=n1,n2 State=UP PriorityTier=1
+PartitionName=large Nodes=n1,n2 State=UP PriorityTier=1 PreemptMode=REQUEUE
 PartitionName=urgent Nodes=n1,n2 State=UP PriorityTier=10 PreemptMode=OFF
 """
 
@@ -92,6 +92,31 @@ def sinfo() -> dict[str, str]:
         ["sinfo", "--noheader", "--Node", "--format=%N %T"], capture_output=True, text=True, check=False
     )
     return dict(line.split() for line in said.stdout.splitlines())
+
+
+def living() -> list[str]:
+    """Return the numbers of jobs that wait or run."""
+    return _said("squeue", "--me", "--noheader", "--format=%i").split()
+
+
+def node_of(job: str) -> str:
+    """Return where a job runs."""
+    return _said("squeue", "--noheader", f"--jobs={job}", "--format=%N").strip()
+
+
+def set_down(node: str) -> None:
+    """Set a node down: what runs there is ended."""
+    _said("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+
+
+def resume(node: str) -> None:
+    """Take a node that was set down again, if it has not come back by itself (ReturnToService)."""
+    with suppress(subprocess.CalledProcessError):
+        _said("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+
+def _said(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def start_munged() -> Path | None:

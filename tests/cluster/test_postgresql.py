@@ -62,6 +62,7 @@ def test_the_embedded_store_gives_the_same_answers(place, tmp_path):
             lambda store: list(store.query(Query())), lambda store: list(store.query(Query(limit=7))),
             lambda store: list(store.query(Query(outcome=("oom",), cell=("ä",)))),
             lambda store: store.find_trial("key1", nights[0]), lambda store: store.count(),
+            lambda store: store.past(cell(nights[-1], "ä"), 3), lambda store: store.reusable("2026-10-01"),
         ]  # fmt: skip
         for question in asked:
             assert question(team) == question(embedded)

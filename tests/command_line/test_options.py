@@ -146,7 +146,7 @@ def test_help_loads_nothing_heavy(verb: str | None) -> None:
     words = [verb, "--help"] if verb else ["--help"]
     done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=True)
     assert "Usage" in done.stdout
-    heavy = ["torch", "transformers", "numpy", "pandas", "optuna", "plotly", "matplotlib", "psutil"]
+    heavy = ["torch", "transformers", "numpy", "scipy", "pandas", "optuna", "plotly", "matplotlib", "psutil"]
     if verb is None:
         heavy += ["pydantic", "ruamel", "rich"]
     elif verb in {"run", "estimate"}:  # whose options are read from records

@@ -95,6 +95,18 @@ def best_of(tmp_path_factory):
 
 
 @pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Return the folder of a user's own, where programs of the environment and of its overlay are on the PATH."""
+    overlay = Path(sys.executable).parent.parent / "consumers"
+    paths = [str(overlay / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
+    monkeypatch.setenv("PATH", os.pathsep.join(paths))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    made = tmp_path / "work"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
 def exported(tmp_path):
     """Return what writes an export and returns its folder."""
 

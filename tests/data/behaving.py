@@ -21,7 +21,7 @@ class Small(torch.nn.Module):
         self.before = before
 
     def forward(self, inputs):
-        if self.training:
+        if torch.is_grad_enabled():  # it trains; inspections and evaluations look at it without gradients
             self.before(len(inputs))
         return self.layer(inputs).square().mean()
 
@@ -41,9 +41,15 @@ def hangs():
     return Small(lambda _: time.sleep(600)), batch
 
 
+def wait_until_told():
+    """Wait until the file is there that AUTOTUNE_GO names: until then a test may do something to this process."""
+    while not os.path.exists(os.environ["AUTOTUNE_GO"]):
+        time.sleep(0.05)
+
+
 def waits():
-    """Take some seconds for the first forward, so that a test has time to do something to it."""
-    return Small(lambda _: held.append(time.sleep(6)) if not held else None), batch
+    """Train when told to."""
+    return Small(lambda _: wait_until_told()), batch
 
 
 def leaves():
@@ -58,16 +64,18 @@ def leaves():
 
 
 def grows():
-    """Write 4 GiB that no limit of a process counts, from a micro-batch of 4 on; wait a little at smaller ones."""
+    """Train when told to; at a micro-batch of 4 write 3 GiB that no limit of a process counts, then ask for as much."""
 
     def take(size):
+        wait_until_told()
+        time.sleep(0.05)  # whatever the size, so that larger ones are faster on however busy a machine
         if size >= 4:
-            for _ in range(64):
+            for _ in range(48):
                 held.append(mmap.mmap(-1, GIB // 16))
                 held[-1].write(b"x" * (GIB // 16))
                 time.sleep(0.1)
-        elif not held:
-            held.append(time.sleep(4))
+            time.sleep(5)  # a scheduler that looks every second or two has seen it
+            held.append(torch.empty(3 * GIB, dtype=torch.uint8))
 
     return Small(take), batch
 

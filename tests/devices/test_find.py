@@ -13,7 +13,8 @@ from autotune.devices.device import UnusableDevice
 from autotune.devices.find import check_device, find, resolve_device
 from autotune.devices.gpu import visible_gpus
 from autotune.devices.hardware import find_hardware
-from autotune.devices.monitor.nvml import Nvml, NvmlError, NvmlLibrary
+from autotune.devices.monitor.monitor import Monitor, MonitorError
+from autotune.devices.monitor.nvml import NvmlLibrary
 from autotune.doctor import diagnose
 from autotune.errors import InputError
 from autotune.specs import DeviceSpec
@@ -23,10 +24,10 @@ from tests.fakes.nvml import H100, T4, FakeNvml, no_nvml
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
 
-def unusable(spec: DeviceSpec, open_nvml: Callable[[], Nvml] = FakeNvml) -> str:
+def unusable(spec: DeviceSpec, opening: Callable[[], Monitor] = FakeNvml) -> str:
     """Return why a device cannot be used."""
     with pytest.raises(UnusableDevice) as caught:
-        find(spec, open_nvml)
+        find(spec, opening)
     assert caught.value.about == ("device",)
     return caught.value.why
 
@@ -36,22 +37,22 @@ def test_auto_is_the_gpu_where_there_is_one() -> None:
     assert find(DeviceSpec.parse("auto"), FakeNvml).facts().name == H100.name
 
 
-@pytest.mark.parametrize("open_nvml", [no_nvml, lambda: FakeNvml(listed=())])
-def test_without_a_gpu_the_next_command_is_named(open_nvml: Callable[[], FakeNvml]) -> None:
+@pytest.mark.parametrize("opening", [no_nvml, lambda: FakeNvml(listed=())])
+def test_without_a_gpu_the_next_command_is_named(opening: Callable[[], FakeNvml]) -> None:
     with pytest.raises(InputError, match=r"--device cuda: no GPU found: .* type --device cpu:\dGiB"):
-        find(DeviceSpec.parse("cuda"), open_nvml)
+        find(DeviceSpec.parse("cuda"), opening)
 
 
-@pytest.mark.parametrize("open_nvml", [no_nvml, lambda: FakeNvml(listed=())])
-def test_without_a_gpu_auto_simulates_one(open_nvml: Callable[[], FakeNvml]) -> None:
-    resolved = resolve_device(DeviceSpec.parse("auto"), open_nvml)
+@pytest.mark.parametrize("opening", [no_nvml, lambda: FakeNvml(listed=())])
+def test_without_a_gpu_auto_simulates_one(opening: Callable[[], FakeNvml]) -> None:
+    resolved = resolve_device(DeviceSpec.parse("auto"), opening)
     assert (resolved.kind, resolved.hardware) == ("sim", "h100-sxm-80gb")
     assert re.match(
         r"no GPU found: NVML (says 'NVML Shared Library Not Found'|lists none); --device auto simulates",
         resolved.because,
     )
-    assert resolve_device(resolved, open_nvml) == resolved, "a resumed run says it too"
-    assert find(DeviceSpec.parse("auto"), open_nvml).facts().simulated
+    assert resolve_device(resolved, opening) == resolved, "a resumed run says it too"
+    assert find(DeviceSpec.parse("auto"), opening).facts().simulated
 
 
 class BrokenApi:
@@ -92,13 +93,13 @@ def test_a_driver_that_is_broken_is_an_error_and_no_reason_to_simulate(
         assert unusable(DeviceSpec(kind="cuda"), NvmlLibrary) == "missing"
         return
     for spec in (DeviceSpec(kind="auto"), DeviceSpec(kind="cuda")):
-        with pytest.raises(NvmlError, match=f"(?i){said}") as raised:
+        with pytest.raises(MonitorError, match=f"(?i){said}") as raised:
             find(spec)
         assert raised.value.exit_code == 1
         assert "type --device cpu:" in str(raised.value)
     (finding,) = [finding for finding in diagnose() if finding.subject == "GPU"]
     assert finding.state == "missing"
-    with pytest.raises(NvmlError) as raised:
+    with pytest.raises(MonitorError) as raised:
         resolve_device(DeviceSpec(kind="auto"))
     assert finding.text == str(raised.value), "the words of a run"
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 import psutil
 import pytest
 
 from autotune.candidate import Candidate
+from autotune.devices import gpu
 from autotune.devices.device import DeviceBusy
-from autotune.devices.gpu import CudaDevice
-from autotune.devices.monitor.nvml import NvmlError, NvmlLibrary
+from autotune.devices.gpu import DRIFT, SLACK, CudaDevice
+from autotune.devices.monitor.monitor import MemoryUse, MonitorError
+from autotune.devices.monitor.nvml import NvmlLibrary
 from autotune.memory.predictor import CUDA_CONTEXT
-from autotune.units import GIB
+from autotune.units import GIB, MIB
 from tests.fakes.nvml import H100, T4, UNKNOWN, FakeNvml
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
@@ -106,7 +109,7 @@ def test_the_real_nvml_either_answers_or_says_what_is_missing() -> None:
     answer = ""
     try:
         gpus = NvmlLibrary().gpus()
-    except NvmlError as error:
+    except MonitorError as error:
         gpus, answer = (), str(error)
     assert all(gpu.uuid.startswith("GPU-") for gpu in gpus)
     assert gpus or not answer or "NVML says" in answer
@@ -129,3 +132,66 @@ def test_what_is_taken_after_the_training_is_not_in_its_peak() -> None:
             pass
     assert (watch.peak_until(reported), watch.peak) == (6 * GIB, 69 * GIB)
     assert watch.peak_until(0.0) is None
+
+
+ELSEWHERE = 2**22 + 1
+"""No process of this machine: the kernel numbers them up to 2^22."""
+
+
+def test_of_processes_that_nobody_here_knows_the_level_says_what_they_hold() -> None:
+    device = CudaDevice(H100, FakeNvml(users=[(ELSEWHERE,)]))
+    device.prepare(timeout=0)
+    with pytest.raises(DeviceBusy) as busy:
+        CudaDevice(H100, FakeNvml(users=[(ELSEWHERE,)], used=[9 * GIB]))
+    assert busy.value.processes == (ELSEWHERE,)
+
+
+def test_a_driver_that_keeps_more_than_at_first_gives_a_new_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "STILL", 0.0)
+    nvml = FakeNvml()
+    device = CudaDevice(H100, nvml)
+    nvml.used = [GIB + DRIFT]
+    device.prepare(timeout=0)
+    nvml.used = [7 * GIB]
+    with device.watch() as watch:
+        while watch.peak is None:
+            pass
+    assert watch.peak == 6 * GIB - DRIFT, "from the level that it settled at"
+    nvml.used = [GIB]
+    device.prepare(timeout=0)
+    nvml.used = [GIB + DRIFT + MIB]
+    with pytest.raises(DeviceBusy):
+        device.prepare(timeout=0)
+
+
+def test_a_level_that_moves_or_has_a_process_is_no_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "STILL", 0.05)
+    monkeypatch.setattr(gpu, "_POLL", 0.01)
+    nvml = FakeNvml()
+    device = CudaDevice(H100, nvml)
+    nvml.used = [GIB + SLACK + (8 + index % 2 * 8) * MIB for index in range(1000)]
+    with pytest.raises(DeviceBusy):
+        device.prepare(timeout=0.2)
+    nvml.used, nvml.users = [GIB + DRIFT], [(os.getpid(),)]
+    with pytest.raises(DeviceBusy):
+        device.prepare(timeout=0.2)
+
+
+def test_a_driver_that_hangs_does_not_keep_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_JOIN", 0.01)
+    nvml, answer = FakeNvml(), threading.Event()
+    device = CudaDevice(H100, nvml)
+
+    def hang(uuid: str) -> MemoryUse:
+        assert answer.wait(60)
+        return MemoryUse(80 * GIB, GIB)
+
+    monkeypatch.setattr(nvml, "memory", hang)
+    with device.watch() as watch:
+        pass
+    assert watch.peak is None
+    answer.set()
+
+
+def test_a_gpu_knows_by_which_number_it_was_asked_for() -> None:
+    assert CudaDevice(H100, FakeNvml(), 1).facts().number == 1

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
-import subprocess
-from pathlib import Path
+import os
 
-import pynvml
 import pytest
 
 from autotune.devices.device import DeviceBusy, UnusableDevice
 from autotune.devices.gpu import CudaDevice
-from autotune.devices.monitor.nvml import NoGpu, NvmlError, NvmlLibrary
+from autotune.devices.monitor.monitor import MonitorError, NoGpu
+from autotune.devices.monitor.nvml import NvmlLibrary
+from tests.devices.stub_driver import driver, library
 
-SOURCE = Path(__file__).parent.parent / "cuda_stubs" / "nvml.c"
+__all__ = ["driver", "library"]
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    path = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(path), str(SOURCE)], check=True)
-    return ctypes.CDLL(str(path))
-
-
-@pytest.fixture
-def driver(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pynvml, "nvmlLib", library)
-    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
 
 
 def device() -> CudaDevice:
@@ -55,10 +41,10 @@ def test_a_gpu_whose_processes_or_energy_nvml_does_not_tell_can_be_used(
 @pytest.mark.usefixtures("driver")
 def test_all_of_nvml_that_is_asked_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device().facts().energy_counter == "nvml"
-    monkeypatch.setenv("STUB_PID", "4194305")
+    monkeypatch.setenv("STUB_PID", str(os.getpid()))
     with pytest.raises(DeviceBusy) as busy:
         device()
-    assert busy.value.processes == (4194305,)
+    assert busy.value.processes == (os.getpid(),)
     monkeypatch.setenv("STUB_MIG", "1")
     with pytest.raises(UnusableDevice) as split:
         device()
@@ -66,11 +52,11 @@ def test_all_of_nvml_that_is_asked_answers(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("driver")
-@pytest.mark.parametrize(("code", "expected"), [(9, NoGpu), (999, NvmlError)])
+@pytest.mark.parametrize(("code", "expected"), [(9, NoGpu), (999, MonitorError)])
 def test_a_driver_that_does_not_start_is_told_from_one_that_is_not_there(
-    code: int, expected: type[NvmlError], monkeypatch: pytest.MonkeyPatch
+    code: int, expected: type[MonitorError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STUB_INIT", str(code))
-    with pytest.raises(NvmlError) as refused:
+    with pytest.raises(MonitorError) as refused:
         NvmlLibrary()
     assert type(refused.value) is expected

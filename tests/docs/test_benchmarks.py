@@ -25,10 +25,18 @@ SIDE_BY_SIDE = (
 traces on comes before a real backward pass."""
 UNMEASURED = {"gpu_ladder": "GPU", "memory_accuracy --part 3": "gpu_ladder"}
 """What cannot be measured where there is no GPU, and what its line names."""
-PAGES = {"techniques_page": "techniques.md", "ranks_page": "ranks.md", "records_page": "runs.md"}
+PAGES = {
+    "techniques_page": "techniques.md",
+    "ranks_page": "ranks.md",
+    "records_page": "runs.md",
+    "gpu_report": "gpu.md",
+}
 WORKERS = {"long_training_worker", "fault_worker"}
-TRIED_ELSEWHERE = {"faults": "tests/run/test_faults.py"}
-"""Has a test of its own, which runs its smallest cases."""
+TRIED_ELSEWHERE = {
+    "faults": "tests/run/test_faults.py", "gpu_evidence": "tests/docs/test_gpu_evidence.py",
+    "gpu_wheels": "tests/docs/test_gpu_wheels.py",
+}  # fmt: skip
+"""Have a test of their own, which runs their smallest cases."""
 NEEDED = {"peers": ("accelerate", "lightning")}
 """Packages of extras that a benchmark cannot do without, and names where they are missing."""
 HISTORY = "older_commit"

@@ -1,85 +1,170 @@
-"""The record of the long tests is of one state of the code, and says when it is of another."""
+"""The record of the long tests says of each part on which code it passed, and what is to run is picked by that."""
 
 import json
+import math
 
 import pytest
 
 from tests import long_record
 from tests.conftest import LONG
+from tests.long_record import APART
 
 JUNIT = """<?xml version="1.0"?><testsuites><testsuite>
 <testcase classname="tests.e2e.test_long" name="a" time="1.5"/>
 <testcase classname="tests.e2e.test_long" name="b" time="2.25">{}</testcase>
+<testcase classname="tests.numerics.test_sums" name="c" time="46"/>
 </testsuite></testsuites>"""
-THEIRS = ("tests/e2e/test_long.py",)
+ONE = (
+    """<testsuites><testsuite><testcase classname="tests.{}" name="d" time="{}"/></testsuite></testsuites>"""
+)
+COMMANDS, SUMS = "tests/e2e/test_long.py", "tests/numerics/test_sums.py"
+THEIRS = (COMMANDS, SUMS)
 
 
 @pytest.fixture
 def root(tmp_path):
     """Return a tree as the checkout's, with a file of each sort."""
-    for name in (
-        "autotune/cli.py", "search_spaces/default.yaml", "benchmarks/verdict.py", "benchmarks/results/old.json",
-        "docs/log.md", "tests/conftest.py", "tests/words/test_units.py", "tests/numerics/test_loss.py", *THEIRS,
-    ):  # fmt: skip
+    python = {
+        "autotune/cli.py": "", "autotune/sums.py": "import autotune.units", "autotune/units.py": "",
+        "autotune/worker/__main__.py": "import autotune.worker.build", "autotune/worker/build.py": "",
+        "benchmarks/verdict.py": "", "tests/conftest.py": "", "tests/numerics/on_sums.py": "import autotune.sums",
+        "tests/words/test_units.py": "", "tests/numerics/test_small.py": "", COMMANDS: "@pytest.mark.alone",
+        SUMS: "RUN = 'on_sums.py'",
+    }  # fmt: skip
+    others = ("search_spaces/default.yaml", "benchmarks/results/old.json", "docs/log.md", "constraints.txt")
+    for name, text in {**python, **dict.fromkeys((*others, "pyproject.toml"), "")}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("as it was")
-    (tmp_path / "constraints.txt").write_text("torch==2.13.0")
+        (tmp_path / name).write_text(
+            text.replace("@pytest.mark.alone", "import pytest\nmark = pytest.mark.alone")
+        )
     (tmp_path / "README.md").write_text("Type:\n```sh\nautotune run\n```\n")
     return tmp_path
 
 
-def ran(root, child=""):
+def ran(root, child="", seconds=math.inf):
     """Let the long tests have run in a tree, and return the record."""
     folder = root / "build" / "long"
-    long_record.begin(root, folder, THEIRS)
-    (folder / "one.xml").write_text(JUNIT.format(child))
-    return long_record.end(root, folder, THEIRS)
+    long_record.begin(root, folder, THEIRS, seconds)
+    (folder / "long.xml").write_text(JUNIT.format(child))
+    (folder / "alone.xml").write_text(ONE.format("e2e.test_long", 5))
+    (folder / "apart.xml").write_text(ONE.format("memory.test_float8", 23))
+    return long_record.end(root, folder)
+
+
+def old(root):
+    """Return the parts that have to run again."""
+    said = long_record.check(root, THEIRS)
+    return {part for part in (*THEIRS, APART) if part in (said or "")}
 
 
 def test_the_record_says_what_passed_and_where(root):
-    assert "make test-long" in long_record.check(root, THEIRS)
+    assert old(root) == {*THEIRS, APART}
     record = ran(root, "<skipped/>")
     assert json.loads((root / long_record.RECORD).read_text()) == record
-    assert record["files"] == {"tests.e2e.test_long": {"passed": 1, "skipped": 1, "seconds": 3.8}}
-    assert record["environment"]["torch"]
+    (run,) = record["runs"]
+    assert record["runs"][run]["environment"]["torch"]
+    part = record["parts"][COMMANDS]
+    assert (part["passed"], part["skipped"], part["seconds"], part["alone"], part["run"]) == (
+        2,
+        1,
+        8.8,
+        5,
+        run,
+    )
+    assert record["parts"][APART]["seconds"] == 23
     assert long_record.check(root, THEIRS) is None
 
 
 @pytest.mark.parametrize(
-    ("name", "covered"),
+    ("name", "parts"),
     [
-        ("autotune/cli.py", True), ("search_spaces/default.yaml", True), ("benchmarks/verdict.py", True),
-        ("constraints.txt", True), ("tests/conftest.py", True), ("tests/numerics/test_loss.py", True),
-        ("tests/e2e/test_long.py", True), ("tests/words/test_units.py", False), ("docs/log.md", False),
-        ("benchmarks/results/old.json", False),
+        ("autotune/cli.py", {COMMANDS}), ("autotune/units.py", {COMMANDS, SUMS}), ("tests/conftest.py", "all"),
+        ("autotune/worker/build.py", "all"), ("benchmarks/verdict.py", {COMMANDS}), ("constraints.txt", "all"),
+        ("search_spaces/default.yaml", "all"), ("tests/numerics/on_sums.py", {COMMANDS, SUMS}),
+        (SUMS, {SUMS, APART}), (COMMANDS, {COMMANDS}), ("tests/words/test_units.py", set()),
+        ("tests/numerics/test_small.py", {APART}), ("docs/log.md", set()),
     ],
 )  # fmt: skip
-def test_only_a_change_of_what_the_long_tests_run_makes_the_record_old(root, name, covered):
+def test_only_a_change_of_what_a_part_runs_makes_it_old(root, name, parts):
     ran(root)
-    (root / name).write_text("as it is")
-    assert (long_record.check(root, THEIRS) is not None) == covered
+    (root / name).write_text(f"{(root / name).read_text()}\n# edited")
+    expected = {*THEIRS, APART} if parts == "all" else parts
+    if name in {"autotune/units.py", "tests/numerics/on_sums.py"}:
+        expected = expected | {APART}  # whose files are all in these folders
+    assert old(root) == expected
 
 
 def test_a_new_file_and_another_command_of_the_readme_make_it_old_and_prose_does_not(root):
     ran(root)
     (root / "README.md").write_text("Please type:\n```sh\nautotune run\n```\n")
-    assert long_record.check(root, THEIRS) is None
+    assert not old(root)
     (root / "README.md").write_text("Type:\n```sh\nautotune doctor\n```\n")
-    assert long_record.check(root, THEIRS) is not None
+    assert old(root) == {COMMANDS}
     ran(root)
     (root / "autotune" / "new.py").write_text("")
-    assert long_record.check(root, THEIRS) is not None
+    assert old(root) == {COMMANDS}
 
 
-def test_nothing_is_recorded_of_a_failure_or_of_code_that_changed_meanwhile(root):
+def test_what_is_not_recorded_comes_first_then_what_passed_longest_ago(root):
+    digests = {"a": "1", "b": "2", "c": "3", "d": "4"}
+
+    def known(part, run, seconds, alone=0.0):
+        return {"digest": digests[part], "run": run, "seconds": seconds, "alone": alone}
+
+    parts = {
+        "a": known("a", "2026-02", 23),
+        "b": known("b", "2026-01", 115),
+        "c": known("c", "2026-03", 30, 30),
+    }
+    record = {"parts": parts}
+    expected = pytest.approx([10, 50, 30, 60 / long_record.SIDE_BY_SIDE])
+    assert [long_record.lasting(record, part) for part in digests] == expected
+    assert long_record.pick(record, digests, math.inf) == ["d", "b", "a", "c"]
+    assert long_record.pick(record, digests, 70) == ["d", "a", "c"], (
+        "what does not fit makes room for what does"
+    )
+    assert long_record.pick(record, {**digests, "c": "edited"}, 60) == ["d", "c"]
+
+
+def test_a_run_of_some_parts_leaves_the_others_as_they_were(root):
+    before = ran(root)
+    (root / "autotune" / "cli.py").write_text("# edited")
+    folder = root / "build" / "long"
+    assert long_record.begin(root, folder, THEIRS, 10.0) == [COMMANDS]
+    commands = {command: long_record.picked(root, folder, command) for command in long_record.COMMANDS}
+    assert commands == {"long": [COMMANDS], APART: [], "alone": [COMMANDS]}
+    (folder / "long.xml").write_text(ONE.format("e2e.test_long", 4))
+    after = long_record.end(root, folder)
+    assert after["parts"][SUMS] == before["parts"][SUMS]
+    assert after["parts"][COMMANDS]["seconds"] == 4
+    assert long_record.check(root, THEIRS) is None
+
+
+def test_nothing_is_recorded_of_a_failure_of_what_did_not_run_or_of_code_that_changed_meanwhile(root):
     with pytest.raises(ValueError, match=r"tests\.e2e\.test_long::b did not pass"):
         ran(root, "<failure/>")
-    long_record.begin(root, root / "build", THEIRS)
-    (root / "autotune" / "cli.py").write_text("edited")
+    folder = root / "build"
+    long_record.begin(root, folder, THEIRS)
+    with pytest.raises(ValueError) as missing:
+        long_record.end(root, folder)
+    assert all(part in str(missing.value) for part in (*THEIRS, APART))
+    (root / "autotune" / "cli.py").write_text("# edited")
     with pytest.raises(ValueError, match="while the tests ran"):
-        long_record.end(root, root / "build", THEIRS)
+        long_record.end(root, folder)
     assert not (root / long_record.RECORD).exists()
 
 
 def test_the_files_of_the_long_tests_exist():
     assert all((long_record.ROOT / name).is_file() for name in LONG)
+
+
+def test_what_processes_of_their_own_run_is_covered():
+    """Tests that name a file beside them, ranks that are started by a module's name, and the worker."""
+    files = long_record.covered(long_record.ROOT, "tests/numerics/test_pairs.py")
+    assert {"tests/numerics/on_pairs.py", "tests/numerics/covering.py", "autotune/worker/training.py"} <= set(
+        files
+    )
+    assert "autotune/cli/run.py" not in files
+    assert "tests/memory/on_offloaded_gradients.py" in long_record.covered(
+        long_record.ROOT, "tests/memory/test_offloaded_gradients.py"
+    )

@@ -15,12 +15,12 @@ from autotune.candidate import Candidate
 from autotune.cli import app, main
 from autotune.devices.hardware import find_hardware
 from autotune.errors import InputError
-from autotune.estimation.curve import curve
 from autotune.estimation.plot import DRAWN_BY, check_plot, draw
 from autotune.estimation.request import EstimateRequest, estimate
 from autotune.estimation.tables import accumulated, estimates_document, print_estimates
 from autotune.techniques.families import title as title_of
 from autotune.testing.arithmetic import Arithmetic, timeline
+from autotune.timeline.curve import curve
 from autotune.tracing.client import Trace
 from autotune.units import GIB, MIB
 from tests.executors.test_simulated import Traces

@@ -13,8 +13,9 @@ from autotune.errors import InputError, NoDiskSpace, ProbeError
 from autotune.executors import jobs as jobs_module
 from autotune.executors import node
 from autotune.executors.cluster import ClusterExecutor, ClusterTracer
-from autotune.executors.jobs import Jobs, JobState, SchedulerError
+from autotune.executors.jobs import Jobs
 from autotune.executors.orders import Failed, JobFolder, Order, Probed
+from autotune.executors.scheduler import JobState, SchedulerError
 from autotune.interruption import Interruption
 from autotune.outcome import Lost, Oom
 from autotune.probe.launch import end_all
@@ -127,6 +128,19 @@ def test_a_tuner_that_was_killed_finds_its_job_again_and_cancels_what_nobody_wai
     assert scheduler.cancelled == ["102"]
 
 
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_job_that_ended_while_no_tuner_looked_is_no_try(tmp_path, order, answered):
+    first = ScriptedScheduler(goes_on)
+    job, _ = jobs_of(first, tmp_path)._submit(order, tmp_path / "0001")
+    scheduler = ScriptedScheduler(answers(probed()))  # it knows nothing of the job
+    scheduler.out_of_reach = 1
+    if answered:  # a disk that is slow to show it
+        threading.Timer(0.1, lambda: job.write(job.answer, probed())).start()
+    assert jobs_of(scheduler, tmp_path).ask(order, tmp_path / "0001").result.answer == OK
+    assert len(scheduler.submitted) == (0 if answered else 1)
+    assert job.read_ended() is None if answered else job.read_ended().end == "gone"
+
+
 def test_progress_is_told_once_and_whole(tmp_path, order):
     heard = []
 
@@ -161,6 +175,40 @@ def test_an_interruption_cancels_the_job_and_is_passed_on(tmp_path, order):
     assert scheduler.cancelled == ["101"]
     assert not (tmp_path / "job1" / "probe" / "scratch").exists()
     assert JobFolder(tmp_path / "job1").read_ended().end == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "answer", "cancelled"),
+    [
+        (2, Failed(error="probe", message="no"), ["101"]),
+        (2, probed(), []),
+        (1, Failed(error="probe", message="no"), []),
+    ],
+)
+def test_what_one_of_several_nodes_fails_at_ends_the_others_parts(tmp_path, nodes, answer, cancelled):
+    request = make_request("train", 2, sharding="ddp").model_copy(update={"nodes": nodes})
+    order = Order(kind="probe", device=DEVICE, request=request, gpus=2, nodes=nodes, timeout=60)
+
+    def says_so_and_goes_on(job):
+        job.folder.write(job.folder.answer, answer)
+        return goes_on(job)
+
+    scheduler = ScriptedScheduler(says_so_and_goes_on)
+    assert jobs_of(scheduler, tmp_path).ask(order, tmp_path) == answer
+    assert scheduler.cancelled == cancelled
+    assert JobFolder(tmp_path / "job1").read_ended() is None
+
+
+def test_a_tuner_that_begins_cancels_nothing_before_it_asks_for_work(tmp_path, order):
+    scheduler = ScriptedScheduler(goes_on)
+    job, _ = jobs_of(scheduler, tmp_path)._submit(order, tmp_path / "0001")
+    scheduler.script = [answers(probed())]
+    again = jobs_of(scheduler, tmp_path)
+    again.ask(Order(kind="describe", device=DEVICE, timeout=60), tmp_path / "site", fresh=True)
+    assert scheduler.cancelled == []
+    job.write(job.answer, probed())
+    again.ask(order.model_copy(update={"timeout": 61}), tmp_path / "0002")
+    assert scheduler.cancelled == ["101"], "nobody has asked for that"
 
 
 def test_all_waits_end_when_everything_is_to_end(tmp_path, order):

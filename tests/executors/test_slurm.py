@@ -10,8 +10,8 @@ import pytest
 from autotune.cluster import Cluster, ClusterTarget, read_target
 from autotune.errors import InputError
 from autotune.executors import slurm
-from autotune.executors.jobs import Job, SchedulerError
 from autotune.executors.orders import JobFolder, Order
+from autotune.executors.scheduler import Job, SchedulerError
 from autotune.executors.slurm import SlurmScheduler, command_of, options, read_queue, script
 from autotune.specs import DeviceSpec
 from tests.contracts.test_executors import make_request
@@ -89,7 +89,7 @@ def test_several_nodes_and_containers_have_the_program_started_for_them(cluster,
     target = cluster.target("small")
     across = command_of(target, job(tmp_path, ranks=2, nodes=2))
     assert across[0] == "srun"
-    assert {"--nodes=2", "--ntasks-per-node=1", "--kill-on-bad-exit=1"} <= set(across)
+    assert {"--nodes=2", "--ntasks-per-node=1", "--kill-on-bad-exit=1", "--cpus-per-task=4"} <= set(across)
     inside = target.model_copy(update={"container": "/i.sif", "container_options": ("--nv",)})
     assert command_of(inside, job(tmp_path))[:5] == ["apptainer", "exec", "--nv", "/i.sif", target.python]
     plug_in = inside.model_copy(update={"container_runtime": "pyxis"})

@@ -9,16 +9,16 @@ from autotune.exports.check import check, judge
 from autotune.options import Limits
 from autotune.units import MIB
 from tests.configurations import make_best
+from tests.script.watched import step, watched
 
 GIB = 1024 * MIB
 
 TRAINING = """\
-import json, os
+import os
 from pathlib import Path
 
-for rank in range({ranks}):
-    text = json.dumps({{"ends": {ends}, "peak": 100 + rank}})
-    (Path(os.environ["AUTOTUNE_WATCHED"]) / f"{{rank}}-1.json").write_text(text)
+for rank, text in enumerate({records}):
+    (Path(os.environ["AUTOTUNE_WATCH"]) / f"process-{{rank}}.json").write_text(text)
 print("a last word")
 raise SystemExit({code})
 """
@@ -30,10 +30,22 @@ def best_of(allocated, **options):
     return best.model_copy(update={"memory": memory})
 
 
-def files(ranks=1, ends="[1.0, 3.0]", code=0):
+def record(rank, steps):
+    """Return what the watch writes of a rank whose steps took 1 second, then 2."""
+    taken = [
+        {**step(), "wait": 0.0, "others": [], "last": float(number), "optimizer": 0.0}
+        for number in range(1, steps + 1)
+    ]
+    memory = {"baseline": 0, "peak": 0, "data": 0, "tensors": 100 + rank}
+    return watched(rank=rank, steps=steps, records=taken, memory=memory).model_dump_json()
+
+
+def files(ranks=1, steps=2, code=0):
+    records = [record(rank, steps) for rank in range(ranks)]
+    # No watch of its own in the program that stands for a training.
     return {
-        "launch.sh": 'exec "$PYTHON" train.py\n',
-        "train.py": TRAINING.format(ranks=ranks, ends=ends, code=code),
+        "launch.sh": 'exec "$PYTHON" -I train.py\n',
+        "train.py": TRAINING.format(records=records, code=code),
     }
 
 
@@ -46,7 +58,7 @@ def test_the_second_step_gives_the_speed_and_the_fullest_rank_the_peak():
 
 
 @pytest.mark.parametrize(
-    "said", [files(ranks=2), files(ends="[1.0]"), files(code=7)], ids=["ranks", "steps", "code"]
+    "said", [files(ranks=2), files(steps=1), files(code=7)], ids=["ranks", "steps", "code"]
 )
 def test_another_training_than_was_asked_for_is_an_error(said):
     with pytest.raises(ProbeError):

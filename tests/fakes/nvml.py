@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from autotune.devices.monitor.nvml import Gpu, MemoryUse, NoEnergyCounter, NoGpu, NvmlError
+from autotune.devices.monitor.monitor import Gpu, MemoryUse, MonitorError, NoEnergyCounter, NoGpu
+from autotune.outcome import EnergyCounter
 from autotune.units import GIB
 
-H100 = Gpu(0, "GPU-aaaa1111", "NVIDIA H100 80GB HBM3", (9, 0), mig=False)
-T4 = Gpu(1, "GPU-bbbb2222", "Tesla T4", (7, 5), mig=False)
-SPLIT = Gpu(2, "GPU-aaaa3333", "NVIDIA A100-SXM4-40GB", (8, 0), mig=True)
-UNKNOWN = Gpu(3, "GPU-dddd4444", "NVIDIA Quux 9000", (12, 0), mig=False)
+H100 = Gpu(0, "GPU-aaaa1111", "NVIDIA H100 80GB HBM3", ("bf16", "fp8"))
+T4 = Gpu(1, "GPU-bbbb2222", "Tesla T4", ())
+SPLIT = Gpu(2, "GPU-aaaa3333", "NVIDIA A100-SXM4-40GB", ("bf16",), split="is split")
+UNKNOWN = Gpu(3, "GPU-dddd4444", "NVIDIA Quux 9000", ("bf16", "fp8"))
 
 
 @dataclass
@@ -24,6 +25,8 @@ class FakeNvml:
     broken: bool = False
     counted: list[float] | None = field(default_factory=lambda: [1000.0])
     """Joules, as a script whose last value stays; None where the GPU has no counter."""
+    library: str = "NVML"
+    counter: EnergyCounter = "nvml"
 
     def driver(self) -> str:
         return "580.1"
@@ -34,7 +37,7 @@ class FakeNvml:
     def memory(self, uuid: str) -> MemoryUse:
         assert uuid in {gpu.uuid for gpu in self.listed}
         if self.broken:
-            raise NvmlError("gone")
+            raise MonitorError("gone")
         used = self.used.pop(0) if len(self.used) > 1 else self.used[0]
         return MemoryUse(self.total, self.total - used)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from autotune.executors.jobs import Job, JobState, Listing, SchedulerError
+from autotune.executors.scheduler import Job, JobState, Listing, SchedulerError
 
 Happening = Callable[[Job], JobState | None]
 """What becomes of a job when it is submitted: the state in which it ends up; None for one that goes on."""

@@ -8,6 +8,7 @@ from autotune.candidate import Candidate  # noqa: E402 - only where torch is the
 from autotune.lengths import Lengths  # noqa: E402
 from autotune.worker.build.composition import assemble  # noqa: E402
 from autotune.worker.data.loading import Loader  # noqa: E402
+from autotune.worker.data.placing import placing_on  # noqa: E402
 from tests.data.own_model import Texts, pad  # noqa: E402
 from tests.data.requests import family, request  # noqa: E402
 
@@ -27,8 +28,10 @@ def test_pinned_batches_are_those_of_the_dataset(workers):
     )
     for index in range(6):
         expected, found = plain.batch(index, 3), pinned.batch(index, 3)
+        assert all(value.is_pinned() for value in found.values())
+        placed = placing_on(torch.device("cuda:0"), pinned=False)(found)
         torch.cuda.synchronize()
-        assert all(torch.equal(expected[name], found[name].cpu()) for name in expected)
+        assert all(torch.equal(expected[name], placed[name].cpu()) for name in expected)
     pinned.close()
 
 
@@ -41,7 +44,7 @@ def test_packed_rows_have_the_loss_of_their_documents(attention, tmp_path):
     )
     training = assemble(probe.model_copy(update={"lengths": LENGTHS}))
     rows = LENGTHS.rows("packed", 32, seed=0)[:3]
-    batch = training.batch(0, 3)
+    batch = training.place(training.batch(0, 3))
     tokens = batch["input_ids"].flatten()
     alone, start = 0.0, 0
     with torch.no_grad():

@@ -49,7 +49,7 @@ def train(folder, model=SMALL, weights=None, **candidate):
     start = {name: whole(parameter) for name, parameter in parameters.items()}
     losses, gradients = [], []
     for step in range(STEPS):
-        loss = training.loss(training.batch(step, 4))
+        loss = training.loss(training.place(training.batch(step, 4)))
         loss.backward()
         losses.append(loss.item())
         gradients.append([whole(p.grad) for p in parameters.values() if p.grad is not None])
@@ -113,7 +113,7 @@ def test_gradients_of_chosen_experts_are_rows_of_the_whole_gradient(tmp_path):
     for patterns in ((), ("model.layers.1.mlp.experts[0,2]",)):
         model = family("mixtral").model_copy(update={"train": patterns})
         training = assemble(request(model, tmp_path, device="cuda:0", seq_len=SEQ_LEN, precision="fp32"))
-        training.loss(training.batch(0, 4)).backward()
+        training.loss(training.place(training.batch(0, 4))).backward()
         found.append({n: p.grad for n, p in training.model.named_parameters() if p.grad is not None})
         training.optimizer.step()
         training.close()
@@ -163,7 +163,7 @@ def _measure(folder, **candidate):
     optimizer = 0
     for step in range(3):
         torch.cuda.reset_peak_memory_stats()
-        training.loss(training.batch(step, 4)).backward()
+        training.loss(training.place(training.batch(step, 4))).backward()
         if step == 0:
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
@@ -270,7 +270,7 @@ def test_ligers_loss_makes_no_logits(tmp_path):
     for kernels in ("torch", "liger"):
         training = assemble(request(model, tmp_path, device="cuda:0", seq_len=SEQ_LEN, kernels=kernels))
         for step in range(2):
-            training.loss(training.batch(step, 32)).backward()
+            training.loss(training.place(training.batch(step, 32))).backward()
             if step == 0:
                 torch.cuda.synchronize()
                 torch.cuda.reset_peak_memory_stats()
@@ -310,7 +310,7 @@ def test_a_trace_counts_what_other_kernels_take(fields, tmp_path):
     torch.cuda.reset_peak_memory_stats()
     training = assemble(probe)
     for step in range(2):
-        training.loss(training.batch(step, 8)).backward()
+        training.loss(training.place(training.batch(step, 8))).backward()
         training.optimizer.step()
         training.optimizer.zero_grad()
     peak = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before

@@ -23,7 +23,7 @@ def held(folder, cut, **candidate):
     with replaced([(process_group, "form_group", fake_ranks._form_group)]):
         training = assemble(probe.model_copy(update={"world_size": cut}))
         for step in range(2):
-            training.loss(training.batch(step, 2)).backward()
+            training.loss(training.place(training.batch(step, 2))).backward()
             gradients = gradient_bytes(training)
             training.optimizer.step()
             training.optimizer.zero_grad()

@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.memory.host_footprint import built_bytes, offloaded_bytes
+from autotune.memory.host_footprint import built_bytes, offloaded_bytes, pinned_bytes
 from tests.fakes.executor import FACTS
 
 LARGE = FACTS.model_copy(update={"parameters": 10**9, "trainable_parameters": 10**9})
@@ -54,3 +54,13 @@ def test_what_is_shared_out_is_built_by_one_rank_for_all(fields, own, wholes):
 
 def test_a_function_builds_on_the_cpu_where_that_is_the_device():
     assert built_bytes(Candidate(), LARGE, 8, own=True, on_cpu=True) == 0
+
+
+def test_pinned_memory_comes_in_powers_of_two():
+    candidate = Candidate(offload="gradients")
+    assert pinned_bytes(candidate, LARGE) == 12 * 10**9, (
+        "an older record does not say what they are rounded to"
+    )
+    rounded = LARGE.model_copy(update={"pinned_parameters": 17 * 10**8})
+    assert pinned_bytes(candidate, rounded, ranks=2) == 12 * 10**9 * 17 // 10
+    assert offloaded_bytes(candidate, rounded) == 12 * 10**9, "files are as long as what is in them"

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.fresh_process import run_alone
 
 
+@pytest.mark.timeout(900)  # many traces in one process, on a machine that may be busy
 def test_offloaded_gradients():
     run_alone(Path(__file__).with_name("on_offloaded_gradients.py"))

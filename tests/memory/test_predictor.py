@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.estimation.curve import curve
 from autotune.memory.predictor import GLOO_GROUP, NCCL_BUFFERS, DeviceOverhead, Predictor
 from autotune.memory.reserved import allocator_usage
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Sample, StepTiming
+from autotune.timeline.curve import curve
 from autotune.timeline.step_events import CATEGORIES, Accumulated, Slots, StepEvents, into_existing
 from autotune.timeline.timeline import Timeline
 from autotune.trial import Trial

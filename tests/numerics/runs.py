@@ -60,7 +60,7 @@ def train(model, files=None, check=None, **candidate):
         training = assemble(request(spec, Path(folder), **candidate), files=files)
         losses, gradients = [], []
         for step in range(STEPS):
-            loss = training.loss(training.batch(step, MICRO_BATCH))
+            loss = training.loss(training.place(training.batch(step, MICRO_BATCH)))
             loss.backward()
             losses.append(loss.item())
             gradients.append(gradients_of(training))
@@ -85,7 +85,7 @@ def accumulated(model, steps, micro_batch, files=None, **candidate):
         training.model.eval()  # dropout draws one mask for each batch, so it differs between splits of a batch
         total = 0.0
         for step in range(steps):
-            loss = training.loss(training.batch(step, micro_batch)) / steps
+            loss = training.loss(training.place(training.batch(step, micro_batch))) / steps
             loss.backward()
             total += loss.item()
         gradients = gradients_of(training)

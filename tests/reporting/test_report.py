@@ -191,7 +191,7 @@ def watching(spec, tmp_path):
     with new_run(make_spec(), tmp_path / "runs") as paths:
         tune(make_spec(), paths, ArithmeticExecutor(Arithmetic(budget=1000)))
     record = read_record(paths.journal)
-    watch = Terminal(Console(file=io.StringIO()), spec)
+    watch = Terminal(Console(file=io.StringIO()), spec, clock=lambda: 0.0)
     facts, budget = record.inspection.facts, record.inspection.budget
     watch.inspected(FACTS, SearchContext.of(spec, facts, budget), record.history)
     return watch, record.history

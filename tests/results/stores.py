@@ -11,7 +11,7 @@ from autotune.errors import InputError, StoreError
 from autotune.outcome import Oom
 from autotune.results.find import open_store
 from autotune.results.row import CellRow, Environment, RunRows, TrialRow
-from autotune.results.store import Query, Verdict
+from autotune.results.store import Origin, Query, Verdict
 from autotune.testing.arithmetic import Arithmetic
 
 HERE = Environment(
@@ -141,6 +141,27 @@ class StoreContract:
             nights[2],
             nights[5],
         ]
+        tonight = cell(nights[6])
+        assert store.past(tonight, 7) == store.good("nightly", nights[6], 7)
+        assert [row.night for row in store.past(tonight, 2, since=nights[5])] == [nights[5]]
+        assert store.past(cell(nights[0]), 7) == ()
+        assert store.past(cell(nights[6], "another"), 7) == ()
+
+    def test_of_several_proofs_the_first_tells_how_nights_differ(self, store):
+        nights = [f"2026110{day}T000000Z" for day in (1, 2)]
+        store.add(RunRows(cell=cell(nights[0], proofs=(90.0, 100.0))))
+        store.add(RunRows(cell=cell(nights[1])))
+        assert store.speeds("nightly", nights[1], 2) == {"gpt2-small": (90.0,)}
+        assert store.good("nightly", nights[1], 2)[0].proofs == (90.0, 100.0)
+
+    def test_what_may_be_reused_is_counted_by_what_it_was_measured_for(self, store):
+        others = (trial(3, 4, kind="proof", turn=1), trial(2, 16, OOM, reused="another"))
+        store.add(RunRows(cell=cell(), trials=(trial(1, 4), trial(2, 8, OOM), trial(3, 4), *others[:1])))
+        store.add(RunRows(cell=cell("20261102T000000Z", "other", asked="b"), trials=(trial(1, 4), others[1])))
+        of = Origin("a", "", HERE.digest())
+        assert store.reusable("2026-10-01") == {of: 2, of._replace(asked="b"): 1}
+        assert store.reusable("2026-11-02") == {of: 2}
+        assert store.reusable("2026-11-04") == {}
 
     def test_a_verdict_stays_until_the_cell_has_more_to_say(self, store):
         rows = RunRows(cell=cell(), trials=(trial(),))

@@ -7,9 +7,9 @@ from autotune.candidate import Candidate
 from autotune.exit_codes import ExitCode
 from autotune.results.comparison import compare_night, compare_two
 from autotune.results.find import open_store
+from autotune.results.moderated import quantile
 from autotune.results.regression import falls, grown, spreads
 from autotune.results.row import RunRows
-from autotune.results.student import quantile
 from autotune.results.thresholds import Thresholds
 from autotune.testing.arithmetic import ok
 from autotune.units import GIB, MIB

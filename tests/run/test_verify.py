@@ -19,9 +19,10 @@ from autotune.run.disk_use import written_bytes
 from autotune.run.folder import create_run, find_best
 from autotune.run.loop import tune
 from autotune.run.paths import RunPaths
-from autotune.run.verify import verify
+from autotune.run.verify import recorded_device, verify
 from autotune.specs import DeviceSpec
 from autotune.testing.arithmetic import Arithmetic
+from tests.configurations import make_best
 from tests.fakes.executor import ArithmeticExecutor, slower
 from tests.fakes.runs import make_spec
 
@@ -160,3 +161,7 @@ def test_a_proof_that_something_outside_ended_is_tried_again(proven, executor, m
     left[:] = [lost] * 3
     with pytest.raises(ProbeError, match="ended from outside 3 times, the last by: killed by SIGKILL"):
         verify(proven.best, None, Limits())
+
+
+def test_a_proof_goes_to_the_gpu_that_was_measured():
+    assert str(recorded_device(make_best(device="cuda"))) == "cuda:1"

@@ -113,3 +113,12 @@ def test_an_hf_trainer_script_by_its_shipped_mapping(folder):
     assert isinstance(result.answer, Ok), result.answer
     assert result.answer.accumulation_steps == 2
     assert [path.name for path in folder.iterdir()] == ["train.py"]
+
+
+def test_a_script_is_watched_by_name_where_pythonpath_is_ignored(folder):
+    (folder / "train.py").write_text(programs.NANO)
+    device = CpuDevice(budget(256 * MIB))
+    command = parse_command(f"{sys.executable} -I -m autotune.watch train.py {TOLD}", None, None, folder)
+    result = ScriptExecutor([device]).run(requested(command, device), folder.parent / "probe", timeout=100)
+    assert isinstance(result.answer, Ok), result.answer
+    assert result.answer.optimizer_steps >= 2

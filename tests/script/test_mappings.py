@@ -16,7 +16,8 @@ COMMANDS = {
     "hf_trainer": "python train.py", "trl": "python sft.py", "nanogpt": "python train.py",
     "accelerate": "python train.py --bs {micro_batch}", "axolotl": "python -m axolotl.cli.train c.yaml",
     "llamafactory": "python -m llamafactory.cli train c.yaml", "lightning_cli": "python main.py fit",
-    "torchtitan": "python -m torchtitan.train", "deepspeed": "python train.py --deepspeed c.json",
+    "torchtitan": "python -m torchtitan.train", "litgpt": "python -m litgpt finetune_full m",
+    "deepspeed": "python train.py --deepspeed c.json",
 }  # fmt: skip
 
 

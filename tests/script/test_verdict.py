@@ -3,7 +3,8 @@
 import pytest
 
 from autotune.outcome import Crash, Lost, NonFinite, Ok, Oom, Timeout
-from autotune.script.verdict import Told, facts, finished, verdict
+from autotune.script.measurement import Told, facts
+from autotune.script.verdict import finished, verdict
 from tests.script.watched import MIB, error, refused, report, seen, step, watched
 
 TOLD = Told(

@@ -12,9 +12,10 @@ from autotune.api import load_run
 from autotune.cli import app
 from autotune.errors import RunInUse, StoreError
 from autotune.interruption import Interruption
-from autotune.outcome import Lost
+from autotune.outcome import Lost, Ok
 from autotune.probe.launch import ended_by_all
 from autotune.results.find import open_store
+from autotune.results.regression import PROOFS
 from autotune.run.events import Finished, Interrupted
 from autotune.run.journal import read_record
 from autotune.sweep.controller import ERROR, NightCallbacks
@@ -225,6 +226,7 @@ def test_a_night_that_cannot_be_read_is_not_resumed(tmp_path, night):
 
 def three_nights(tmp_path, last) -> list:
     """Return two nights in which nothing changed, and one whose runs get their executors of `last`."""
+    tmp_path.mkdir(exist_ok=True)
     sweep = asked(tmp_path, results="results", regression={"throughput": "5%"})
     found = []
     for make in (None, None, last):
@@ -252,6 +254,45 @@ def test_what_got_slower_is_told_with_the_files_that_a_ci_reads(tmp_path):
     assert "regressed" in (last.paths.root / "summary.md").read_text()
     shown = CliRunner().invoke(app, ["sweep", "report", str(last.paths.root)], env={"COLUMNS": "200"}).stdout
     assert shown.count("REGRESSED") == 2
+
+
+def proofs_of(night, cell):
+    return [proof.outcome.kind for proof in read_record(night.paths.run(cell).journal).proofs]
+
+
+def test_what_seems_slower_is_proven_again_before_it_is_said(tmp_path):
+    class SlowOnce(ArithmeticExecutor):
+        """Its first proof meets a bad minute."""
+
+        def run(self, request, folder, **more):
+            found = super().run(request, folder, **more)
+            if [kind for kind, _ in self.launched].count("prove") == 1 and request.kind == "prove":
+                return found.model_copy(update={"answer": slower(found.answer, 1.08)})
+            return found
+
+    class Slow(ArithmeticExecutor):
+        def run(self, request, folder, **more):
+            found = super().run(request, folder, **more)
+            if not isinstance(found.answer, Ok):
+                return found
+            return found.model_copy(update={"answer": slower(found.answer, 1.5)})
+
+    def of_one_cell(executor):
+        return lambda spec: (
+            executor if (spec.model.name, spec.goal.seq_len) == ("gpt2", 64) else ArithmeticExecutor
+        )(BIG)
+
+    *_, once = three_nights(tmp_path / "once", of_one_cell(SlowOnce))
+    assert [len(proofs_of(once, cell)) for cell in ALL] == [2, 1, 1, 1]
+    assert once.record.compared.regressions == ()
+    *_, always = three_nights(tmp_path / "always", of_one_cell(Slow))
+    assert [len(proofs_of(always, cell)) for cell in ALL] == [PROOFS, 1, 1, 1]
+    (change,) = always.record.compared.regressions
+    assert (change.cell, change.kind) == (ALL[0], "throughput")
+    assert f"in {PROOFS} proofs" in change.what
+    with open_store(tmp_path / "always" / "results", create=False) as store:
+        rows = {row.cell: row for row in store.cells("nightly", [always.paths.id])}
+    assert [len(rows[cell].proofs) for cell in ALL] == [PROOFS, 1, 1, 1]
 
 
 def test_the_verb_exits_with_5_where_something_regressed_and_with_0_where_nothing_did(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from autotune.sweep.asked import AskedSweep
 from autotune.sweep.file import Goal, Hardware, SweepFile
 from autotune.sweep.matrix import cells_of
 from autotune.sweep.places import Places, windows
-from tests.fakes.sweeps import TWO_BY_TWO, write_sweep
+from tests.fakes.sweeps import TWO_BY_TWO, anything, write_sweep
 
 
 def made(**changes) -> SweepFile:
@@ -154,6 +154,8 @@ def test_relative_paths_start_at_the_file(tmp_path, monkeypatch):
         ({"device": ["cuda", "cuda:0"]}, "a GPU is listed twice"),
         ({"device": "cuda", "at_once": 2}, "two probes on one GPU would measure each other"),
         ({"device": "cpu"}, "the cpu device needs a memory budget"),
+        ({"device": "cuda", "partition": "a100"}, "no `cluster` is named"),
+        ({"device": ["cuda:0", "cuda:1"], "cluster": "c.yaml"}, "name one device, and at_once for more jobs"),
     ],
 )
 def test_hardware_that_cannot_be(hardware, wrong):
@@ -169,17 +171,17 @@ def test_more_memory_at_once_than_there_is_is_told(tmp_path):
 
 def test_places_bind_a_run_to_devices_and_let_nobody_share_the_cpu():
     cpu = Hardware(device="cpu:1GiB", at_once=2).devices
-    places = Places(cpu)
+    places = Places(cpu, shared=False)
     first = places.bind(1)
     places.bind(2)
     assert places.load(1) is None
     places.release(first)
     assert places.load(1) == 0
     gpus = Hardware(device=["cuda:0", "cuda:1", "cuda:3"]).devices
-    assert windows(gpus, 2) == [(0, 1)]
-    assert windows(gpus, 3) == []
-    assert windows((DeviceSpec.parse("cuda"),), 8) == [(0,)]
-    places = Places(gpus)
+    assert windows(gpus, 2, True) == [(0, 1)]
+    assert windows(gpus, 3, True) == []
+    assert windows((DeviceSpec.parse("cuda"),), 8, True) == [(0,)]
+    places = Places(gpus, shared=True)
     pair, other = places.bind(2), places.bind(1)
     assert (pair.device.index, other.device.index) == (0, 3)
     assert (places.load(1), places.load(2)) == (1, 1)
@@ -189,6 +191,33 @@ def test_places_bind_a_run_to_devices_and_let_nobody_share_the_cpu():
     for place in (pair, other, third):
         places.release(place)
     assert places.load(2) == 0
+
+
+def test_jobs_of_a_cluster_have_their_own_devices(tmp_path):
+    cluster = {
+        "engine": "slurm",
+        "shared": str(tmp_path),
+        "python": "/usr/bin/python3",
+        "partitions": {"a100": {}, "h100": {}},
+    }
+    (tmp_path / "cluster.yaml").write_text(json.dumps(cluster))
+    jobs = {"device": "cuda", "at_once": 3, "cluster": "cluster.yaml", "partition": "a100"}
+    hardware = Hardware.model_validate(jobs)
+    assert not hardware.shared
+    places = Places(hardware.devices, hardware.shared)
+    bound = [places.bind(8) for _ in range(3)]
+    assert [place.numbers for place in bound] == [(0,), (1,), (2,)]
+    assert places.load(8) is None
+    asked = AskedSweep.read(write_sweep(tmp_path, hardware={"small": jobs}), anything)
+    (target,) = {asked.specs.of(cell).cluster.name for cell in asked.cells}
+    assert target == "a100"
+    with pytest.raises(InputError) as caught:
+        AskedSweep.read(write_sweep(tmp_path, hardware={"small": {**jobs, "partition": "b100"}}), anything)
+    assert set(caught.value.about) == {"hardware.small.partition"}
+    (tmp_path / "cluster.yaml").write_text(json.dumps({**cluster, "nodes": 2}))
+    with pytest.raises(InputError) as caught:
+        AskedSweep.read(write_sweep(tmp_path, hardware={"small": jobs}), anything)
+    assert set(caught.value.about) == {"hardware.small.cluster"}
 
 
 def test_a_goal_takes_every_option_that_stands_nowhere_else():

@@ -9,10 +9,16 @@ from typer.testing import CliRunner
 
 from autotune.cli import app
 from autotune.errors import InputError
+from autotune.results.reuse_key import environment_of
+from autotune.sweep.cached import cached_trials
 from autotune.sweep.file import SweepFile
 from autotune.sweep.matrix import cells_of
+from autotune.sweep.night import new_night
 from autotune.sweep.plan import START, Took, plan
-from tests.fakes.sweeps import TWO_BY_TWO, write_sweep
+from autotune.sweep.start import run_night
+from tests.fakes.executor import ArithmeticExecutor
+from tests.fakes.runs import BIG
+from tests.fakes.sweeps import TWO_BY_TWO, ArithmeticExecution, asked, write_sweep
 
 FILE = SweepFile.parse(TWO_BY_TWO, "sweep.yaml")
 CELLS = cells_of(FILE)
@@ -54,6 +60,31 @@ def test_what_ran_before_takes_what_it_took_and_others_what_cells_like_them_took
         assert (planned[other.id].basis, planned[other.id].seconds) == ("alike", like)
 
 
+def test_what_the_store_has_of_the_very_same_is_cached_and_not_assumed_to_be_probed(tmp_path):
+    sweep = asked(tmp_path, results="results", reuse_within="7d")
+
+    def cached(place=sweep, **device):
+        executor = ArithmeticExecutor(BIG)
+        executor.alter_device(**device)
+        return cached_trials(
+            place.file, place.base, place.cells, place.specs.of, lambda _: environment_of(executor.site)
+        )
+
+    assert cached() == {cell.id: 0 for cell in CELLS}
+    assert not (tmp_path / "results").exists()
+    night = new_night("nightly", tmp_path / "runs")
+    ended = run_night(sweep, night, execution=ArithmeticExecution()).record.ended
+    found = cached()
+    assert found == {cell: entry.probes for cell, entry in ended.items()}
+    assert set(cached(driver="another").values()) == {0}
+    again = {one.cell.id: one for one in plan(sweep.file, sweep.cells, {}, found).cells}
+    for cell, count in found.items():
+        assert again[cell].cached == count
+        assert again[cell].seconds == (5 - min(5, count)) * (START + 10) + START + 10
+    (tmp_path / "all").mkdir()
+    assert cached(asked(tmp_path / "all", results=str(tmp_path / "results"))) == {}
+
+
 def test_ranks_take_a_device_each():
     goals = {**TWO_BY_TWO["goals"], "short": {**TWO_BY_TWO["goals"]["short"], "gpus": 4}}
     file = SweepFile.parse({**TWO_BY_TWO, "goals": goals}, "f")
@@ -67,7 +98,14 @@ def test_the_verb_shows_cells_and_sums_and_says_what_is_assumed(tmp_path):
     arguments = ["sweep", "plan", str(file), "--runs", str(tmp_path / "runs")]
     shown = CliRunner().invoke(app, arguments)
     assert shown.exit_code == 0, shown.exception
-    for part in ("gpt2-small-short-minimal", "assumed", "4 cells:", "USD", "which most runs do not"):
+    for part in (
+        "gpt2-small-short-minimal",
+        "cached",
+        "assumed",
+        "4 cells:",
+        "USD",
+        "which most runs do not",
+    ):
         assert part in shown.stdout
     document = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
     assert [one["cell"]["id"] for one in document["cells"]] == [cell.id for cell in CELLS]

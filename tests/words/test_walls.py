@@ -23,7 +23,18 @@ def test_the_command_line_loads_nothing_heavy():
     loaded = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    for name in ("torch", "transformers", "optuna", "pandas", "ray", "numpy", "pydantic", "ruamel", "psutil"):
+    for name in (
+        "torch",
+        "transformers",
+        "optuna",
+        "pandas",
+        "ray",
+        "numpy",
+        "scipy",
+        "pydantic",
+        "ruamel",
+        "psutil",
+    ):
         assert f"'{name}'" not in loaded
 
 

@@ -69,7 +69,7 @@ def test_steps_go_on_until_the_energy_is_known_too():
 
 
 def test_a_gpu_that_cannot_be_asked_is_told_at_once():
-    from autotune.devices.monitor.nvml import NoEnergyCounter
+    from autotune.devices.monitor.monitor import NoEnergyCounter
 
     with pytest.raises(NoEnergyCounter):
         GpuEnergy(FakeNvml(counted=None), H100.uuid)

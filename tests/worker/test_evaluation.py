@@ -27,6 +27,7 @@ class Device:
             device=torch.device("cpu"),
             ranks=ranks or Ranks(),
             batch=lambda index, size: size,
+            place=lambda batch: batch,
             loss=self._loss,
             loader=None,
         )

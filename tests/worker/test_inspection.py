@@ -82,3 +82,10 @@ def test_what_tensor_parallelism_can_cut_is_known_before_any_probe():
     mixtral = facts_of(model_type="mixtral", architectures=["MixtralForCausalLM"], **WIDTH)
     assert "the style moe_tp_experts, packed_colwise" in refusal(four, Context(model=mixtral))
     assert refusal(Candidate(), Context(model=gpt2)) is None
+
+
+def test_pinned_memory_of_each_tensor_is_a_power_of_two():
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **WIDTH}
+    untied, tied = (facts_of(**config, tie_word_embeddings=tied) for tied in (False, True))
+    assert untied.pinned_parameters - tied.pinned_parameters == 4096  # of 100 x 32
+    assert tied.parameters < tied.pinned_parameters < 2 * tied.parameters

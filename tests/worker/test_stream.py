@@ -15,7 +15,7 @@ META = torch.device("meta")
 
 
 def open_stream(model, seed=0, seq_len=SEQ_LEN):
-    return stream(build_model(model, seq_len, META), seq_len, seed, torch.device("cpu"))
+    return stream(build_model(model, seq_len, META), seq_len, seed)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "vit"])

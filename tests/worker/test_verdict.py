@@ -45,6 +45,8 @@ def at(device="cpu", short=False, **changes):
             "device",
         ),
         ("cuda", RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "device"),
+        ("cuda", RuntimeError("Triton Error [CUDA]: out of memory"), "device"),
+        ("cuda", RuntimeError("NCCL error: unhandled cuda error\nCuda failure 2 'out of memory'"), "device"),
     ],
 )
 def test_refused_memory_is_told_with_where_it_was_refused(device, error, where):

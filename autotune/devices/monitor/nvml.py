@@ -2,86 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from autotune.devices.monitor.monitor import Gpu, MemoryUse, MonitorError, NoEnergyCounter, NoGpu
 from autotune.environment import how_to_install
-from autotune.errors import AutotuneError
+from autotune.outcome import EnergyCounter
 
-
-class NvmlError(AutotuneError):
-    """There is a driver, but NVML refuses to answer: this machine's fault, which is to be mended."""
-
-
-class NoGpu(NvmlError):
-    """No GPU is there for this process: no library, no driver that is loaded, none listed, or all hidden from it."""
-
-    def __init__(self, reason: str, hidden: bool = False) -> None:
-        self.hidden = hidden
-        """Whether there are some that CUDA_VISIBLE_DEVICES hides."""
-        super().__init__(f"no GPU found: {reason}")
-
-
-class NoEnergyCounter(NvmlError):
-    """The GPU does not count the energy that it takes: none before Volta does."""
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU as NVML lists it, in the order of its PCI address."""
-
-    index: int
-    uuid: str
-    """`GPU-...`; names the same device to CUDA, whatever the order there."""
-    name: str
-    capability: tuple[int, int]
-    """CUDA compute capability."""
-    mig: bool
-    """Split into instances (MIG), so that the whole cannot be used."""
-
-
-@dataclass(frozen=True)
-class MemoryUse:
-    """Bytes of a GPU. `free` is what new processes can get: the driver's own reserve is not in it."""
-
-    total: int
-    free: int
-
-    @property
-    def used(self) -> int:
-        """Everything that is not free, the driver's reserve included."""
-        return self.total - self.free
-
-
-class Nvml(Protocol):
-    """The few questions that autotune asks of NVML. Every one may raise NvmlError."""
-
-    def driver(self) -> str:
-        """Return the driver's version."""
-        ...
-
-    def gpus(self) -> tuple[Gpu, ...]:
-        """Return all GPUs that this process may see, in PCI order."""
-        ...
-
-    def memory(self, uuid: str) -> MemoryUse:
-        """Return the memory of a GPU now."""
-        ...
-
-    def joules(self, uuid: str) -> float:
-        """Return the energy that a GPU took since its driver was loaded. Raises NoEnergyCounter where none counts it.
-
-        The driver counts in millijoules, and brings the counter up to date only now and then.
-        """
-        ...
-
-    def processes(self, uuid: str) -> tuple[int, ...]:
-        """Return the ids of the processes that compute on a GPU.
-
-        In a container the driver may name processes by their number outside of it, or none at all; none are returned
-        where NVML does not answer that.
-        """
-        ...
+FIRST_WITH = {"bf16": (8, 0), "fp8": (8, 9)}
+"""Compute capability from which tensor cores know a number type: bf16 came with Ampere, 8-bit floats with Ada."""
 
 
 class NvmlLibrary:
@@ -91,12 +19,15 @@ class NvmlLibrary:
     CUDA context.
     """
 
+    library = "NVML"
+    counter: EnergyCounter = "nvml"
+
     def __init__(self) -> None:
-        """Raise NoGpu where there is no library or no driver, NvmlError where they do not work."""
+        """Raise NoGpu where there is no library or no driver, MonitorError where they do not work."""
         try:
             import pynvml
         except ImportError:
-            raise NvmlError(
+            raise MonitorError(
                 "the package nvidia-ml-py is not installed, so no GPU can be looked for: "
                 + how_to_install("nvidia-ml-py")
             ) from None
@@ -146,9 +77,18 @@ class NvmlLibrary:
             mig = self._api.nvmlDeviceGetMigMode(handle)[0] == self._api.NVML_DEVICE_MIG_ENABLE
         except self._api.NVMLError:
             mig = False  # "not supported": most GPUs cannot be split
-        major, minor = self._ask("nvmlDeviceGetCudaComputeCapability", handle)
-        uuid = str(self._ask("nvmlDeviceGetUUID", handle))
-        return Gpu(index, uuid, str(self._ask("nvmlDeviceGetName", handle)), (major, minor), mig)
+        capability = tuple(self._ask("nvmlDeviceGetCudaComputeCapability", handle))
+        split = (
+            "is split into MIG instances, which cannot be measured from outside; turn that off "
+            f"(nvidia-smi -i {index} -mig 0)"
+        )
+        return Gpu(
+            index=index,
+            uuid=str(self._ask("nvmlDeviceGetUUID", handle)),
+            name=str(self._ask("nvmlDeviceGetName", handle)),
+            dtypes=tuple(dtype for dtype, first in FIRST_WITH.items() if capability >= first),
+            split=split if mig else "",
+        )
 
     def _handle(self, uuid: str) -> Any:
         if uuid not in self._handles:
@@ -163,11 +103,11 @@ class NvmlLibrary:
         except (
             self._api.NVMLLibraryMismatchError
         ) as error:  # no NVMLError, for a function that this driver lacks
-            raise NvmlError(
+            raise MonitorError(
                 f"NVIDIA's driver is too old for what is asked of it: {error}; update it"
             ) from None
 
-    def _refused(self, error: Any) -> NvmlError:
+    def _refused(self, error: Any) -> MonitorError:
         """Return what an error of NVML means: that no GPU is there, or what is to be mended."""
         api = self._api
         if error.value in {
@@ -183,4 +123,4 @@ class NvmlLibrary:
             api.NVML_ERROR_IRQ_ISSUE: "the GPU's interrupts do not arrive: see dmesg, or reboot",
         }
         remedy = remedies.get(error.value, "see what nvidia-smi and dmesg say of it")
-        return NvmlError(f"NVIDIA's driver is there, but broken: NVML says {str(error)!r}; {remedy}")
+        return MonitorError(f"NVIDIA's driver is there, but broken: NVML says {str(error)!r}; {remedy}")

@@ -74,7 +74,7 @@ def train(steps: int, scratch: Path) -> list[float]:
             # Padded batches have unequal numbers of targets: each loss counts for as many as it has.
             for index, batch, share in zip(indices, batches, training.shares(batches), strict=True):
                 with training.reduction(index == indices[-1]):
-                    loss = training.loss(batch)
+                    loss = training.loss(training.place(batch))
                     (loss * share).backward()
                 total += float(loss.detach()) * share
             training.optimizer.step()

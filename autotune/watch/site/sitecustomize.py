@@ -35,7 +35,7 @@ def _start_hidden() -> None:
 
 if os.environ.get("AUTOTUNE_WATCH"):
     try:
-        for _name in ("imports", "memory", "tensors", "watcher"):
+        for _name in ("files", "imports", "memory", "stopping", "tensors", "failures", "watcher"):
             _load(_name)
         sys.modules["autotune.watch.watcher"].install()
     except Exception as error:  # noqa: BLE001

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ from autotune.worker.build.model_init import construct, cut
 from autotune.worker.built_model import loss_of
 from autotune.worker.configuration import width
 from autotune.worker.data.packing import check_packing
+from autotune.worker.data.placing import placing_on
 from autotune.worker.data.synthetic import feed, is_traced, rows_shorter, target_counter, text_symbols
 from autotune.worker.errors import CannotRun, lacking
 from autotune.worker.techniques.activation_offload import ActivationOffload
@@ -51,17 +54,84 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
     CannotRun (this machine or model cannot run the candidate), OutOfSpace (offload found no room), and whatever the
     user's own code raises.
     """
+    return _training(_drafted(request, TECHNIQUES, files))
+
+
+class SharedModel:
+    """A model with its parameters in place, whose passes run as one candidate after the other has them.
+
+    For traces, which ask of many candidates what their passes do. These differ in what `PASSES` apply, and in no more.
+    """
+
+    def __init__(self, request: ProbeRequest) -> None:
+        """Build the model of the request's candidate. Raises as `assemble`."""
+        self._draft = _drafted(request, [apply for apply in TECHNIQUES if apply not in PASSES])
+        self._closing = self._draft.closing
+        self._found: list[tuple[dict[str, Any], str, Any]] = []
+        """What was found in modules before passes changed it."""
+
+    def training(self, candidate: Candidate) -> Training:
+        """Return the training with the passes of a candidate; that of another one is of no use from now on.
+
+        Raises CannotRun where they cannot run.
+        """
+        draft = self._draft
+        self._take_off()
+        draft.request = draft.request.alone(candidate)
+        draft.closing = ExitStack()
+        own = [vars(module) for module in draft.built.model.modules()]
+        before = [dict(values) for values in own]
+        try:
+            for apply in (_check, *PASSES):
+                apply(draft)
+        finally:
+            self._found = [
+                (values, name, found.get(name, _NOTHING))
+                for values, found in zip(own, before, strict=True)
+                for name in (*values, *(name for name in found if name not in values))
+                if values.get(name, _NOTHING) is not found.get(name, _NOTHING)
+            ]
+        return _training(draft)
+
+    def _take_off(self) -> None:
+        for values, name, found in self._found:
+            if found is _NOTHING:
+                values.pop(name, None)
+            else:
+                values[name] = found
+        self._found = []
+        if self._draft.closing is not self._closing:
+            self._draft.closing.close()
+        self._draft.closing, self._draft.saving = self._closing, nullcontext
+
+    def close(self) -> None:
+        """Release what outlives the tensors."""
+        self._take_off()
+        self._closing.close()
+
+
+_NOTHING = object()
+"""What a module holds under a name that it does not know."""
+
+
+def _drafted(
+    request: ProbeRequest, techniques: Iterable[Callable[[BuildContext], None]], files: bool | None = None
+) -> BuildContext:
     device = torch.device(request.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # streams and sharding work on the current device
     draft = BuildContext(request, device, offload_store(request.candidate, request.folder, device, files))
     try:
-        for apply in TECHNIQUES:
+        for apply in techniques:
             apply(draft)
     except BaseException:
         draft.closing.close()
         raise
+    return draft
 
+
+def _training(draft: BuildContext) -> Training:
+    request, device = draft.request, draft.device
     scaling = draft.scaling
 
     def loss(batch: Batch) -> Tensor:
@@ -74,7 +144,7 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
     if loader is not None:
         draft.closing.callback(loader.close)
 
-    shorter = rows_shorter(draft.built, request, ranks, device)
+    shorter = rows_shorter(draft.built, request, ranks)
 
     gradients = None if draft.gradients is None else draft.gradients.all
     if draft.engine is not None:
@@ -86,6 +156,7 @@ def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
         device=device,
         loss=loss,
         batch=batches,
+        place=placing_on(device, pinned=loader is None),
         tokens_per_sample=draft.built.tokens_per_sample,
         attention=draft.built.attention,
         close=draft.closing.close,
@@ -324,3 +395,11 @@ TECHNIQUES: tuple[Callable[[BuildContext], None], ...] = (
     _scale_loss,  # around the optimizer, whose steps it may leave out
 )
 """The techniques in the order of their application."""
+
+PASSES: tuple[Callable[[BuildContext], None], ...] = (
+    _chunk_loss,
+    _compile,
+    _checkpoint,
+    _offload_activations,
+)
+"""Those that change how passes run and leave parameters alone: they set attributes of modules, and `saving`."""

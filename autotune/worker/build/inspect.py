@@ -59,6 +59,7 @@ def describe(built: BuiltModel, block_class: str | None = None) -> ModelFacts:
         model_class=type(model).__name__,
         parameters=parameter_count(model),
         trainable_parameters=_count(p for p in parameters if p.requires_grad),
+        pinned_parameters=sum(1 << max(0, p.numel() - 1).bit_length() for p in parameters if p.requires_grad),
         active_parameters=active_parameters(model, built.config),
         layers=layers_of(built.config) or found,
         hidden=width(built.config),

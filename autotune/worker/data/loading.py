@@ -36,7 +36,7 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class Loader:
-    """Batches of a dataset for one rank, in a fixed order, without end; on the training device.
+    """Batches of a dataset for one rank, in a fixed order, without end; on the host, pinned where that was asked for.
 
     Workers are forked when the first batch is asked for, and end with `close`. What they hold is the host's memory and
     not the device's, on `cpu` too: a limit on this process's memory is not theirs.
@@ -127,10 +127,9 @@ class Loader:
         self._batches = iter(loader)
 
     def _placed(self, batch: Mapping[str, Tensor], shared: bool) -> dict[str, Tensor]:
-        """Bring a batch to the device; on `cpu` out of memory that is shared, which would not count as the device's."""
-        if self._device.type == "cpu":
-            return {name: value.clone() if shared else value for name, value in batch.items()}
-        return {name: value.to(self._device, non_blocking=self._pin) for name, value in batch.items()}
+        """Return a batch; on the `cpu` device out of memory that is shared, which would not count as the device's."""
+        copied = shared and self._device.type == "cpu"
+        return {name: value.clone() if copied else value for name, value in batch.items()}
 
     def _of_largest(self, micro_batch: int) -> Mapping[str, Tensor]:
         if micro_batch not in self._heaviest:

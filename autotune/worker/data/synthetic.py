@@ -34,11 +34,10 @@ def stream(
     built: BuiltModel,
     seq_len: int,
     seed: int,
-    device: torch.device,
     sequences: Sequences = "full",
     lengths: Lengths | None = None,
 ) -> Callable[[int, int], Batch]:
-    """Return `batch(index, micro_batch)` for the model's task, on `device`.
+    """Return `batch(index, micro_batch)` for the model's task, where it is made: on the host.
 
     Batch `index` holds the samples from `index x micro_batch` on, and sample i is the same in every batch
     that holds it, so accumulated batches and one large batch see the same data. In a text each symbol follows the one
@@ -56,16 +55,16 @@ def stream(
 
         def row_batch(index: int, micro_batch: int) -> Batch:
             numbers = range(index * micro_batch, (index + 1) * micro_batch)
-            return {name: value.to(device) for name, value in made(numbers).items()}
+            return made(numbers)
 
         return row_batch
     if built.make_batch is not None:
-        return _repeated(built.make_batch, seq_len, seed, device)
+        return _repeated(built.make_batch, seq_len, seed)
     sample = _samples(built, seq_len, seed)
 
     def batch(index: int, micro_batch: int) -> Batch:
         numbers = torch.arange(index * micro_batch, (index + 1) * micro_batch)
-        return {name: value.to(device) for name, value in sample(numbers).items()}
+        return sample(numbers)
 
     return batch
 
@@ -73,7 +72,7 @@ def stream(
 def feed(
     built: BuiltModel, request: ProbeRequest, ranks: Ranks, device: torch.device
 ) -> tuple[Callable[[int, int], Batch], Loader | None]:
-    """Return this rank's batches, and the loader that they come from where they are of a dataset of the user's own.
+    """Return this rank's batches on the host, and the loader that they come from where they are of a user's dataset.
 
     A trace sees the largest batch of a dataset alone.
     """
@@ -89,16 +88,16 @@ def feed(
         # A user's own batch maker repeats one batch, so each rank has to draw its own.
         own = 0 if built.make_batch is None else ranks.data_rank
         seed, sequences = request.seed + own, request.candidate.sequences
-        batches = stream(built, request.seq_len, seed, device, sequences, request.lengths)
+        batches = stream(built, request.seq_len, seed, sequences, request.lengths)
     return (
         lambda index, micro_batch: batches(index * ranks.data_size + ranks.data_rank, micro_batch)
     ), loader
 
 
 def rows_shorter(
-    built: BuiltModel, request: ProbeRequest, ranks: Ranks, device: torch.device
+    built: BuiltModel, request: ProbeRequest, ranks: Ranks
 ) -> Callable[[int, int, int], Batch] | str | None:
-    """Return `batch(index, micro_batch, tokens)`: this rank's batches, of rows of that length; or why there are none.
+    """Return `batch(index, micro_batch, tokens)`: this rank's, of rows of that length, on the host; or why none is.
 
     None for a dataset, whose rows are as long as they are. A user's own batch maker whose rows do not follow raises
     ModelError when it is asked.
@@ -119,18 +118,16 @@ def rows_shorter(
         def batch(index: int, micro_batch: int, tokens: int) -> Batch:
             number = index * ranks.data_size + ranks.data_rank
             if request.lengths is None:
-                return stream(built, tokens, seed, device)(number, micro_batch)
-            whole = stream(built, width, seed, device, candidate.sequences, request.lengths)(
-                number, micro_batch
-            )
+                return stream(built, tokens, seed)(number, micro_batch)
+            whole = stream(built, width, seed, candidate.sequences, request.lengths)(number, micro_batch)
             return {name: value[:, :tokens].contiguous() for name, value in whole.items()}
 
         return batch
 
-    own = _repeated(make_batch, request.seq_len, seed + ranks.data_rank, device)
+    own = _repeated(make_batch, request.seq_len, seed + ranks.data_rank)
 
     def made(index: int, micro_batch: int, tokens: int) -> Batch:
-        batch = _repeated(make_batch, tokens, seed + ranks.data_rank, device)(index, micro_batch)
+        batch = _repeated(make_batch, tokens, seed + ranks.data_rank)(index, micro_batch)
         longest = own(index, micro_batch)
         if tokens < request.seq_len and _elements(batch) >= _elements(longest):
             raise ModelError(
@@ -228,9 +225,7 @@ def _elements(batch: Batch) -> int:
     return sum(tensor.numel() for tensor in batch.values())
 
 
-def _repeated(
-    make_batch: MakeBatch, seq_len: int, seed: int, device: torch.device
-) -> Callable[[int, int], Batch]:
+def _repeated(make_batch: MakeBatch, seq_len: int, seed: int) -> Callable[[int, int], Batch]:
     made: dict[int, Batch] = {}
 
     def batch(index: int, micro_batch: int) -> Batch:  # noqa: ARG001 - the contract's signature
@@ -240,6 +235,6 @@ def _repeated(
                 batch = make_batch(micro_batch, seq_len)
             check_made(batch, micro_batch, seq_len)
             made[micro_batch] = batch
-        return {name: value.to(device) for name, value in made[micro_batch].items()}
+        return made[micro_batch]
 
     return batch

@@ -8,7 +8,8 @@ from typing import Protocol
 
 import torch
 
-from autotune.devices.monitor.nvml import Nvml, NvmlLibrary
+from autotune.devices.monitor.find import open_monitor
+from autotune.devices.monitor.monitor import Monitor
 from autotune.devices.monitor.rapl import Rapl
 from autotune.outcome import EnergyCounter
 
@@ -27,13 +28,12 @@ class EnergyMeter(Protocol):
 
 
 class GpuEnergy:
-    """One GPU, by NVML: whatever runs on it, which is the probe alone."""
+    """One GPU, by its vendor's monitor: whatever runs on it, which is the probe alone."""
 
-    counter: EnergyCounter = "nvml"
-
-    def __init__(self, nvml: Nvml, uuid: str) -> None:
-        """Raise NvmlError where the GPU cannot be asked."""
-        self.joules = partial(nvml.joules, uuid)
+    def __init__(self, monitor: Monitor, uuid: str) -> None:
+        """Raise MonitorError where the GPU cannot be asked."""
+        self.counter: EnergyCounter = monitor.counter
+        self.joules = partial(monitor.joules, uuid)
         self.joules()
 
 
@@ -44,9 +44,9 @@ class ProcessorEnergy(Rapl):
 
 
 def energy_meter(device: torch.device) -> EnergyMeter:
-    """Return the counter of a worker's device. Raises NvmlError or RaplError where it cannot be read."""
+    """Return the counter of a worker's device. Raises MonitorError or RaplError where it cannot be read."""
     if device.type != "cuda":
         return ProcessorEnergy()
     shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     uuid = shown if shown.startswith("GPU-") else f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    return GpuEnergy(NvmlLibrary(), uuid)
+    return GpuEnergy(open_monitor(), uuid)

@@ -29,7 +29,7 @@ def forward_only(stepper: Stepper, micro_batch: int) -> float:
                 batch: Batch = training.loader.heaviest(micro_batch)  # one is enough: no workers for others
             else:
                 batch = training.batch(stepper.next_batch(), micro_batch)
-            return float(training.loss(batch))
+            return float(training.loss(training.place(batch)))
     finally:
         training.model.train()
 

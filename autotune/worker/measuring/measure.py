@@ -64,7 +64,7 @@ def measure(request: ProbeRequest, training: Training, phases: Phases, warmed_up
 def compiled_attention(stepper: Stepper) -> tuple[AttentionKernel, ...]:
     """Return which kernels of attention the compiled blocks call, in one more forward pass."""
     training = stepper.training
-    batch = training.batch(stepper.next_batch(), stepper.micro_batch)
+    batch = training.place(training.batch(stepper.next_batch(), stepper.micro_batch))
     seen = CompiledAttention()
     with training.reduction(False), seen:
         training.loss(batch)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from autotune.outcome import AttentionKernel
+from autotune.worker.measuring.data_wait import data_wait_on
 from autotune.worker.measuring.energy_meter import EnergyMeter
 from autotune.worker.measuring.memory_breakdown import local
 from autotune.worker.measuring.phases import Phases
@@ -46,7 +47,8 @@ class StepTimes:
     last_micro_step: float
     optimizer_step: float
     data_wait: float = 0.0
-    """Of each micro-step, on the average: until its batch was there. Counted in the micro-steps' own seconds."""
+    """Of each micro-step, on the average: the device computed nothing, because its batch was not there yet. Counted in
+    the micro-steps' own seconds."""
     began: float = 0.0
     """When the step did, by `time.perf_counter`."""
     energy: StepJoules | None = None
@@ -80,7 +82,8 @@ class Stepper:
         """Those that were seen in the first step."""
         self.energy: EnergyMeter | None = None
         """What is read at the boundaries of the parts."""
-        self._waited = 0.0
+        self._wait = data_wait_on(training.device)
+        self._ahead: Batch | None = None
 
     def step(self, micro_steps: int) -> StepTimes:
         """Run one global step and return the seconds of its parts.
@@ -91,9 +94,9 @@ class Stepper:
         """
         training, phases = self.training, self.phases
         phases.begin_step()
-        self._waited = 0.0
         losses: list[Tensor] = []
         began = middle = self._boundary()
+        self._wait.seconds()  # what a step that failed has left
         for index in range(micro_steps):
             if index == micro_steps - 1 and index:
                 middle = self._boundary()
@@ -131,7 +134,7 @@ class Stepper:
             micro_steps=(middle.reached - began.left) / others if others else None,
             last_micro_step=after_backward.reached - middle.left,
             optimizer_step=end.reached - after_backward.left,
-            data_wait=self._waited / micro_steps,
+            data_wait=self._wait.seconds() / micro_steps,
             began=began.left,
             energy=energy,
         )
@@ -148,13 +151,16 @@ class Stepper:
         mean over the global batch.
         """
         self.phases.enter("forward")
-        began = time.perf_counter()
-        batch = self._batch()
-        self._waited += time.perf_counter() - began
+        batch = self.training.place(self._batch())
         with self.training.reduction(last):
             loss = self.training.loss(batch)
             self.phases.enter("backward")
             (loss / micro_steps).backward()
+        if self.phases.meter.asynchronous and self._in_order:
+            # Training's host is a micro-step ahead of its device. Behind the boundary of two parts, where the device
+            # is at rest, it would wait for a batch that it has while it trains.
+            with self._wait:
+                self._ahead = self._next_of_stream()
         return loss.detach()
 
     def drain(self) -> None:
@@ -164,12 +170,26 @@ class Stepper:
             for _ in range(loader.ahead + 1):
                 self.training.batch(self.next_batch(), self.micro_batch)
 
+    @property
+    def _in_order(self) -> bool:
+        """Whether batches are those of the stream."""
+        return self.draw is None and not (self.heaviest and self.training.loader is not None)
+
     def _batch(self) -> Batch:
-        loader = self.training.loader
-        if self.heaviest and loader is not None:
+        """Return the next batch, on the host."""
+        if self._in_order and self._ahead is not None:
+            batch, self._ahead = self._ahead, None
+            return batch
+        with self._wait:
+            if self._in_order:
+                return self._next_of_stream()
+            if self.draw is not None:
+                return self.draw()
+            loader = self.training.loader
+            assert loader is not None, "only a dataset has a heaviest batch"
             return loader.heaviest(self.micro_batch)
-        if self.draw is not None:
-            return self.draw()
+
+    def _next_of_stream(self) -> Batch:
         return self.training.batch(self.next_batch(), self.micro_batch)
 
     def _boundary(self) -> _Boundary:

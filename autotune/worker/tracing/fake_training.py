@@ -34,14 +34,37 @@ from autotune.worker.training import Training
 
 @contextmanager
 def recording(
-    request: ProbeRequest, micro_steps: int = 1
+    request: ProbeRequest, micro_steps: int = 1, alone: bool = False
 ) -> Iterator[tuple[StorageRecorder, Training, StepEvents]]:
-    """Build the training under a recorder; `micro_steps` are those of an engine's optimizer step."""
+    """Build the training under a recorder; `micro_steps` are those of an engine's optimizer step.
+
+    `alone` is that of `stage`.
+    """
+    with stage(request, alone) as (recorder, there):
+        with recorder.segment() as building:
+            recorder.mark("build")
+            training = composition.assemble(there)
+            recorder.call(training.model.parameters(), "parameter")
+            recorder.call(training.model.buffers(), "buffer")
+        with recorder.watching(training.model):
+            if request.candidate.engine == "deepspeed":
+                StepTracer(recorder, training, micro_steps).settle_whole(building)
+            yield recorder, training, building
+        training.close()
+
+
+@contextmanager
+def stage(request: ProbeRequest, alone: bool = False) -> Iterator[tuple[StorageRecorder, ProbeRequest]]:
+    """Return a recorder, among stand-ins for what the request's candidate needs and is not here; and the request there.
+
+    A process that does nothing but trace is `alone`: what it has imported is frozen, and what a trace leaves need not
+    be looked at again.
+    """
     on_cuda = request.device.startswith("cuda")
     _import_libraries(request.candidate)
     # Nothing that a trace makes survives it, and the collector's passes over torch's own objects cost a fifth of it.
-    # Who traces often freezes what was imported beforehand, and this leaves it so.
-    frozen = gc.get_freeze_count()
+    # Who traces often freezes what was imported beforehand, and this leaves it so (to count it takes 80 ms).
+    frozen = 1 if alone else gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     # What is in a cycle would be released whenever the collector runs; here that is at the end of each micro-step.
@@ -59,16 +82,7 @@ def recording(
             _in_files(recorder),
             _among_ranks(request, recorder, device),
         ):
-            with recorder.segment() as building:
-                recorder.mark("build")
-                training = composition.assemble(request.model_copy(update={"device": str(device)}))
-                recorder.call(training.model.parameters(), "parameter")
-                recorder.call(training.model.buffers(), "buffer")
-            with recorder.watching(training.model):
-                if request.candidate.engine == "deepspeed":
-                    StepTracer(recorder, training, micro_steps).settle_whole(building)
-                yield recorder, training, building
-            training.close()
+            yield recorder, request.model_copy(update={"device": str(device)})
     finally:
         if not frozen:
             gc.unfreeze()

@@ -98,6 +98,11 @@ class Shortening:
             return None
         return cls(training, parent, short, _shortened(signatures, parameters, leading + lag + 1, lag))
 
+    @property
+    def longest(self) -> frozenset[int]:
+        """The numbers of all blocks that its passes ever run through."""
+        return frozenset((*self._shortened.kept, *self._longer.kept))
+
     def described(self) -> str:
         """Return how many blocks the passes run through, and how many there are."""
         return f"{len(self._shortened.kept)} of {len(self._blocks)}"

@@ -128,7 +128,7 @@ class StepTracer:
     def _one(self, micro_batch: int, last: bool) -> None:
         recorder, training = self._recorder, self._training
         recorder.mark("forward")
-        batch = training.batch(self._batch, micro_batch)
+        batch = training.place(training.batch(self._batch, micro_batch))
         self._batch += 1
         self.sample_bytes = (
             sum(value.numel() * value.element_size() for value in batch.values()) // micro_batch
@@ -193,7 +193,7 @@ class StepTracer:
         try:
             with recorder.segment() as segment, self._shortened(longer=False) as borders, torch.no_grad():
                 recorder.mark("evaluation")
-                training.loss(training.batch(self._batch, micro_batch))
+                training.loss(training.place(training.batch(self._batch, micro_batch)))
                 gc.collect(0)
         finally:
             training.model.train()

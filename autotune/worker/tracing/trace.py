@@ -14,8 +14,8 @@ not depend on the choice; a loop over the experts that were chosen needs values,
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -45,6 +45,7 @@ from autotune.worker.tracing.block_borders import BlockPasses, followed_blocks, 
 from autotune.worker.tracing.fake_training import prepare_ranks, recording
 from autotune.worker.tracing.fakes.compiler import GraphBreak
 from autotune.worker.tracing.op_counter import Calls
+from autotune.worker.tracing.shared_training import alone, sharing
 from autotune.worker.tracing.shortening import Shortening, why_whole
 from autotune.worker.tracing.step_tracer import COMPILED, PLAIN, StepTracer, TracedSizes, Unlike
 from autotune.worker.tracing.storage_recorder import StorageRecorder
@@ -81,6 +82,8 @@ def trace_alike(
     but whose passes are others, the optimizer is taken from it and not traced, unless it does not fit. Raises as
     `trace`.
     """
+    if donor is None or others or request.candidate.engine != "torch":
+        alone()  # libraries are imported
     if request.candidate.engine == "deepspeed":
         composition.check_engine(request.candidate)
         import autotune.worker.tracing.fakes.deepspeed  # noqa: F401 - its library, which must not happen on fake tensors
@@ -182,6 +185,22 @@ def _of_engine(request: ProbeRequest, began: float, whole: str) -> Timeline:
     return replace(one, several=two)
 
 
+@contextmanager
+def _recording(
+    request: ProbeRequest, micro_steps: int, whole: str, shared: bool = False
+) -> Iterator[tuple[StorageRecorder, Training, StepEvents, Shortening | None]]:
+    """Return a recorder, a training and how it was built, and how few blocks stand for all; `shared` if that serves."""
+    kept = sharing(request) if shared else None
+    if kept is not None:
+        with kept.recording(request, bool(whole)) as found:
+            yield found
+        return
+    with recording(request, micro_steps, alone()) as (recorder, training, building):
+        shortening = None if whole else Shortening.of(training, request)
+        prepare_ranks(request, recorder, training, building, shortening)
+        yield recorder, training, building, shortening
+
+
 def _affine(
     request: ProbeRequest,
     others: Sequence[Candidate],
@@ -196,9 +215,8 @@ def _affine(
     Raises Unlike where the two differ in more than sizes that grow evenly.
     """
     pair = PLAIN if request.candidate.compile == "none" else COMPILED
-    with recording(request, micro_steps) as (recorder, training, building):
-        shortening = None if whole else Shortening.of(training, request)
-        prepare_ranks(request, recorder, training, building, shortening)
+    shared = donor is not None and not settled
+    with _recording(request, micro_steps, whole, shared) as (recorder, training, building, shortening):
         blocks = followed_blocks(request, training.model)
         modules = [block for _, block in blocks]
         tracer = StepTracer(
@@ -262,6 +280,8 @@ def _affine(
         found = {request.candidate: timeline(request, began, building, first, later, of_update)}
         if donor is not None:
             tracer.drop()
+            if not all(_releases_its_own(building, segment) for segment in (small, single)):
+                return {}  # something that other passes on this model have left
             composed = _with_donor(request.candidate, found[request.candidate], donor)
             return {} if composed is None else {request.candidate: composed}
         if request.evaluation:  # for the sake of one candidate
@@ -296,9 +316,7 @@ def _exact(
 ) -> Timeline:
     """Trace steps of the candidate's own micro-batch; with `passes_alone` no optimizer steps."""
     micro_batch = request.candidate.micro_batch
-    with recording(request, micro_steps) as (recorder, training, building):
-        shortening = None if whole else Shortening.of(training, request)
-        prepare_ranks(request, recorder, training, building, shortening)
+    with _recording(request, micro_steps, whole) as (recorder, training, building, shortening):
         tracer = StepTracer(recorder, training, micro_steps, short=shortening, passes_alone=passes_alone)
         if request.candidate.optimizer_in_backward:
             tracer.make_state(building)
@@ -347,6 +365,12 @@ def _made_in(segment: StepEvents, blocks: BlockPasses | None) -> set[int]:
     """Return the slots of a micro-step that blocks make."""
     spans = [] if blocks is None else [*blocks.spans.forward, *blocks.spans.backward]
     return {event for start, end in spans for event in segment.events[start:end] if event >= 0}
+
+
+def _releases_its_own(building: StepEvents, segment: StepEvents) -> bool:
+    """Tell whether a micro-step releases only what it made, or what was built."""
+    made = {event for event in (*building.events, *segment.events) if event >= 0}
+    return all(~event in made for event in segment.events if event < 0)
 
 
 def _renamed(segment: StepEvents, names: dict[int, int]) -> StepEvents:

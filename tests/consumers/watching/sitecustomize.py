@@ -5,34 +5,11 @@ class of the module, one in each block, whose calls are counted.
 """
 
 import atexit
-import importlib.util
 import json
 import os
-import sys
 from pathlib import Path
 
-OPTIMIZER = "torch.optim.optimizer"
-
-
-class AfterImport:
-    """Calls a function once a module was imported, whoever imports it."""
-
-    def __init__(self, name, function):
-        self.name, self.function, self.asked = name, function, False
-
-    def find_spec(self, name, path=None, target=None):
-        if name != self.name or self.asked:
-            return None
-        self.asked = True
-        spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-
-        def executed(module):
-            execute(module)
-            self.function(module)
-
-        spec.loader.exec_module = executed
-        return spec
+from autotune.watch.imports import after_import
 
 
 class Seen:
@@ -79,4 +56,4 @@ class Seen:
 
 if "AUTOTUNE_SEEN" in os.environ:
     seen = Seen(os.environ["AUTOTUNE_SEEN"], os.environ["AUTOTUNE_INSIDE"])
-    sys.meta_path.insert(0, AfterImport(OPTIMIZER, seen.watch))
+    after_import("torch.optim.optimizer", seen.watch)

@@ -40,6 +40,8 @@ def form_group(device: torch.device, size: int, alike: int = 1) -> Ranks:
     # On CUDA tensors on the host (gradients of full offload, numbers to agree on) need a backend too.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if size == 1:
+        # Gloo looks for an address of the machine's name, which a machine without a network does not have.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     elif file := os.environ.get(RENDEZVOUS):
         rank = int(os.environ["RANK"])

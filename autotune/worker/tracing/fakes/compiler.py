@@ -160,8 +160,7 @@ def fake_compiler(
             ),
         ):
             yield
-        if breaks := list(counters["graph_break"]):
-            raise GraphBreak(breaks[0].partition("\n")[0])
+        check_undivided()
         divided = False
     except TorchDynamoException as error:
         raise GraphBreak(_reason(error)) from error
@@ -171,6 +170,14 @@ def fake_compiler(
     finally:
         if divided or not _RECORDING.kept:  # a block that was divided is not told of again
             torch._dynamo.reset()
+
+
+def check_undivided() -> None:
+    """Raise GraphBreak if a block was divided, or was not compiled, with torch's own reason."""
+    from torch._dynamo.utils import counters
+
+    if breaks := list(counters["graph_break"]):
+        raise GraphBreak(breaks[0].partition("\n")[0])
 
 
 def _reason(error: Exception) -> str:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from autotune.outcome import Phase
 from autotune.timeline.step_events import CATEGORIES, PLACES, Category
 from autotune.timeline.timeline import Timeline
+from autotune.validation import Frozen
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(Frozen):
     """Bytes on the device after events of the second optimizer step, when all that ever lives is there."""
 
-    levels: dict[Category, list[int]]
+    levels: dict[Category, tuple[int, ...]]
     """One list for each category that takes anything, all of equal length; their sum is what is allocated."""
-    phases: list[tuple[int, Phase]]
+    phases: tuple[tuple[int, Phase], ...]
     """Where a phase begins: (index into the lists, phase)."""
 
     def totals(self) -> list[int]:
@@ -57,5 +55,7 @@ def curve(timeline: Timeline, micro_batch: int, accumulating: bool = False, poin
             best = None
     if best is not None:
         kept.append(best)
-    levels = {name: [point[index] for point in kept] for index, name in enumerate(CATEGORIES)}
-    return Curve({name: values for name, values in levels.items() if any(values)}, phases)
+    levels = {name: tuple(point[index] for point in kept) for index, name in enumerate(CATEGORIES)}
+    return Curve(
+        levels={name: values for name, values in levels.items() if any(values)}, phases=tuple(phases)
+    )

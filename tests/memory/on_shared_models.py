@@ -1,0 +1,72 @@
+"""Passes that are traced on a model that served others; `test_shared_models.py` runs them alone."""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.worker.build.composition import SharedModel
+from autotune.worker.tracing import shared_training
+from autotune.worker.tracing.shared_training import shared_trainings
+from autotune.worker.tracing.trace import trace, trace_alike
+from tests.data.requests import family, request
+
+BLOCKS = 11
+ON_ONE_MODEL = [
+    {"activation_offload": True}, {"checkpointing": "full", "loss": "chunked"}, {"loss": "chunked"},
+]  # fmt: skip
+
+
+def of(ranks=1, **fields):
+    made = request(family("gpt2", n_layer=BLOCKS), Path(), device="cuda:0", seq_len=64, **fields)
+    return made.model_copy(update={"world_size": ranks})
+
+
+def taken(timeline):
+    """Return what is allocated and computed at some micro-batches, and where."""
+    work = timeline.work
+    return [
+        (timeline.peak(size), timeline.allocated(size, True), sorted(work.of(phase, size)))
+        for size in (1, 2, 40)
+        for phase in ("forward", "backward", "optimizer")
+    ]
+
+
+@pytest.mark.parametrize(("ranks", "where"), [(1, {"attention": "eager"}), (8, {"sharding": "zero2"})])
+def test_passes_on_one_model_are_those_on_a_model_of_their_own(ranks, where, monkeypatch):
+    built = []
+    monkeypatch.setattr(
+        shared_training, "SharedModel", lambda asked: built.append(asked) or SharedModel(asked)
+    )
+    donor = trace(of(ranks, **where))
+    with shared_trainings():
+        shared = []
+        for fields in ON_ONE_MODEL:
+            asked = of(ranks, **where, **fields)
+            shared.append(trace_alike(asked, (), donor=donor)[asked.candidate])
+    assert len(built) == 1
+    for fields, ours in zip(ON_ONE_MODEL, shared, strict=True):
+        own = trace(of(ranks, **where, **fields))
+        assert ours.facts["blocks"] == own.facts["blocks"]
+        assert not str(ours.facts["blocks"]).startswith("all")
+        assert taken(ours) == taken(own)
+
+
+def test_what_goes_wrong_on_a_model_ends_it_for_others(monkeypatch):
+    donor = trace(of())
+    built, dressed = [], SharedModel.training
+    monkeypatch.setattr(
+        shared_training, "SharedModel", lambda asked: built.append(asked) or SharedModel(asked)
+    )
+
+    def training(self, candidate):
+        if candidate.loss == "chunked" and len(built) == 1:
+            raise ZeroDivisionError
+        return dressed(self, candidate)
+
+    monkeypatch.setattr(SharedModel, "training", training)
+    with shared_trainings():
+        for loss_of in ("full", "chunked"):
+            asked = of(checkpointing="full", loss=loss_of)
+            found = trace_alike(asked, (), donor=donor)[asked.candidate]
+            assert found.facts["rung"] == asked.candidate.rung().key()
+    assert len(built) == 2
