@@ -34,19 +34,19 @@ side-by-side: $(VENV)/ready
 test-long: $(APART)/ready  ## the rest that needs no GPU (minutes a file, DeepSpeed, torchao), with a record of it
 	$(LONG) begin build/long $(SECONDS)
 	$(MAKE) --jobs=2 long apart
-	files=$$($(LONG) picked alone build/long); test -z "$$files" || \
-		$(BIN)/python -m pytest -m "alone and long" --junit-xml=build/long/alone.xml $$files
+	files=$$($(LONG) picked alone build/long) && { test -z "$$files" || \
+		$(BIN)/python -m pytest -m "alone and long" --junit-xml=build/long/alone.xml $$files; }
 	$(LONG) end build/long
 
 long: $(APART)/ready
-	files=$$($(LONG) picked long build/long); test -z "$$files" || \
-		$(SIDE_BY_SIDE) -m "long and not alone" --junit-xml=build/long/long.xml $$files
+	files=$$($(LONG) picked long build/long) && { test -z "$$files" || \
+		$(SIDE_BY_SIDE) -m "long and not alone" --junit-xml=build/long/long.xml $$files; }
 
 # One process more: what it tests waits for ranks and for a compiler.
 apart: $(APART)/ready
-	folders=$$($(LONG) picked apart build/long); test -z "$$folders" || \
+	folders=$$($(LONG) picked apart build/long) && { test -z "$$folders" || \
 		PYTHONPATH=$(APART) DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" \
-		-k "float8 or deepspeed" --junit-xml=build/long/apart.xml $$folders
+		-k "float8 or deepspeed" --junit-xml=build/long/apart.xml $$folders; }
 
 consumers: $(CONSUMERS)/ready  ## the libraries that exports are for, pinned, in a folder of their own (380 MiB)
 

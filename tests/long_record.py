@@ -20,7 +20,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -72,7 +72,9 @@ def covered(root: Path, part: str) -> dict[str, bytes]:
 
 
 def _below(path: Path) -> Iterator[Path]:
-    yield from (file for file in (path.rglob("*.*") if path.is_dir() else [path]) if file.is_file())
+    """Yield a file, or the files of a folder without what Python compiled there: tests leave that behind."""
+    files = path.rglob("*.*") if path.is_dir() else [path]
+    yield from (file for file in files if file.is_file() and file.parent.name != "__pycache__")
 
 
 def _matters(root: Path, path: Path) -> bool:
@@ -150,7 +152,8 @@ def digest(root: Path, part: str) -> str:
 def read(root: Path) -> dict[str, Any]:
     """Return the record; one without parts where there is none."""
     try:
-        return json.loads((root / RECORD).read_text())
+        found: dict[str, Any] = json.loads((root / RECORD).read_text())
+        return found
     except FileNotFoundError:
         return {"runs": {}, "parts": {}}
 
@@ -174,7 +177,8 @@ def pick(record: dict[str, Any], digests: dict[str, str], seconds: float) -> lis
 def lasting(record: dict[str, Any], part: str) -> float:
     """Return the seconds of the clock that a part took, beside others where it may run beside others."""
     known = record["parts"].get(part, {"seconds": UNKNOWN, "alone": 0.0})
-    return (known["seconds"] - known["alone"]) / SIDE_BY_SIDE + known["alone"]
+    together, alone = float(known["seconds"]), float(known["alone"])
+    return (together - alone) / SIDE_BY_SIDE + alone
 
 
 def begin(root: Path, folder: Path, long: tuple[str, ...], seconds: float = math.inf) -> list[str]:
@@ -184,8 +188,15 @@ def begin(root: Path, folder: Path, long: tuple[str, ...], seconds: float = math
         old.unlink()
     digests = {part: digest(root, part) for part in (*long, APART)}
     parts = {part: digests[part] for part in pick(read(root), digests, seconds)}
-    (folder / BEGUN).write_text(json.dumps({"parts": parts, "at": time.time()}, indent=1))
+    begun = {"parts": parts, "files": _files(root, parts), "at": time.time()}
+    (folder / BEGUN).write_text(json.dumps(begun, indent=1))
     return list(parts)
+
+
+def _files(root: Path, parts: Iterable[str]) -> dict[str, str]:
+    """Return a digest of each file that decides what these parts give."""
+    files = {name: content for part in parts for name, content in covered(root, part).items()}
+    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
 def picked(root: Path, folder: Path, command: str) -> list[str]:
@@ -202,10 +213,9 @@ def picked(root: Path, folder: Path, command: str) -> list[str]:
 def end(root: Path, folder: Path) -> dict[str, Any]:
     """Write what passed into the record. Raises ValueError where tests were not well, or code changed under them."""
     begun = json.loads((folder / BEGUN).read_text())
-    if changed := [part for part, of in begun["parts"].items() if of != digest(root, part)]:
-        raise ValueError(
-            f"code of {', '.join(changed)} was changed while the tests ran: run make test-long again"
-        )
+    before, now = begun["files"], _files(root, begun["parts"])
+    if changed := sorted(name for name in before.keys() | now if before.get(name) != now.get(name)):
+        raise ValueError(f"{', '.join(changed)} changed while the tests ran: run make test-long again")
     run = datetime.fromtimestamp(begun["at"], UTC).isoformat(timespec="seconds")
     results = _results(folder)
     if missing := begun["parts"].keys() - results:
@@ -244,7 +254,7 @@ def _results(folder: Path) -> dict[str, dict[str, Any]]:
     for command in COMMANDS:
         path = folder / f"{command}.xml"
         for case in ElementTree.parse(path).getroot().iter("testcase") if path.exists() else ():
-            module = case.get("classname") or case.get("name", "")  # a module that is skipped has no class
+            module = case.get("classname") or case.get("name") or ""  # a module that is skipped has no class
             if {child.tag for child in case} & {"failure", "error"}:
                 raise ValueError(f"{module}::{case.get('name')} did not pass")
             name = APART if command == APART else f"{module.replace('.', '/')}.py"

@@ -149,9 +149,24 @@ def test_nothing_is_recorded_of_a_failure_of_what_did_not_run_or_of_code_that_ch
         long_record.end(root, folder)
     assert all(part in str(missing.value) for part in (*THEIRS, APART))
     (root / "autotune" / "cli.py").write_text("# edited")
-    with pytest.raises(ValueError, match="while the tests ran"):
+    (root / "autotune" / "new.py").write_text("")
+    with pytest.raises(ValueError) as changed:
         long_record.end(root, folder)
+    assert "autotune/cli.py, autotune/new.py" in str(changed.value)
     assert not (root / long_record.RECORD).exists()
+
+
+@pytest.mark.parametrize("folder", ["autotune", "tests/data", "search_spaces"])
+def test_what_python_compiles_while_tests_run_is_no_change_of_code(root, folder):
+    """As in a fresh clone, where the first test that imports a file of `tests/data` compiles it."""
+    begun = root / "build"
+    long_record.begin(root, begun, THEIRS)
+    compiled = root / folder / "__pycache__" / "observe.cpython-311.pyc"
+    compiled.parent.mkdir(parents=True)
+    compiled.write_bytes(b"")
+    with pytest.raises(ValueError, match="holds no results"):
+        long_record.end(root, begun)
+    assert not old(root) ^ {*THEIRS, APART}
 
 
 def test_the_files_of_the_long_tests_exist():
