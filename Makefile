@@ -6,6 +6,8 @@ APART := $(abspath $(VENV))/apart
 LOWEST := $(abspath $(VENV))/lowest
 CONSUMERS := $(abspath $(VENV))/consumers
 PAGE := $(abspath $(VENV))/page
+CUDA := $(abspath $(VENV))/cuda-build
+CUDA_PYTHON ?= python3.12
 VERSIONED := tests/estimation tests/exports tests/memory tests/models tests/numerics tests/tracing tests/worker
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=worksteal
 # Tests of deadlines and of processes that end wait more than they compute: three processes took 1.6 of two cores.
@@ -15,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Hundreds of processes import the same files. Each would compile them anew, and pytest rewrite the asserts of all tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run environments test side-by-side style types test-long long apart consumers test-consumers test-page test-cluster cluster-deps check-record test-versions coverage test-fast test-stability test-gpu gpu-wheels fuzz lint format clean
+.PHONY: run environments test side-by-side style types test-long long apart consumers test-consumers test-page test-cluster cluster-deps check-record test-versions test-cuda-build coverage test-fast test-stability test-gpu gpu-wheels fuzz lint format clean
 
 run: $(VENV)/ready  ## the main job on this machine's CPU, with a real model
 	$(BIN)/autotune run --model gpt2 --seq-len 128 --target-global-batch 8K --device cpu:3GiB \
@@ -63,6 +65,10 @@ test-versions: $(LOWEST)/ready  ## what builds models, with the lowest transform
 	PYTHONPATH=$(LOWEST) $(SIDE_BY_SIDE) -m "not gpu and not alone and not long and not cluster" $(VERSIONED)
 	$(BIN)/python -m pip install --dry-run --quiet --ignore-installed --only-binary=:all: --python-version 3.12 \
 		--target $(VENV)/3.12 --constraint constraints.txt '.[dev]'
+
+# A Python without autotune (CUDA_PYTHON, 3.12), and the wheels that it lacks. Too large for CI: 720 MB to fetch, 2 GB on disk.
+test-cuda-build: $(CUDA)/ready gpu-wheels  ## torch's CUDA build without a GPU: the same bytes traced, the evidence's dry run
+	CUDA_PYTHON=$(CUDA)/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cuda_build tests/cuda_build
 
 coverage: $(VENV)/ready  ## the lines of autotune that the tests of make test run, workers included
 	rm -rf build/coverage && mkdir -p build/coverage
@@ -132,6 +138,15 @@ $(PAGE)/ready: $(VENV)/ready tests/page/package.json
 $(LOWEST)/ready: $(VENV)/ready lowest.txt
 	rm -rf $(LOWEST)
 	$(BIN)/python -m pip install --quiet --no-deps --target $(LOWEST) --requirement lowest.txt
+	touch $@
+
+# CUDA's own libraries are gigabytes, and without a GPU nothing in them could run: torch only has to find their functions.
+$(CUDA)/ready: $(VENV)/ready cuda.txt tests/cuda_build/stub_libraries.py
+	rm -rf $(CUDA)
+	$(CUDA_PYTHON) -m venv $(CUDA)
+	$(CUDA)/bin/python -m pip install --quiet --no-compile --no-deps --requirement cuda.txt
+	$(BIN)/python tests/cuda_build/stub_libraries.py $(CUDA)/lib/python3.*/site-packages
+	$(CUDA)/bin/python -c 'import torch; assert torch.version.cuda, torch.__version__'
 	touch $@
 
 clean:

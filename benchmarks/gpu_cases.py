@@ -81,6 +81,10 @@ sys.stdin.read()
 """A process that makes a context, says what torch knows of it, and stays until its input ends."""
 
 
+class TestsFailed(Exception):
+    """A file of tests ended with something else than 0."""
+
+
 @dataclass
 class Bench:
     """One device with what runs on it, for all cases of a call."""
@@ -283,6 +287,8 @@ def tests(bench: Bench, file: str, left: float) -> dict[str, Any]:
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *asked, f"tests/gpu/{file}"], cwd=ROOT,
         capture_output=True, text=True, check=False, timeout=left,
     )  # fmt: skip
+    if done.returncode:
+        raise TestsFailed(f"pytest ended with {done.returncode}: {(done.stderr or done.stdout)[-3000:]}")
     return {"code": done.returncode, "said": done.stdout[-6000:]}
 
 

@@ -114,9 +114,15 @@ def main() -> int:
     for name, line in list(state.results.items()):
         if name in again or ("failed" in again and "failed" in line["result"]):
             state.reopen(name)
-    from autotune.errors import AutotuneError
-    from benchmarks.gpu_cases import Bench, cases
-
+    try:
+        from autotune.errors import AutotuneError
+        from benchmarks.gpu_cases import Bench, cases
+    except ModuleNotFoundError as error:
+        print(
+            f"gpu_evidence: nothing was measured: {error.name} is not installed; `make gpu-wheels`, where there is a "
+            "network, collects what is missing, and --wheels build/gpu-wheels takes it from there", file=sys.stderr,
+        )  # fmt: skip
+        return 2
     try:
         bench = Bench(options.device, Attachments(out, options.max_files, largest))
     except AutotuneError as error:

@@ -33,11 +33,21 @@ NEEDED = (
 )  # fmt: skip
 """What autotune imports, with what that imports; the machine has much of it, in versions of its own."""
 ASSUMED = frozenset(
-    {"typer", "annotated-doc", "shellingham", "click", "rich", "markdown-it-py", "mdurl", "pygments", "psutil",
-     "nvidia-ml-py", "optuna", "colorlog", "alembic", "mako", "sqlalchemy", "greenlet", "tqdm", "pyyaml", "pandas"}
+    {"typer", "annotated-doc", "shellingham", "click", "rich", "markdown-it-py", "mdurl", "pygments",
+     "optuna", "colorlog", "alembic", "mako", "sqlalchemy", "greenlet", "tqdm", "pyyaml", "pandas"}
 )  # fmt: skip
-"""Of these, what such machines have; `--all` brings it too."""
-WANTED = ("pytest", "pluggy", "iniconfig", "liger-kernel", "torchao", "plotly", "narwhals", "bitsandbytes")
+"""Of these, what comes with transformers, and what no case needs (optuna, pandas); `--all` brings it too."""
+WANTED = (
+    "pytest",
+    "pytest-timeout",
+    "pluggy",
+    "iniconfig",
+    "liger-kernel",
+    "torchao",
+    "plotly",
+    "narwhals",
+    "bitsandbytes",
+)
 """For more of the evidence, the most valuable first."""
 
 

@@ -48,22 +48,25 @@ CONSUMERS = "tests/consumers"
 """What `make test-consumers` runs: only there the libraries are installed that exports are for."""
 PAGE = "tests/page"
 """What `make test-page` runs: only there a browser is looked for."""
+CUDA_BUILD = "tests/cuda_build"
+"""What `make test-cuda-build` runs: only there torch's CUDA build is installed."""
+APART = {CONSUMERS: "consumers", PAGE: "page", CUDA_BUILD: "cuda_build"}
+"""Folders that only their own target runs, and its mark."""
 
 
 def pytest_ignore_collect(collection_path, config):
     """Leave out what needs these libraries, unless it is asked for: there is nothing to skip."""
     asked = config.getoption("markexpr") or ""
-    apart = {config.rootpath / CONSUMERS: "consumers", config.rootpath / PAGE: "page"}
+    apart = {config.rootpath / folder: mark for folder, mark in APART.items()}
     return True if collection_path in apart and apart[collection_path] not in asked else None
 
 
 def pytest_collection_modifyitems(config, items):
     """Mark the tests of the files that take long, and begin with the longest."""
     for item in items:
-        if item.path.is_relative_to(config.rootpath / CONSUMERS):
-            item.add_marker(pytest.mark.consumers)
-        if item.path.is_relative_to(config.rootpath / PAGE):
-            item.add_marker(pytest.mark.page)
+        for folder, mark in APART.items():
+            if item.path.is_relative_to(config.rootpath / folder):
+                item.add_marker(getattr(pytest.mark, mark))
         if item.path.relative_to(config.rootpath).as_posix() in LONG:
             item.add_marker(pytest.mark.long)
     items.sort(

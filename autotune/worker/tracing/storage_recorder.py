@@ -32,6 +32,8 @@ _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _GROUPED_MM = getattr(torch.ops.aten._grouped_mm, "default", None)
 _ONLY_WRITES = {torch.ops.aten._fused_sgd_.default, torch.ops.aten._fused_sgd_.tensor_lr}
 """Operators that make nothing, and for which torch has no shape rule: it would run the real kernel instead."""
+_INTO_OUT = {getattr(torch.ops.aten.addmm, "dtype_out", None)} - {None}
+"""Operators that make nothing and return what they write into, whose shape rule in torch 2.11 is another operator's."""
 _ADD = torch.ops.aten.add.Tensor
 _READ = torch.ops.aten._local_scalar_dense.default
 _DEVICE_OF = torch.ops.prim.device.default
@@ -140,6 +142,8 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
                     result = self._grouped_mm(types, args, kwargs)
                 elif func in _ONLY_WRITES:
                     result = None
+                elif func in _INTO_OUT:
+                    result = (kwargs or {})["out"]
                 else:
                     result = super().__torch_dispatch__(func, types, args, kwargs)
                     if result is NotImplemented:

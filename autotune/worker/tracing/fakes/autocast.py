@@ -154,11 +154,11 @@ def _operator(name: str) -> Any:
 
 
 def autocast_by_name() -> list[tuple[Any, str, Any]]:
-    """Return the changes, for `replaced`, by which torch's questions after CUDA's autocast mean the stand-in's.
+    """Return the changes, for `replaced`, by which what torch asks or sets of CUDA's autocast is the stand-in's.
 
     A model's own code names the device ("cuda"), or means CUDA by naming none, as torchao's linear layers and
     liger-kernel's loss do. A region for processors is refused: on a GPU it would change nothing, so the code likely
-    chose it because it saw no GPU here.
+    chose it because it saw no GPU here. Setters belong to it: torch's compiler sets what it was told before.
     """
     enter = torch.autocast.__init__
 
@@ -174,15 +174,22 @@ def autocast_by_name() -> list[tuple[Any, str, Any]]:
             )
 
     asked, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+    enable, set_dtype = torch.set_autocast_enabled, torch.set_autocast_dtype
 
     def is_enabled(device_type: str = NAME) -> bool:
         return bool(asked(_named(device_type)))
+
+    def set_enabled(*given: Any) -> None:
+        *device_type, enabled = given  # without one, it is CUDA's
+        enable(_named(*device_type) if device_type else NAME, enabled)
 
     return [
         (torch.autocast, "__init__", init),
         (torch, "is_autocast_enabled", is_enabled),
         (torch, "get_autocast_dtype", lambda device_type: dtype(_named(device_type))),
         (torch, "get_autocast_gpu_dtype", lambda: dtype(NAME)),
+        (torch, "set_autocast_enabled", set_enabled),
+        (torch, "set_autocast_dtype", lambda device_type, value: set_dtype(_named(device_type), value)),
     ]
 
 
