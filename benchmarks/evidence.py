@@ -144,15 +144,15 @@ class Attachments:
 
     def __init__(self, folder: Path, most: int, largest: int) -> None:
         """`most` counts the state's file too."""
-        self._folder, self._most, self._largest = folder, most, largest
+        self.folder, self._most, self._largest = folder, most, largest
 
     def keep(self, source: Path, name: str) -> str:
         """Copy a file under a name, and say what became of it."""
         if not source.exists():
             return f"{name}: there is none"
         size = source.stat().st_size
-        target = self._folder / name
-        others = [path for path in self._folder.iterdir() if path.is_file() and path != target]
+        target = self.folder / name
+        others = [path for path in self.folder.iterdir() if path.is_file() and path != target]
         if size > self._largest or len(others) >= self._most:
             return f"{name}: left out ({size} bytes, {len(others)} other files)"
         target.write_bytes(source.read_bytes())

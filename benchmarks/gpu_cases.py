@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -24,14 +25,14 @@ from autotune.devices.monitor.find import open_monitor
 from autotune.devices.simulated import SimulatedDevice
 from autotune.errors import AutotuneError
 from autotune.executors.executor import Executor
-from autotune.executors.find import find_executor
+from autotune.executors.find import find_executor, find_tracer
 from autotune.executors.local import LocalExecutor
 from autotune.executors.simulated import SimulatedExecutor
 from autotune.models.resolve import resolve
-from autotune.options import RunOptions
+from autotune.options import Limits, RunOptions
 from autotune.outcome import Ok, Oom
 from autotune.probe.launch import Launcher, launch
-from autotune.probe.protocol import ProbeRequest
+from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.probe.warm import WarmLauncher
 from autotune.run.folder import create_run
 from autotune.run.loop import tune
@@ -42,6 +43,9 @@ from autotune.specs import DeviceSpec
 from autotune.techniques.families import title as title_of
 from autotune.tracing.client import LocalTracer
 from benchmarks.evidence import Attachments, Case
+from benchmarks.gpu_grid import PARTS, GpuGrid
+from benchmarks.gpu_grid import definition as grid_definition
+from benchmarks.gpu_roofline import beside, host_link, shares
 
 ROOT = Path(__file__).resolve().parent.parent
 SIMULATED = "h200-sxm-141gb"
@@ -137,7 +141,15 @@ class Bench:
                 predicting = SimulatedExecutor(SimulatedDevice(self.row), self.tracer, self.launcher)
                 predicted = predicting.run(request, folder / "trace", timeout=rest)
                 row["predicted"] = _numbers(predicted.answer)
+                row["roofline"] = self._roofline(request, folder / "again", left - (time.monotonic() - began))
         return row
+
+    def _roofline(self, request: ProbeRequest, folder: Path, left: float) -> dict[str, Any] | None:
+        """Return a step's engines, of the trace that the prediction has left in the cache; None where there is none."""
+        if self.row is None or left <= 0:
+            return None
+        timeline = self.tracer.trace(request, folder, timeout=left)[request.candidate].timeline
+        return None if timeline is None else beside(timeline, request.candidate, self.row, ACCUMULATION)
 
 
 def _numbers(answer: Any) -> dict[str, Any]:
@@ -204,6 +216,24 @@ def _every(pause: float, seconds: float) -> Iterator[int]:
         time.sleep(pause)
 
 
+def engines(bench: Bench, model: str, seq_len: int, left: float) -> dict[str, Any]:
+    """Time single operators and copies, which the roofline's constants are shares of; a dry run times the processor."""
+    about = bench.device.facts()
+    request = ProbeRequest(
+        kind="inspect", model=resolve(model, base=ROOT), candidate=Candidate(), seq_len=seq_len, accumulation_steps=1,
+        device=about.torch_name, budget=about.budget, seed=0, sample_seconds=1, sample_steps=2, folder="",
+        time_device=True,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        found = bench.measuring(bench.launcher).run(request, Path(folder) / "probe", timeout=left).answer
+    assert isinstance(found, Inspection), found
+    assert found.speed is not None, "the device's memory ran out"
+    environment = {**os.environ, **bench.device.environment(Candidate())}
+    link = None if bench.dry else host_link(environment, left)
+    reached = None if bench.row is None else shares(found.speed, link, bench.row)
+    return {"speed": found.speed.model_dump(), "host_link": link, "shares": reached}
+
+
 def given_back(bench: Bench, model: str, seq_len: int, left: float) -> dict[str, Any]:
     """Run out of memory by construction, and time until the device is free again."""
     row = bench.probe(model, seq_len, Candidate(micro_batch=1 << (17 if bench.dry else 14)), left)
@@ -214,14 +244,17 @@ def given_back(bench: Bench, model: str, seq_len: int, left: float) -> dict[str,
 
 def whole_run(bench: Bench, options: dict[str, Any], left: float, name: str) -> dict[str, Any]:
     """Run the tuner to its proven winner, or to the end of its time."""
-    spec = to_spec(RunOptions(device=str(bench.spec), **options), check_device, ROOT)
+    spec = to_spec(RunOptions(**{"device": str(bench.spec), **options}), check_device, ROOT)
+    replays = spec.device.kind == "replay"
+    tracer = find_tracer(spec.device, bench.launcher) if replays else bench.tracer
+    executor = find_executor(spec.device, tracer) if replays else bench.measuring(bench.launcher)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         paths = create_run(spec, Path(folder))
         ending: dict[str, Any] = {}
         with _alarm(PROBE if bench.dry else left - 5):  # whose machine may be busy with others
             try:
-                best = tune(spec, paths, bench.measuring(bench.launcher), tracer=bench.tracer)
+                best = tune(spec, paths, executor, tracer=tracer)
                 ending = {"winner": title_of(best.candidate), "tokens_per_second": best.tokens_per_second,
                           "evidence": best.evidence}  # fmt: skip
             except AutotuneError as error:
@@ -345,6 +378,7 @@ def cases(bench: Bench) -> list[Case]:
         runs("run without predictions", 180, no_predict),
         runs("run with predictions", 240, predicted),
     ]
+    found.append(case("engines", 60, engines, *small))
     found += [
         probes("memory", model, seq_len, rung.at(size))
         for model, seq_len in models.items()
@@ -355,6 +389,19 @@ def cases(bench: Bench) -> list[Case]:
         probes("variant", model, MODELS[model], Candidate(**change, micro_batch=4))
         for model, change in (() if dry else VARIANTS)
     ]  # fmt: skip
+    asked = grid_definition(str(bench.spec), dry)
+    grid = GpuGrid(
+        asked, bench.attachments.folder, bench.launcher,
+        Limits(sample_time=SAMPLED, sample_steps=10, probe_timeout=PROBE),
+    )  # fmt: skip
+    found.append(Case("grid begin", DRY if dry else 90, lambda _: grid.begin()))
+    found += [
+        Case(f"grid part {number}", DRY if dry else 75, grid.part)
+        for number in range(1, (1 if dry else PARTS) + 1)
+    ]
+    replay = {"device": f"replay:{grid.path}", "model": asked.preset, "seq_len": asked.seq_len,
+              "target_global_batch": asked.target}  # fmt: skip
+    found.append(runs("grid replay", 30, replay))
     found.append(case("launchers", 3 * PROBE, launchers, *small))
     others = sorted(path.name for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
     found += [

@@ -7,8 +7,9 @@ It needs Python, torch, transformers and a folder of wheels (`make gpu-wheels`),
 of its own nor an installation: it runs in a checkout. `gpu_cases.py` lists what it looks at, the most valuable first.
 It ends by itself; the next call goes on where this one stopped. Its state is one file, `gpu_evidence.jsonl` in `--out`:
 take it along to another machine. Journals of whole runs lie beside it, as many as `--max-files` and as large as
-`--max-file-size` allow. `--again NAME` (or `failed`) runs a case once more, as after its error was mended.
-`python -m benchmarks.gpu_report` makes docs/gpu.md of it.
+`--max-file-size` allow; `gpu-grid.jsonl` is a recorded grid, for `--device replay:`. `--again NAME` (or `failed`, or
+`given-up`) runs a case once more, as after its error was mended. Given up is a case that was begun in two calls which
+came to no end: it may be what ended them. `python -m benchmarks.gpu_report` makes docs/gpu.md of it.
 
 Targets, which the page judges: of the allocated peak a median error of at most 1% and none above 3%, of the reserved
 one a median of at most 3%; gpt2-xl to a proven winner in at most 8 probes and 3 minutes; an OOM gives the device's
@@ -89,7 +90,10 @@ def main() -> int:
     parser.add_argument("--max-files", type=int, default=8, help="files to leave there at most")
     parser.add_argument("--max-file-size", type=float, default=16.0, help="MiB of each at most")
     parser.add_argument(
-        "--again", action="append", default=[], help="a case to run once more; `failed` for all such"
+        "--again",
+        action="append",
+        default=[],
+        help="a case to run once more; `failed` or `given-up` for all such",
     )
     parser.add_argument(
         "--smallest", action="store_true", help="the dry run, which shows that the script runs"
@@ -136,6 +140,8 @@ def main() -> int:
             command=shlex.join(["python", "-m", "benchmarks.gpu_evidence", *sys.argv[1:]]),
         )  # fmt: skip
         everything = cases(bench)
+        for name in state.given_up(everything) if "given-up" in again else ():
+            state.reopen(name)
         for case, found in gather(everything, state, until):
             said = found.get("failed") or found.get("measured", {}).get("verdict") or "done"
             print(f"{case.name}: {said}", flush=True)
@@ -143,9 +149,12 @@ def main() -> int:
     failed = [
         case.name for case in everything if "failed" in state.results.get(case.name, {}).get("result", {})
     ]
-    ended = len(everything) - len(left)
+    given_up = state.given_up(everything)
+    ended = len(everything) - len(left) - len(given_up)
+    for name in given_up:
+        print(f"{name}: given up: calls that began it did not end; --again given-up tries once more")
     print(f"{ended} of {len(everything)} cases ended, {len(failed)} of them failed; {out / STATE}")
-    return 1 if failed else 0
+    return 1 if failed or given_up else 0
 
 
 if __name__ == "__main__":

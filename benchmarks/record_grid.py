@@ -56,7 +56,7 @@ def open_grid(definition: Definition, recorder: Recorder, limits: Limits) -> Rec
     same = (
         not grid.mismatch(definition.model(), definition.goal())
         and grid.header.space == definition.space().model_dump(mode="json")
-        and grid.header.site.device.budget == budget
+        and budget in (None, grid.header.site.device.budget)  # of a GPU, what was free at the start
     )
     if not same:
         raise InputError(f"{recorder.path} was recorded of another definition; move it away to begin anew")

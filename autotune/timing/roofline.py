@@ -92,6 +92,15 @@ class Machine:
         )
 
     @classmethod
+    def at_peak(cls, hardware: Hardware) -> Machine:
+        """Return what the data sheet promises, and nothing between operators: no real step is faster."""
+        peaks, found = _peaks(hardware), cls.of(hardware)
+        return replace(
+            found, matrix=peaks, attention=peaks, memory=hardware.memory_gb_s * 1e9,
+            host_link=hardware.host_gb_s * 1e9 / 2, start=0.0, launch=0.0,
+        )  # fmt: skip
+
+    @classmethod
     def measured(cls, speed: DeviceSpeed) -> Machine:
         """Return a machine of which a worker timed a few operators; offload and links are assumed as fast as memory.
 

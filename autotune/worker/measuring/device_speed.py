@@ -22,7 +22,8 @@ TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def time_device(name: str) -> DeviceSpeed | None:
     """Time a few operators on a device, torch's name of which is given; None where memory runs out.
 
-    At most 100 MiB are taken. Each figure is the best of its repetitions, so that a neighbour's work counts little.
+    At most 100 MiB are taken, and 512 of a GPU. Each figure is the best of its repetitions, so that a neighbour's work
+    counts little.
     """
     device = torch.device(name)
     try:
@@ -42,25 +43,26 @@ def time_device(name: str) -> DeviceSpeed | None:
 
 def _matrix(dtype: torch.dtype, device: torch.device) -> float:
     size = 4096 if device.type == "cuda" else 768
-    a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    # Not of ones: a GPU multiplies what hardly changes a tenth faster, for it takes less power.
+    a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
     return float(2 * size**3) / _fastest(lambda: a @ b, device)
 
 
 def _attention(dtype: torch.dtype, device: torch.device) -> float:
     heads, length, width = (64, 2048, 128) if device.type == "cuda" else (12, 512, 64)
-    q = torch.ones(1, heads, length, width, dtype=dtype, device=device)
+    q = torch.randn(1, heads, length, width, dtype=dtype, device=device)
     flops = 4 * heads * length**2 * width // 2  # causal: half of the scores
     return flops / _fastest(lambda: functional.scaled_dot_product_attention(q, q, q, is_causal=True), device)
 
 
 def _elementwise(device: torch.device) -> float:
-    elements = 2**18  # 1 MiB: in a cache
+    elements = 2**23 if device.type == "cuda" else 2**18  # enough for all of a GPU; 1 MiB: in a cache
     a = torch.ones(elements, device=device)
     return elements / _fastest(lambda: functional.gelu(a, approximate="tanh"), device)
 
 
 def _memory(device: torch.device) -> float:
-    elements = 2**23
+    elements = 2**26 if device.type == "cuda" else 2**23  # more than a GPU's cache of 60 MB
     a, b = (torch.ones(elements, device=device) for _ in range(2))
     return 3 * 4 * elements / _fastest(lambda: a.add_(b), device)
 
@@ -70,8 +72,14 @@ def _operator(device: torch.device) -> float:
     return _fastest(lambda: a + a, device, inside=100)
 
 
+TOGETHER = 20
+"""Calls that a GPU is given at a time: waiting for one takes as long as a short one runs."""
+
+
 def _fastest(run: Callable[[], object], device: torch.device, inside: int = 1) -> float:
     """Return the seconds of one call: the least of as many groups of `inside` calls as fit in SECONDS."""
+    if device.type == "cuda":
+        inside = max(inside, TOGETHER)
     run()
     best, end = float("inf"), time.perf_counter() + SECONDS
     while best == float("inf") or time.perf_counter() < end:

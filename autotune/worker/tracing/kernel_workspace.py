@@ -1,6 +1,8 @@
 """Memory that kernels allocate beside their outputs and give back before they return, by operator and device.
 
-Fake tensors have no kernels, so what is in here is all that a trace knows of it. Not covered: cuDNN's attention and
+Fake tensors have no kernels, so what is in here is all that a trace knows of it. Where torch prefers cuDNN's attention
+(on Hopper and data-centre Blackwell), a trace runs the flash or the memory-efficient kernel in its place: these take at
+least what cuDNN's does. Not covered: what cuDNN's plans take beside what its frontend tells, and its
 convolutions, whose scratch is not documented, split-KV buffers of flash attention without dropout on small batches,
 reductions' semaphores, and on the CPU oneDNN's reordered copies for bf16 and for matrices of channels that
 are no multiple of 16.
@@ -49,6 +51,22 @@ def _efficient_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ite
         yield batch * heads * _rounded(length, 64) * _rounded(head, 64) * 4
 
 
+def _cudnn_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+    """Yield the row sums and dq in float32, as one buffer; dk and dv per query head where keys and values are shared.
+
+    `SDPABackwardNode::get_fe_workspace_size_node` in cudnn-frontend's node/scaled_dot_product_flash_attention.h, for
+    cuDNN 9, without a gradient of the mask, not deterministic; torch takes it from the caching allocator
+    (`run_cudnn_SDP_bprop` in aten/src/ATen/native/cudnn/MHA.cpp). That cuDNN itself keeps dk and dv per query head is
+    assumed: the frontend leaves them to it. Its forward pass has no buffer there.
+    """
+    query, key = args[1:3]
+    batch, heads, length, head = query.shape
+    kv_heads, kv_length = key.shape[1], key.shape[2]
+    yield batch * heads * length * (head + 1) * 4
+    if kv_heads != heads:
+        yield from [batch * kv_length * heads * head * query.element_size()] * 2
+
+
 def _embedding_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
     """Yield sorted indices with their origins, twice while sorting, and partial sums of ten rows each (`Embedding.cu`).
 
@@ -64,6 +82,7 @@ def _embedding_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ite
 ON_CUDA: dict[Any, Workspace] = {
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
     aten.embedding_dense_backward.default: _embedding_backward,
 }
 

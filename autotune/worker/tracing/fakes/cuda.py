@@ -9,8 +9,8 @@ rules by which CUDA differs from other devices in what a training step allocates
 - attention goes to the flash or the memory-efficient kernel (`aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`);
 - dropout and RMS norm are one operator each, with the outputs of the CUDA kernel.
 
-What kernels allocate for themselves is in `worker.tracing.kernel_workspace`. Not covered: cuDNN's attention, which
-torch prefers on Hopper and later; its outputs are those of the flash kernel.
+What kernels allocate for themselves is in `worker.tracing.kernel_workspace`. For cuDNN's attention, which torch prefers
+on Hopper and later, the flash kernel stands: its outputs are the same, and its scratch is no smaller.
 """
 
 from __future__ import annotations
