@@ -170,18 +170,28 @@ def _speed(evidence: Evidence) -> list[str]:
         return [f"{NOT_MEASURED.capitalize()}."]
     rows = [
         (row["model"], row["rung"], str(row["micro_batch"]), f"{row['measured']['global_step']:.4f}",
-         f"{_error(row, 'global_step'):+.0%}", ", ".join(row["measured"]["attention_kernels"]) or "-")
+         f"{_error(row, 'global_step'):+.0%}", *_beside(row),
+         ", ".join(row["measured"]["attention_kernels"]) or "-")
         for row in pairs
     ]  # fmt: skip
-    heads = ("model", "rung", "micro-batch", "seconds of a global step", "error", "attention")
+    heads = ("model", "rung", "micro-batch", "seconds of a global step", "error", "busiest engine",
+             "of what the data sheet allows", "attention")  # fmt: skip
     return [
         *table(heads, rows), "", f"Predicted seconds: {off(_error(row, 'global_step') for row in pairs)}.",
     ]  # fmt: skip
 
 
+def _beside(row: dict[str, Any]) -> tuple[str, str]:
+    """Return which engine a step is predicted to wait for, and its measured speed as a share of the roofline."""
+    found = row.get("roofline")
+    return (
+        (found["busiest"], f"{found['bound'] / row['measured']['global_step']:.0%}") if found else ("-", "-")
+    )
+
+
 def _runs(evidence: Evidence) -> list[str]:
     rows = []
-    for name in ("run without predictions", "run with predictions"):
+    for name in ("run without predictions", "run with predictions", "grid replay"):
         found = evidence.results.get(name)
         if found is None or "failed" in found:
             continue
@@ -216,6 +226,12 @@ def _constants(evidence: Evidence) -> list[str]:
     speed = (
         f"predicted seconds {statistics.median(errors):+.0%} off in the median" if errors else NOT_MEASURED
     )
+    reached = evidence.results.get("engines", {}).get("shares") or {}
+
+    def alone(share: str) -> str:
+        return f"{reached[share]:.0%} of single operators; {speed}" if share in reached else speed
+
+    launch = f"{reached['launch'] * 1e6:.1f} µs together; {speed}" if "launch" in reached else speed
     rows = [
         ("a CUDA context", f"{CUDA_CONTEXT / MIB:.0f} ± {CUDA_CONTEXT_SPREAD / MIB:.0f} MiB", context),
         (
@@ -225,12 +241,12 @@ def _constants(evidence: Evidence) -> list[str]:
         ),
         ("NCCL's buffers", f"{NCCL_BUFFERS / MIB:.0f} ± {NCCL_SPREAD / MIB:.0f} MiB", NOT_MEASURED),
         ("collectives' share of the links", f"{ACHIEVED:.0%}", NOT_MEASURED),
-        ("matrix products' share of the peak, Hopper", f"{MATRIX[9]:.0%}", speed),
-        ("attention's share of the peak, Hopper", f"{ATTENTION[9]:.0%}", speed),
-        ("share of the memory's bandwidth", f"{MEMORY:.0%}", speed),
-        ("share of the host link's bandwidth", f"{HOST_LINK:.0%}", speed),
+        ("matrix products' share of the peak, Hopper", f"{MATRIX[9]:.0%}", alone("matrix")),
+        ("attention's share of the peak, Hopper", f"{ATTENTION[9]:.0%}", alone("attention")),
+        ("share of the memory's bandwidth", f"{MEMORY:.0%}", alone("memory")),
+        ("share of the host link's bandwidth", f"{HOST_LINK:.0%}", alone("host_link")),
         ("elementwise work", f"{ELEMENTWISE:g} times", speed),
-        ("start of a kernel; launch from Python", f"{START * 1e6:.0f} and {LAUNCH * 1e6:.0f} µs", speed),
+        ("start of a kernel; launch from Python", f"{START * 1e6:.0f} and {LAUNCH * 1e6:.0f} µs", launch),
     ]
     return table(("constant", "assumed", "measured"), rows)
 

@@ -26,7 +26,7 @@ def probe(measured: int, predicted: int) -> dict[str, Any]:
     return {
         "case": f"memory gpt2 bf16 x{measured}",
         "result": {"model": "gpt2", "rung": "bf16", "micro_batch": 2, "measured": numbers(measured, 2.0),
-                   "predicted": numbers(predicted, 1.5)},
+                   "predicted": numbers(predicted, 1.5), "roofline": {"busiest": "compute", "bound": 0.9}},
     }  # fmt: skip
 
 
@@ -44,14 +44,29 @@ def test_every_number_stands_beside_its_target() -> None:
            "result": {"winner": "bf16", "probes": 9, "ooms": 0, "seconds": 100.0}}  # fmt: skip
     facts = {"case": "facts", "result": {"before": {"used": 0}, "behind": [{"used": 70 << 20}]}}
     back = {"case": "given back", "result": {"free_again_seconds": 0.5}}
+    shares = {"matrix": 0.71, "attention": 0.5, "memory": 0.9, "host_link": 0.8, "launch": 6e-6}
+    engines = {"case": "engines", "result": {"shares": shares}}
     broken = {"case": "variant x", "result": {"failed": "ValueError: y"}}
-    lines = [{"subject": "a GPU"}, CALL, probe(1000, 1001), probe(2000, 2100), run, facts, back, broken]
+    lines = [
+        {"subject": "a GPU"},
+        CALL,
+        probe(1000, 1001),
+        probe(2000, 2100),
+        run,
+        facts,
+        back,
+        engines,
+        broken,
+    ]
     text = page(EMPTY, Evidence(lines))
     assert "Allocated: 2.55% in the median, 5.00% at worst; at most 1%, and 3% asked: **missed**." in text
     assert "gpt2-xl: at most 8 probes and 3 minutes asked: **missed**." in text
     assert "free again in 0.50 s; at most 2 s asked: met." in text
     assert "| a CUDA context | 480 ± 150 MiB | 500 MiB |" in text
     assert "70 MiB |" in text
+    assert "| 2.0000 | -25% | compute | 45% | flash |" in text
+    assert "| 68% | 71% of single operators; predicted seconds -25% off in the median |" in text
+    assert "| 2 and 10 µs | 6.0 µs together;" in text
     assert "- variant x: ValueError: y" in text
     assert "NVIDIA H200, driver 580.1; torch 2.11.0" in text
     table = limits(EMPTY, Evidence(lines))
