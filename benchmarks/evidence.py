@@ -33,6 +33,10 @@ class Case:
     """Given the seconds that are left, return what was found, as JSON holds it; raise where that failed."""
 
 
+class TimeIsUp(Exception):
+    """A case has not come to its end in time; what it has so far it keeps itself, and a next call goes on with it."""
+
+
 class WrongState(Exception):
     """The file is of something else."""
 
@@ -54,6 +58,8 @@ class State:
         for line in lines:
             if "began" in line:
                 self._begun[line["case"]] += 1
+            elif "postponed" in line:
+                self._begun[line["case"]] -= 1
             elif "again" in line:
                 self._forget(line["case"])
             elif "result" in line:
@@ -91,6 +97,11 @@ class State:
         self._begun[case.name] += 1
         self._append({"case": case.name, "began": time.time()})
 
+    def postpone(self, case: Case) -> None:
+        """Write down that a case goes on in another call: it ended none."""
+        self._begun[case.name] -= 1
+        self._append({"case": case.name, "postponed": True})
+
     def end(self, case: Case, result: dict[str, Any], seconds: float) -> None:
         """Write down what a case found; only that it ended, where the file would grow too large."""
         line = {"case": case.name, "result": result, "seconds": round(seconds, 3)}
@@ -119,8 +130,8 @@ class State:
 def gather(cases: Sequence[Case], state: State, until: float) -> Iterator[tuple[Case, dict[str, Any]]]:
     """Run the cases that are left, in their order, as far as `until` (of `time.monotonic`) leaves them time.
 
-    One that fails has failed: what was raised is its result. One that would take too long is passed over for those
-    behind it. Yields each with its result, which is saved by then.
+    One that fails has failed: what was raised is its result, unless that is TimeIsUp. One that would take too
+    long is passed over for those behind it. Yields each with its result, which is saved by then.
     """
     for case in state.left(cases):
         left = until - time.monotonic()
@@ -130,6 +141,9 @@ def gather(cases: Sequence[Case], state: State, until: float) -> Iterator[tuple[
         began = time.monotonic()
         try:
             found = case.run(left)
+        except TimeIsUp:
+            state.postpone(case)
+            continue
         except Exception as error:  # noqa: BLE001 - evidence too, and others are still to come
             found = {
                 "failed": f"{type(error).__name__}: {error}",

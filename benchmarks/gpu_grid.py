@@ -17,6 +17,7 @@ from autotune.models.resolve import resolve
 from autotune.options import Limits
 from autotune.probe.launch import Launcher
 from autotune.specs import ModelSpec
+from benchmarks.evidence import TimeIsUp
 from benchmarks.grid_definitions import ROOMY, Definition
 from benchmarks.grid_recorder import Recorder, candidates, trace
 from benchmarks.record_grid import open_grid
@@ -78,16 +79,14 @@ class GpuGrid:
         return {"file": FILE, "trials": len(trials), "traces": len(read_grid(self.path).traces)}
 
     def part(self, left: float) -> dict[str, Any]:
-        """Measure the next trials that are not recorded, TRIALS of them. Raises TimeoutError where time is up."""
+        """Measure the next trials that are not recorded, TRIALS of them. Raises TimeIsUp."""
         until = time.monotonic() + left
         recorder, grid, trials = self._opened()
         own = [one for one in trials if one not in grid.points][:TRIALS]
         outcomes: Counter[str] = Counter()
         for one in own:
             if time.monotonic() + WARNING > until and outcomes:
-                raise TimeoutError(
-                    f"{sum(outcomes.values())} of {len(own)} trials; --again measures the rest"
-                )
+                raise TimeIsUp(f"{sum(outcomes.values())} of {len(own)} trials")
             outcomes[recorder.measure(grid.header, one).outcome.kind] += 1
         return {
             "outcomes": dict(outcomes), "recorded": len(grid.points) + sum(outcomes.values()), "of": len(trials),

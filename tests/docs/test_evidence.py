@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.evidence import TRIES, Attachments, Case, State, WrongState, gather
+from benchmarks.evidence import TRIES, Attachments, Case, State, TimeIsUp, WrongState, gather
 
 ROOT = Path(__file__).parents[2]
 LARGEST = 1 << 20
+KILLS = 20
 CALL = """
 import sys, time
 from pathlib import Path
@@ -28,6 +29,7 @@ def case(number):
         return {"number": number}
     return Case(f"case {number}", 0.0, run)
 cases = [case(number) for number in range(12)]
+print("begun", flush=True)
 state = State(folder / "state.jsonl", "a test", 1 << 20)
 for ended, found in gather(cases, state, time.monotonic() + 60):
     pass
@@ -50,8 +52,10 @@ def test_killed_at_random_and_started_again_it_repeats_nothing(tmp_path: Path) -
             [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})" + CALL, str(tmp_path)],
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n", "what is killed is the work, however slow the machine"
         try:
-            said, _ = process.communicate(timeout=drawn.uniform(0.03, 0.15))
+            said, _ = process.communicate(timeout=drawn.uniform(0.0, 0.06) if killed < KILLS else None)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.communicate()
@@ -89,6 +93,23 @@ def test_a_failure_is_a_result_and_a_case_that_ends_its_calls_is_given_up(tmp_pa
         state.begin(deadly)
         state = State(tmp_path / "s", "a test", LARGEST)
     assert (state.left([deadly]), state.given_up([deadly])) == ([], ["deadly"])
+
+
+def test_a_case_whose_time_is_up_goes_on_in_any_number_of_calls(tmp_path: Path) -> None:
+    parts: list[int] = []
+
+    def slow(left: float) -> dict[str, Any]:
+        parts.append(len(parts))
+        if len(parts) <= TRIES + 1:
+            raise TimeIsUp
+        return {"parts": len(parts)}
+
+    cases = [Case("slow", 0.0, slow), Case("next", 0.0, found())]
+    assert names(cases, State(tmp_path / "s", "a test", LARGEST)) == ["next"]
+    for _ in range(TRIES):
+        assert names(cases, State(tmp_path / "s", "a test", LARGEST)) == []
+    assert names(cases, State(tmp_path / "s", "a test", LARGEST)) == ["slow"]
+    assert State(tmp_path / "s", "a test", LARGEST).results["slow"]["result"] == {"parts": TRIES + 2}
 
 
 def test_a_torn_line_is_cut_off_and_another_subject_refused(tmp_path: Path) -> None:
