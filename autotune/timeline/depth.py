@@ -167,6 +167,7 @@ class _Deepening:
             slots = [event for event in micro.events[start:end] if event >= 0]
             self._slots[during, position] = slots
             self._made |= {slot: _Made(during, position, order) for order, slot in enumerate(slots)}
+        self._reaches = {cut: self._reached_by(cut) for cut in shortened.cuts}
         self._copies: dict[tuple[Pass, int], list[int]] = {}
         self._spans: dict[tuple[Pass, int], Span] = {}
         self._arrived: dict[tuple[Pass, int], list[Accumulated]] = defaultdict(list)
@@ -181,6 +182,17 @@ class _Deepening:
             for number, parameters in enumerate(shortened.parameters)
             for order, parameter in enumerate(parameters)
         }
+
+    def _reached_by(self, cut: Cut) -> set[tuple[Pass, Pass, int, int]]:
+        """Return what the blocks that are repeated reach for: in which pass, made in which, how far on, and which."""
+        found: set[tuple[Pass, Pass, int, int]] = set()
+        for during, position, (start, end) in self._passes:
+            if cut.end - 2 * cut.period <= position < cut.end:
+                for event in self._micro.events[start:end]:
+                    made = self._made.get(event if event >= 0 else ~event)
+                    if made is not None:
+                        found.add((during, made.during, made.position - position, made.order))
+        return found
 
     def run(self) -> tuple[StepEvents, Spans]:
         self._compare()
@@ -254,7 +266,7 @@ class _Deepening:
         for event in self._micro.events[start:end]:
             slot = event if event >= 0 else ~event
             made = self._made.get(slot)
-            if made is not None:
+            if made is not None and self._is_relative(during, position, made):
                 slot = self._slot(made, number + made.position - position)
             result.events.append(slot if event >= 0 else ~slot)
         self._spans[during, number] = begin, len(result.events)
@@ -270,6 +282,16 @@ class _Deepening:
                     slot=self._slot(self._made[entry.slot], number),
                 )
             )
+
+    def _is_relative(self, during: Pass, position: int, made: _Made) -> bool:
+        """Tell whether a block reaches for its neighbour so many blocks on, or else for one block of the model.
+
+        What all blocks share, a mask that backward fetches for the last of them and drops after the first, is reached
+        for across the gap by the first alone; what blocks hand on to their neighbours, by those that are repeated too.
+        """
+        low, high = sorted((position, made.position))
+        reach = (during, made.during, made.position - position, made.order)
+        return all(reach in self._reaches[cut] for cut in self._shortened.cuts if low < cut.end <= high)
 
     def _slot(self, made: _Made, number: int) -> int:
         """Return the slot that stands in block `number` where `made` stands in its own."""

@@ -17,6 +17,10 @@ OFFLOADED = [
     {"offload": "full", "checkpointing": "full"}, {"offload": "full", "activation_offload": True},
 ]  # fmt: skip
 LATE = [{"activation_offload": True, "checkpointing": "full"}, {"checkpointing": "offloaded"}]
+MASKED = [
+    {"activation_offload": True, "attention": "eager", **blocks}
+    for blocks in ({"checkpointing": "full"}, {"compile": "regional"})
+]
 
 
 def model(name):
@@ -39,6 +43,14 @@ def test_what_leaves_two_blocks_late_is_the_same_of_few(fields):
     long = family("llama", num_hidden_layers=BLOCKS, max_position_embeddings=1024)
     _, short = compare(long, device="cuda:0", seq_len=1024, **fields)  # what is smaller does not leave
     assert ran(short) == f"8 of {BLOCKS}"
+
+
+@pytest.mark.parametrize("fields", MASKED, ids=lambda fields: "-".join(map(str, fields.values())))
+def test_a_mask_that_all_blocks_save_is_the_same_of_few(fields):
+    """It leaves once, beside the first block's input, and comes back once, for the last block."""
+    long = family("gpt2", n_layer=BLOCKS, n_positions=1024)
+    _, short = compare(long, device="cuda:0", seq_len=1024, **fields)
+    assert ran(short) == f"9 of {BLOCKS}"
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])

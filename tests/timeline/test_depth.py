@@ -58,7 +58,7 @@ def readable(micro, names):
     return events, micro.marks, arrived
 
 
-def step(kinds, numbers=None, leftovers=False, prefetch=False, gathers=False):
+def step(kinds, numbers=None, leftovers=False, prefetch=False, gathers=False, mask=False):
     """Make a micro-step: `C` blocks keep their input alone and compute again, `W` are wider, all others keep more."""
     made = Made(kinds, list(range(len(kinds))) if numbers is None else numbers)
     made.micro.marks.append((0, "forward"))
@@ -87,6 +87,8 @@ def step(kinds, numbers=None, leftovers=False, prefetch=False, gathers=False):
     made.free("logits")
     for place, number in reversed(list(enumerate(made.numbers))):
         begin = made.begin()
+        if mask and place == len(made.numbers) - 1:
+            made.make("mask")  # is fetched for the last block, and serves all
         if kinds[number] == "C":
             made.make("again", number)
             made.free("again", number)
@@ -100,6 +102,8 @@ def step(kinds, numbers=None, leftovers=False, prefetch=False, gathers=False):
         made.make("upstream", number)
         made.free("upstream", made.numbers[place + 1] if place + 1 < len(made.numbers) else "head")
         made.free("out", number)
+        if mask and not place:
+            made.free("mask")
         made.spans.backward.insert(0, (begin, made.begin()))
     made.free("upstream", made.numbers[0])
     made.free(before)
@@ -143,6 +147,19 @@ def deepened(short, kept, cuts, alike=lambda ours, theirs: True):
 def test_a_few_blocks_tell_what_all_of_them_do(kinds, kept, cuts, options):
     whole, short = step(kinds, **options), step(kinds, kept, **options)
     assert len(short.micro.events) < len(whole.micro.events)
+    assert deepened(short, kept, cuts) == whole.readable()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "kept", "cuts"),
+    [
+        ("A" * 9, [0, 1, 2, 7, 8], [Cut(3, 1)]),
+        ("AW" * 6, [0, 1, 2, 3, 4, 5, 8, 9, 10, 11], [Cut(6, 2)]),
+        ("C" * 6 + "A" * 7, [0, 1, 2, 5, 6, 7, 8, 11, 12], [Cut(3, 1), Cut(7, 1)]),
+    ],
+)
+def test_what_is_made_for_the_last_block_and_dropped_after_the_first_serves_all(kinds, kept, cuts):
+    whole, short = step(kinds, mask=True), step(kinds, kept, mask=True)
     assert deepened(short, kept, cuts) == whole.readable()
 
 

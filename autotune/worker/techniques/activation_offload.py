@@ -31,13 +31,17 @@ SAME_VALUES = ("TBackward0", "ToCopyBackward0", "TransposeBackward0", "ViewBackw
 Fetch = Callable[[Tensor], tuple[Tensor, Any]]
 """From an offloaded tensor to its copy on the device, and the event after which the copy is complete."""
 
+Neighbour = Callable[[], "_Moved | None"]
+"""A weak reference to what was saved before or after."""
+
 
 class ActivationOffload:
     """Moves the storages that autograd saves, each once however many views of it are saved.
 
     Copies off the device run on a stream of their own and overlap with the forward pass. In backward, the storage
-    that was moved before the one wanted is fetched ahead. Parameters and their low-precision copies stay: they belong
-    to the model. On the cpu device a storage is kept in a mapped file and used from there.
+    that was saved before the one wanted is fetched ahead; what many blocks save, a mask say, counts where it was saved
+    last, since backward wants it there first. Parameters and their low-precision copies stay: they belong to the model.
+    On the cpu device a storage is kept in a mapped file and used from there.
     """
 
     def __init__(self, device: torch.device, place: MappedFiles | OffloadStore) -> None:
@@ -50,13 +54,13 @@ class ActivationOffload:
             self._up, self._down = self._module.Stream(), self._module.Stream()
         self._known: dict[tuple[int, int], tuple[StorageWeakRef, weakref.ref[_Moved]]] = {}
         self._leaving: deque[tuple[Tensor, Any]] = deque()
-        self._latest: weakref.ref[_Moved] | None = None
+        self._latest: Neighbour = _nobody
         self._samples = 1
 
     @contextmanager
     def __call__(self, batch: Batch) -> Iterator[None]:
         """Move what is saved while open, for a forward pass over `batch`."""
-        self._latest = None
+        self._latest = _nobody
         with self.keeping(next(iter(batch.values())).shape[0]):
             yield
 
@@ -77,6 +81,7 @@ class ActivationOffload:
             return tensor
         moved = self._moved(tensor.detach())
         moved.views += 1
+        self._saved_last(moved)
         return moved, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
     def _is_worth_it(self, tensor: Tensor) -> bool:
@@ -103,10 +108,16 @@ class ActivationOffload:
             if moved is not None and not alive.expired():
                 return moved
         flat = tensor.as_strided((storage.nbytes() // tensor.element_size(),), (1,), 0)
-        moved = _Moved(self._stored(flat), self._fetch if self._files is None else None, self._latest)
+        moved = _Moved(self._stored(flat), self._fetch if self._files is None else None)
         self._known[key] = (StorageWeakRef(storage), weakref.ref(moved))
-        self._latest = weakref.ref(moved)
         return moved
+
+    def _saved_last(self, moved: _Moved) -> None:
+        latest = self._latest()
+        if moved is not latest:
+            moved.leave_its_place()
+            moved.follow(latest)
+            self._latest = weakref.ref(moved)
 
     def _stored(self, flat: Tensor) -> Tensor:
         if self._files is not None:
@@ -134,20 +145,40 @@ class ActivationOffload:
         return flat, self._up.record_event()
 
 
+def _nobody() -> None:
+    return None
+
+
 class _Moved:
     """One storage, off the device."""
 
-    def __init__(self, stored: Tensor, fetch: Fetch | None, before: weakref.ref[_Moved] | None) -> None:
+    def __init__(self, stored: Tensor, fetch: Fetch | None) -> None:
         self.views = 0
         """Saved views of it that backward has not asked for yet."""
         self._stored = stored
         self._fetch = fetch
-        self._before = before
+        # Weak, since autograd's graph alone decides how long a storage is kept.
+        self._before: Neighbour = _nobody
+        self._after: Neighbour = _nobody
         self._arriving: tuple[Tensor, Any] | None = None
         self._flat: Tensor | None = None
 
+    def follow(self, other: _Moved | None) -> None:
+        """Be the one that was saved after another."""
+        self._before, self._after = _nobody, _nobody
+        if other is not None:
+            self._before, other._after = weakref.ref(other), weakref.ref(self)
+
+    def leave_its_place(self) -> None:
+        """Let those before and after it follow each other."""
+        before, after = self._before(), self._after()
+        if before is not None:
+            before._after = self._after
+        if after is not None:
+            after._before = self._before
+
     def back(self) -> Tensor:
-        """Return the storage as a flat tensor on the device, and start fetching the one that was moved before.
+        """Return the storage as a flat tensor on the device, and start fetching the one that was saved before.
 
         It is kept until the last view has been asked for, so that all views share it again.
         """
@@ -157,7 +188,7 @@ class _Moved:
             flat, arrived = self._arriving or self._fetch(self._stored)
             self._arriving = None
             torch.get_device_module(flat.device).current_stream().wait_event(arrived)
-            before = self._before() if self._before is not None else None
+            before = self._before()
             if before is not None:
                 before.fetch_ahead()
         self.views -= 1
