@@ -93,8 +93,8 @@ class Shortening:
         candidate = request.candidate
         copied = candidate.activation_offload or candidate.checkpointing == "offloaded"
         lag = LAG if copied and training.device.type != "cpu" else 0  # whose files are used in place
-        if lag and candidate.attention == "eager":  # whose mask, which all blocks save, leaves beside the first's input
-            leading += 1
+        if lag and candidate.attention == "eager":
+            leading += 1  # the mask, which all blocks save, leaves beside the first's input
         short = _shortened(signatures, parameters, leading + lag, lag)
         if not short.cuts or len(set(owned)) < len(owned):  # blocks that share parameters are not apart
             return None
