@@ -40,6 +40,10 @@ _KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY":
 thousand of each: under bf16 the memory of a training whose rows are of many lengths grows with each new one (by 7 to 20
 MiB for four layers), and is out after hours. So bounded it stops growing after a few, and is as fast (docs/log.md)."""
 
+_ARROW = {"MIMALLOC_ARENA_EAGER_COMMIT": "0"}
+"""Arrow's allocator (mimalloc) reserves 1 GiB at its first use, as memory that can be written. Nothing touches it, and
+RLIMIT_DATA counts it: a process that only imports `datasets` took 1,272 MiB of its budget, and 248 MiB with this."""
+
 _WAIT_POLICY = "OMP_WAIT_POLICY"
 """Threads that wait for each other sleep instead of spinning. Measured (GPT-2, one sequence of 256, 2 cores): with
 one busy neighbour a forward and backward pass takes 3-4 s instead of 13-17 s, and alone it is no slower."""
@@ -87,7 +91,7 @@ class CpuDevice:
             **_MALLOC,
             # The user's own have their say on memory and speed, so what was measured with them runs with them.
             **({"GLIBC_TUNABLES": tunables} if tunables else {}),
-            **{name: os.environ.get(name, value) for name, value in _KERNEL_CACHES.items()},
+            **{name: os.environ.get(name, value) for name, value in {**_KERNEL_CACHES, **_ARROW}.items()},
             _WAIT_POLICY: os.environ.get(_WAIT_POLICY, "passive"),
             "CUDA_VISIBLE_DEVICES": "",
             **({"DS_ACCELERATOR": "cpu"} if candidate.engine == "deepspeed" else {}),

@@ -66,7 +66,9 @@ def parse_command(command: str, axes: str | None, evaluation: str | None, base: 
                 problems.append(
                     f"--command: {one.written}: {one.name} is a number or a name, and takes nothing behind it"
                 )
-    for name in (inline.keys() & given.axes.keys()) | (named & given.numbers.keys()):
+    # All that is written may go to the scratch folder, by whatever names it: caches of data beside what is trained.
+    twice = (inline.keys() & given.axes.keys()) | (named & given.numbers.keys()) - {"output"}
+    for name in sorted(twice):
         problems.append(f"--axes: {name} stands in the command already; map it in one place")
     carried = named | given.numbers.keys()
     if words and "micro_batch" not in carried:
@@ -133,8 +135,11 @@ def digests(words: tuple[str, ...], base: Path) -> dict[str, str]:
 
 def title(command: TrainingCommand) -> str:
     """Return what a command is called: its script's file, else the program."""
-    scripts = [word for word in command.words if word.endswith(".py")]
-    return PurePath(scripts[0] if scripts else command.words[0]).name
+    words = command.words
+    if PurePath(words[0]).name == "env":  # its first words are variables
+        words = tuple(word for word in words[1:] if "=" not in word) or words
+    scripts = [word for word in words if word.endswith(".py")]
+    return PurePath(scripts[0] if scripts else words[0]).name
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from autotune.errors import InputError, nearest
 from autotune.printable import quoted
@@ -52,8 +53,11 @@ def edited(text: str, source: str, changes: Mapping[tuple[str, ...], Any]) -> st
         case "TOML":
             return _toml(data)
         case _:
+            for path, value in changes.items():
+                if isinstance(value, str):
+                    _set(data, path, DoubleQuotedScalarString(value))
             out = io.StringIO()
-            YAML(typ="rt").dump(data, out)
+            _yaml().dump(data, out)
             return out.getvalue()
 
 
@@ -70,7 +74,14 @@ def parsed(text: str, source: str) -> Any:
             return data
         case _:
             parse_yaml(text, source)  # within its limits
-            return YAML(typ="rt").load(text)
+            return _yaml().load(text)
+
+
+def _yaml() -> YAML:
+    """Return what reads and writes YAML 1.2 and keeps quotes: most programs read 1.1, where a bare no is false."""
+    yaml = YAML(typ="rt")
+    yaml.preserve_quotes = True
+    return yaml
 
 
 def _kind(source: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,41 @@ def test_a_script_of_deepspeed(folder):
     assert (
         run.best.command.keys["ds.json"]["train_micro_batch_size_per_gpu"] == run.best.candidate.micro_batch
     )
+
+
+def test_a_script_of_transformers_trainer(folder):
+    with_program(folder, "hf_trainer_script")
+    run = tuned(
+        folder, "python train.py --use_cpu True --save_strategy no --report_to none --max_steps 1000",
+        "--axes", "hf_trainer", "--max-probes", "4", device="cpu:1200MiB", samples=8,
+    )  # fmt: skip
+    assert "--per_device_train_batch_size" in run.best.command.argv
+    assert not run.record.written
+
+
+def test_a_script_of_lightning(folder):
+    with_program(folder, "lightning_script")
+    run = tuned(
+        folder,
+        "python train.py --batch-size {micro_batch} --accumulate {accumulation} --root {output} "
+        "--precision {precision:bf16=bf16-mixed|fp32=32-true}",
+        "--max-probes", "5", device="cpu:1200MiB", samples=16,
+    )  # fmt: skip
+    assert all("matplotlib" in name for name in run.record.written), "its list of fonts, made once in a home"
+
+
+def with_inputs(folder: Path) -> None:
+    subprocess.run([sys.executable, str(PROGRAMS / "inputs.py"), str(folder)], check=True)
+
+
+def test_trl_sft(folder):
+    """What it makes of the data set goes to the scratch folder too, where its cache is told to be there."""
+    with_inputs(folder)
+    run = tuned(
+        folder,
+        "env HF_DATASETS_CACHE={output}/cache trl sft --model_name_or_path model --dataset_name data --use_cpu True "
+        "--save_strategy no --report_to none --max_steps 1000",
+        "--axes", "trl", "--max-probes", "4", device="cpu:1200MiB", samples=8,
+    )  # fmt: skip
+    assert run.best.model.name == "trl"
+    assert not run.record.written

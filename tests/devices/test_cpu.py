@@ -90,6 +90,25 @@ def test_memory_stops_growing_with_rows_of_ever_new_lengths() -> None:
     assert bounded < 8 * MIB < 4 * 8 * MIB < unbounded
 
 
+def test_arrows_allocator_reserves_nothing_that_counts() -> None:
+    program = (
+        "import re, pyarrow\n"
+        "def data(): return int(re.search(r'VmData:\\s+(\\d+)', open('/proc/self/status').read())[1]) * 1024\n"
+        "before = data()\n"
+        "rows = pyarrow.array(range(1000))\n"
+        "print(data() - before)"
+    )
+
+    def grown(variables: dict[str, str]) -> int:
+        run = subprocess.run(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, check=True,
+            env={**os.environ, **CpuDevice(GIB).environment(Candidate()), **variables},
+        )  # fmt: skip
+        return int(run.stdout)
+
+    assert grown({}) < 128 * MIB < GIB // 2 < grown({"MIMALLOC_ARENA_EAGER_COMMIT": "1"})
+
+
 def test_the_users_tunables_are_recorded_and_there_are_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     assert "GLIBC_TUNABLES" not in CpuDevice(GIB).environment(Candidate())

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.candidate import Candidate
 from autotune.errors import InputError
-from autotune.script.command import call, parse_command, render, with_copies
+from autotune.script.command import call, parse_command, render, title, with_copies
 from autotune.script.space import space_of, within
 from autotune.search.graph import DONE
 from autotune.search.space import Space
@@ -143,3 +143,46 @@ def test_the_space_is_what_the_mapping_can_express(tmp_path):
     with pytest.raises(InputError) as caught:
         within(own, command)
     assert caught.value.about == ("space",)
+
+
+def test_the_scratch_folder_may_stand_in_the_command_beside_the_mapping(tmp_path):
+    """A cache of data goes where the outputs go; numbers stand in one place."""
+    (tmp_path / "own.yaml").write_text("""axes:
+  micro_batch: {flag: --bs}
+  accumulation: {flag: --accum}
+  output: {flag: --out}
+""")
+    command = parsed("env CACHE={output}/cache python train.py", tmp_path, "own.yaml")
+    argv = render(command, Candidate(), numbers()).argv
+    assert argv[:3] == ("env", "CACHE=/scratch/a folder/cache", "python")
+    assert argv[-2:] == ("--out", "/scratch/a folder")
+    with pytest.raises(InputError) as refused:
+        parsed("python train.py --size {micro_batch}", tmp_path, "own.yaml")
+    assert [problem.about for problem in refused.value.problems] == ["command"]
+
+
+@pytest.mark.parametrize(
+    ("command", "called"),
+    [
+        ("torchrun train.py --bs {micro_batch} --accum {accumulation}", "train.py"),
+        ("env A=1 B=x.py python -m pip --bs {micro_batch} --accum {accumulation}", "python"),
+    ],
+)
+def test_a_command_is_called_by_its_script_or_program(command, called, tmp_path):
+    assert title(parsed(command, tmp_path)) == called
+
+
+def test_a_file_that_is_read_by_an_older_yaml_keeps_its_words():
+    """PyYAML takes a bare `no`, `on` or `1:30` for something else than the words that were quoted."""
+    import yaml
+
+    from autotune.script.config_files import edited
+
+    text = "# mine\nsave_strategy: \"no\"\nat: '1:30'\nrate: 1e-4\nsize: 1\n"
+    made = edited(text, "c.yaml", {("size",): 2, ("precision",): "no", ("offload", "device"): "off"})
+    assert made.startswith("# mine\n")
+    assert "rate: 1e-4" in made
+    assert yaml.safe_load(made) == {
+        "save_strategy": "no", "at": "1:30", "rate": "1e-4", "size": 2, "precision": "no",
+        "offload": {"device": "off"},
+    }  # fmt: skip
