@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 APART := $(abspath $(VENV))/apart
 LOWEST := $(abspath $(VENV))/lowest
 CONSUMERS := $(abspath $(VENV))/consumers
+LLAMAFACTORY := $(abspath $(VENV))/llamafactory
 PAGE := $(abspath $(VENV))/page
 CUDA := $(abspath $(VENV))/cuda-build
 CUDA_PYTHON ?= python3.12
@@ -50,9 +51,9 @@ apart: $(APART)/ready
 		PYTHONPATH=$(APART) DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" \
 		-k "float8 or deepspeed" --junit-xml=build/long/apart.xml $$folders; }
 
-consumers: $(CONSUMERS)/ready  ## the libraries that exports are for, pinned, in a folder of their own (380 MiB)
+consumers: $(CONSUMERS)/ready $(LLAMAFACTORY)/ready  ## the libraries that exports are for, pinned, in folders of their own (450 MiB)
 
-test-consumers: $(CONSUMERS)/ready  ## what is exported, validated and trained by the libraries that it is for
+test-consumers: $(CONSUMERS)/ready $(LLAMAFACTORY)/ready  ## what is exported, validated and trained by the libraries that it is for
 	PYTHONPATH=$(CONSUMERS) DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m consumers tests/consumers
 
 test-page: $(VENV)/ready $(PAGE)/ready  ## pages in Chromium (Debian: chromium nodejs npm): console, network, axe, screenshots
@@ -127,6 +128,11 @@ $(APART)/ready: $(VENV)/ready
 # What exports are for. Beside the environment and without dependencies: these would bring CUDA builds and other pins.
 $(CONSUMERS)/ready: $(VENV)/ready consumers.txt
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-deps --target $(CONSUMERS) --requirement consumers.txt
+	touch $@
+
+$(LLAMAFACTORY)/ready: $(VENV)/ready llamafactory.txt
+	rm -rf $(LLAMAFACTORY)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(LLAMAFACTORY) --requirement llamafactory.txt
 	touch $@
 
 $(PAGE)/ready: $(VENV)/ready tests/page/package.json

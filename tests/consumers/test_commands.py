@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -69,3 +70,19 @@ def test_trl_sft(folder):
     )  # fmt: skip
     assert run.best.model.name == "trl"
     assert not run.record.written
+
+
+def test_llamafactory_cli(folder, monkeypatch):
+    """With the older libraries that it wants (llamafactory.txt), and with a stand-in for torchaudio."""
+    with_inputs(folder)
+    shutil.copy(PROGRAMS / "llamafactory.yaml", folder / "train.yaml")
+    older = Path(sys.executable).parent.parent / "llamafactory"
+    overlays = [str(older), os.environ["PYTHONPATH"], str(HERE / "without_torchaudio")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(overlays))
+    monkeypatch.setenv("DISABLE_VERSION_CHECK", "1")
+    run = tuned(
+        folder, "env HF_DATASETS_CACHE={output}/cache llamafactory-cli train train.yaml",
+        "--axes", "llamafactory", "--max-probes", "4", device="cpu:1100MiB", samples=8,
+    )  # fmt: skip
+    assert run.best.command.keys["train.yaml"]["cutoff_len"] == run.best.seq_len
+    assert all("matplotlib" in name for name in run.record.written)
