@@ -82,9 +82,9 @@ test-cluster: $(VENV)/ready  ## what needs a cluster's programs, which cluster-d
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cluster tests/cluster
 
 # Debian's packages (as root), and what autotune needs of Python to speak with them.
-cluster-deps: $(VENV)/ready  ## Slurm, PostgreSQL, and its driver
+cluster-deps: $(VENV)/ready  ## Slurm, PostgreSQL and its driver, Ray
 	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends slurm-wlm munge postgresql
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[postgresql]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[postgresql,ray]'
 
 test-stability: $(VENV)/ready  ## the tests of guards, ranks and timeouts, 50 times beside a busy process: two hours
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stability --times 50

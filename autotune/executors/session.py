@@ -12,6 +12,7 @@ from autotune.executors import find
 from autotune.executors.cluster import ClusterExecutor, ClusterTracer, Sites
 from autotune.executors.executor import Executor
 from autotune.executors.jobs import Jobs
+from autotune.executors.ray import RayScheduler
 from autotune.executors.scheduler import Scheduler, SchedulerError
 from autotune.executors.slurm import SlurmScheduler
 from autotune.probe.warm import launcher_by_name
@@ -51,7 +52,5 @@ def executing(spec: RunSpec, root: Path, sites: Sites | None = None) -> Iterator
 
 
 def find_scheduler(target: ClusterTarget) -> Scheduler:
-    """Return what starts jobs in a partition. Raises InputError for an engine that is not built."""
-    if target.engine != "slurm":
-        raise InputError(f"--cluster: engine {target.engine} is not built yet; slurm is", about="cluster")
-    return SlurmScheduler(target)
+    """Return what starts jobs in a partition."""
+    return RayScheduler(target) if target.engine == "ray" else SlurmScheduler(target)
