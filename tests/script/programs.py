@@ -111,3 +111,23 @@ class Rows(torch.utils.data.Dataset):
 config = GPT2Config(vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=64)
 Trainer(model=GPT2LMHeadModel(config), args=given, train_dataset=Rows()).train()
 """
+OF_A_CONFIGURATION = """
+import argparse, json, torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+options = argparse.ArgumentParser()
+options.add_argument("config")
+options.add_argument("--bs", type=int)
+options.add_argument("--accum", type=int)
+given = options.parse_args()
+model = GPT2LMHeadModel(GPT2Config(**json.load(open(given.config))))
+optimizer = torch.optim.AdamW(model.parameters())
+while True:
+    for _ in range(given.accum):
+        rows = torch.randint(0, model.config.vocab_size, (given.bs, 256))
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(input_ids=rows, labels=rows).loss
+        (loss / given.accum).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""

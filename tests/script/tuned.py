@@ -19,9 +19,13 @@ from tests.e2e.conftest import AUTOTUNE
 
 QUICK = (
     "--sample-time", "0.3s", "--sample-steps", "3", "--proof-time", "2s", "--speed-tolerance", "0.9", "--headroom", "0",
-    "--training-time", "1m", "--no-predict",
+    "--training-time", "1m",
 )  # fmt: skip
-"""Short probes, no finals, and growth by doubling, which meets an OOM where a prediction would foresee it."""
+"""Short probes and no finals. Without predictions growth doubles, and meets an OOM that these would foresee."""
+
+
+TRACES = ".cache/autotune/"
+"""What autotune itself keeps in a home: traces of a model that is named beside the command."""
 
 
 @dataclass(frozen=True)
@@ -34,44 +38,69 @@ class Tuned:
     output: str
 
 
-def tuned(folder: Path, command: str, *options: str, device: str, samples: int, seq_len: int = 256) -> Tuned:
+def tuned(
+    folder: Path, command: str, *options: str, device: str, samples: int, foreseen: bool = False
+) -> Tuned:
     """Run a command in the folder where its script lies, and check what the issue of it asks.
 
-    A proven winner at the global batch, memory that was really refused on the way, files as they were, none that is not
-    named, and no process left. HOME is an empty folder beside.
+    A proven winner at the global batch, memory that was really refused on the way (unless `foreseen`), files as they
+    were, none that is not named, and no process left. HOME is an empty folder beside.
     """
-    home = folder.parent / "home"
-    home.mkdir(exist_ok=True)
     before = digests(folder)
     done = subprocess.run(
-        [*AUTOTUNE, "run", "--command", command, "--device", device, "--seq-len", str(seq_len),
-         "--target-global-batch", f"{samples} samples", *QUICK, *options],
-        cwd=folder, env={**os.environ, "HOME": str(home)}, capture_output=True, text=True, timeout=1500,
+        arguments(command, *options, device=device, samples=samples, foreseen=foreseen),
+        cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=1500,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    (root,) = (folder / "runs").iterdir()
-    run = Tuned(
-        RunPaths(root), Best.read(root / "best.yaml"), read_record(RunPaths(root).journal), done.stderr
-    )
-    check(run, samples)
+    return looked_at(folder, before, samples, done.stderr, foreseen)
+
+
+def arguments(command: str, *options: str, device: str, samples: int, foreseen: bool = False) -> list[str]:
+    """Return how a command is tuned, in short probes."""
+    return [
+        *AUTOTUNE, "run", "--command", command, "--device", device, "--seq-len", "256", "--target-global-batch",
+        f"{samples} samples", *QUICK, *([] if foreseen else ["--no-predict"]), *options,
+    ]  # fmt: skip
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return this process's own, with an empty home."""
+    home = folder.parent / "home"
+    home.mkdir(exist_ok=True)
+    return {**os.environ, "HOME": str(home)}
+
+
+def looked_at(
+    folder: Path, before: dict[str, str], samples: int, output: str, foreseen: bool = False
+) -> Tuned:
+    """Return the one run in a folder, whose files had these digests before; check what `tuned` says."""
+    (root,) = (one for one in (folder / "runs").iterdir() if one.is_dir() and not one.is_symlink())
+    run = Tuned(RunPaths(root), Best.read(root / "best.yaml"), read_record(RunPaths(root).journal), output)
+    check(run, samples, foreseen)
     after = digests(folder)
     assert {name: after.get(name) for name in before} == before, "a file of the user's own was changed"
     left = {name for name in after.keys() - before.keys() if not name.startswith("runs/")}
-    left |= {str(home / name) for name in digests(home)}
+    home = folder.parent / "home"
+    left |= {str(home / name) for name in digests(home) if not name.startswith(TRACES)}
     assert left <= set(run.record.written), (
         "a file was left outside of the scratch folder, and nobody says so"
     )
     assert all(any(name in note for note in run.best.notes) for name in sorted(left)[:8])
-    here = str(folder)
-    assert not [one for one in psutil.process_iter(["cwd"]) if one.info["cwd"] == here], "a process is left"
+    assert not processes(folder), "a process is left"
     return run
 
 
-def check(run: Tuned, samples: int) -> None:
-    """Check that a winner was proven at the global batch, and that memory was refused on the way."""
+def processes(folder: Path) -> list[int]:
+    """Return the processes that run in a folder, as those of its command do."""
+    here = str(folder)
+    return [one.pid for one in psutil.process_iter(["cwd"]) if one.info["cwd"] == here]
+
+
+def check(run: Tuned, samples: int, foreseen: bool = False) -> None:
+    """Check that a winner was proven at the global batch, and that memory was refused on the way, or `foreseen`."""
     outcomes = [trial.outcome for trial in run.record.history]
     refused = [outcome for outcome in outcomes if isinstance(outcome, Oom)]
-    assert refused, [outcome.kind for outcome in outcomes]
+    assert refused or foreseen, [outcome.kind for outcome in outcomes]
     assert run.best.proof is not None
     assert run.best.proof.passed
     assert run.best.accumulation.difference == 0
