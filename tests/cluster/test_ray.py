@@ -132,3 +132,18 @@ def test_a_sweep_whose_worker_is_killed_has_the_winners_of_slurm(on_ray):
         for cell in GROWS:
             assert any(isinstance(one, Oom) for one in night.outcomes(cell))
     wait_for(lambda: not living(on_ray), 60)
+
+
+def test_a_controller_that_is_killed_finds_the_jobs_of_all_its_cells_again(on_ray):
+    with Night(on_ray) as night:
+        found = [night.first_probe(cell).read_submitted().id for cell in WAITS]
+        night.kill()
+        assert set(found) <= set(living(on_ray))
+        night.resume()
+        go(on_ray)
+        assert winners(night.ended()) == WINNERS
+        for cell, id_ in zip(WAITS, found, strict=True):
+            assert [job.read_submitted().id for job in night.attempts(cell)] == [id_], (
+                "waited for, and not repeated"
+            )
+    wait_for(lambda: not living(on_ray), 60)
