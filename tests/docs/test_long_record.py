@@ -83,6 +83,7 @@ def test_the_record_says_what_passed_and_where(root):
         ("search_spaces/default.yaml", "all"), ("tests/numerics/on_sums.py", {COMMANDS, SUMS}),
         (SUMS, {SUMS, APART}), (COMMANDS, {COMMANDS}), ("tests/words/test_units.py", set()),
         ("tests/numerics/test_small.py", {APART}), ("docs/log.md", set()),
+        ("benchmarks/results/old.json", set()),
     ],
 )  # fmt: skip
 def test_only_a_change_of_what_a_part_runs_makes_it_old(root, name, parts):
