@@ -42,7 +42,8 @@ MiB for four layers), and is out after hours. So bounded it stops growing after 
 
 _ARROW = {"MIMALLOC_ARENA_EAGER_COMMIT": "0"}
 """Arrow's allocator (mimalloc) reserves 1 GiB at its first use, as memory that can be written. Nothing touches it, and
-RLIMIT_DATA counts it: a process that only imports `datasets` took 1,272 MiB of its budget, and 248 MiB with this."""
+RLIMIT_DATA counts it: a process that only imports `datasets` took 1,272 MiB of its budget, and with this 264 MiB,
+trl included (docs/log.md)."""
 
 _WAIT_POLICY = "OMP_WAIT_POLICY"
 """Threads that wait for each other sleep instead of spinning. Measured (GPT-2, one sequence of 256, 2 cores): with
