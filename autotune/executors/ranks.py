@@ -31,11 +31,11 @@ SPARE = 5.0
 """Seconds after the group's deadline at which each supervisor ends its rank by itself, if this process stands still."""
 
 
-class _Launched:
-    """A rank's supervisor is about to start."""
+class _Started:
+    """A rank's supervisor has started, after whatever its launch had to wait for."""
 
 
-_Event = tuple[int, _Launched | Progress | ProbeResult | BaseException]
+_Event = tuple[int, _Started | Progress | ProbeResult | BaseException]
 LOOK = 0.2
 """Seconds between two looks at how ranks elsewhere fare."""
 
@@ -172,7 +172,7 @@ class _Group:
         self._events: queue.Queue[_Event] = queue.Queue()
         self._timeout = timeout
         self._deadline: float | None = None
-        """Of the whole group, on the monotonic clock; None until all were launched."""
+        """Of the whole group, on the monotonic clock; None until all have started."""
         self._expired = False
         self._reports: dict[int, Report] = {}
         self._cancel, self._held = os.pipe()
@@ -186,7 +186,7 @@ class _Group:
                 "LOCAL_RANK": str(rank % each), "LOCAL_WORLD_SIZE": str(each), "GROUP_RANK": str(rank // each),
                 "AUTOTUNE_RENDEZVOUS": str(elsewhere.rendezvous),
             }  # fmt: skip
-            local = LocalExecutor(device, partial(self._launched, rank, launcher, added))
+            local = LocalExecutor(device, partial(self._launch_rank, rank, launcher, added))
             work = partial(self._run_rank, rank, local, place.of_rank(rank).root, timeout)
             self._threads.append(threading.Thread(target=work, name=f"rank{rank}", daemon=True))
 
@@ -194,7 +194,7 @@ class _Group:
         """Wait for all ranks. Raises what a rank's launch raised; no process is left then either."""
         findings: dict[int, ProbeResult] = {}
         errors: list[BaseException] = []
-        launched = 0
+        started = 0
         give_up: float | None = None
         try:
             for thread in self._threads:
@@ -208,9 +208,9 @@ class _Group:
                 except queue.Empty:
                     continue
                 match event:
-                    case _Launched():
-                        launched += 1
-                        if launched == len(self._threads):
+                    case _Started():
+                        started += 1
+                        if started == len(self._threads):
                             self._deadline = time.monotonic() + self._timeout
                     case ProbeResult(answer=answer):
                         findings[rank] = event
@@ -254,11 +254,15 @@ class _Group:
         except BaseException as error:  # noqa: BLE001 - it is raised again where the probe was asked for
             self._events.put((rank, error))
 
-    def _launched(
+    def _launch_rank(
         self, rank: int, launcher: Launcher, added: dict[str, str], *where: Any, **options: Any
     ) -> Report:
-        self._events.put((rank, _Launched()))
-        own = {"environment": added, "cancel": self._cancel, "timeout": self._timeout + SPARE}
+        def started() -> None:
+            self._events.put((rank, _Started()))
+
+        own = {
+            "environment": added, "cancel": self._cancel, "timeout": self._timeout + SPARE, "on_start": started,
+        }  # fmt: skip
         self._reports[rank] = launcher(*where, **{**options, **own})
         return self._reports[rank]
 

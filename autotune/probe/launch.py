@@ -61,9 +61,13 @@ class Launcher(Protocol):
         data_limit: int | None,
         timeout: float,
         on_progress: Callable[[Progress], None] | None = None,
+        on_start: Callable[[], None] | None = None,
         cancel: int | None = None,
     ) -> Report:
-        """Run a probe until it ends, `timeout` seconds pass or `cancel` is readable; return what became of it."""
+        """Run a probe until it ends, `timeout` seconds pass or `cancel` is readable; return what became of it.
+
+        `on_start` is called when those seconds begin.
+        """
         ...
 
 
@@ -75,6 +79,7 @@ def launch(
     data_limit: int | None,
     timeout: float,
     on_progress: Callable[[Progress], None] | None = None,
+    on_start: Callable[[], None] | None = None,
     cancel: int | None = None,
     worker: Sequence[str] = WORKER,
     start: Start = start_cold,
@@ -84,13 +89,13 @@ def launch(
     """Run `request` in a process tree of its own, and return what was seen of it.
 
     `environment` is added to this process's own. `data_limit` (bytes, RLIMIT_DATA) is enforced by the
-    kernel on each process of the tree. `timeout` (seconds) is from the worker's start; at the latest 15 s
-    after it this returns. Standard output and error go to files, each held below 64 MiB by dropping its
-    older part. `cancel` is the read end of a pipe: when its other end is closed, the probe is stopped. `worker` is the
-    worker's command line, and `start` starts the root of the tree. `began` is when the launch began (monotonic clock),
-    if before this call, and `cold_because` why it is not warm; both are reported. When
-    this returns or raises, KeyboardInterrupt included, no process of the tree is alive
-    (other than those that the kernel cannot kill: `Exit.survivors`).
+    kernel on each process of the tree. `timeout` (seconds) is from the worker's start, at which `on_start` is
+    called; at the latest 15 s after it this returns. Standard output and error go to files, each held below 64 MiB by
+    dropping its older part. `cancel` is the read end of a pipe: when its other end is closed, the probe is stopped.
+    `worker` is the worker's command line, and `start` starts the root of the tree. `began` is when the launch began
+    (monotonic clock), if before this call, and `cold_because` why it is not warm; both are reported. When this returns
+    or raises, KeyboardInterrupt included, no process of the tree is alive (other than those that the kernel cannot
+    kill: `Exit.survivors`).
 
     Raises ProbeError when the probe cannot be started, or its files cannot be written.
     """
@@ -106,6 +111,8 @@ def launch(
         with shielded():  # a process that was started is known, so that it can be ended
             supervisor = _Supervisor(folder, worker, environment, data_limit, timeout, start)
             _supervisors.add(supervisor)
+        if on_start is not None:
+            on_start()
         ending = supervisor.attend(messages, time.monotonic() + timeout, cancel)
     finally:
         if supervisor is not None:

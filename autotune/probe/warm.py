@@ -83,11 +83,12 @@ class WarmLauncher:
         data_limit: int | None,
         timeout: float,
         on_progress: Callable[[Progress], None] | None = None,
+        on_start: Callable[[], None] | None = None,
         cancel: int | None = None,
     ) -> Report:
         """Launch warm where that can be, else cold; `Report.cold_because` says why. As `launch.launch` otherwise.
 
-        What the first probe waits for its server is in its seconds.
+        What the first probe waits for its server is in its seconds, not in its timeout.
         """
         began = time.monotonic()
         why = unserved(request)
@@ -109,7 +110,8 @@ class WarmLauncher:
                     break
                 return launch(
                     request, folder, environment=environment, data_limit=data_limit, timeout=timeout,
-                    on_progress=on_progress, cancel=cancel, worker=self._worker, start=server.start, began=began,
+                    on_progress=on_progress, on_start=on_start, cancel=cancel, worker=self._worker,
+                    start=server.start, began=began,
                 )  # fmt: skip
             except NotAwaited as cancelled:
                 why = str(cancelled)
@@ -123,7 +125,8 @@ class WarmLauncher:
                     server.launches -= 1
         return launch(
             request, folder, environment=environment, data_limit=data_limit, timeout=timeout,
-            on_progress=on_progress, cancel=cancel, worker=self._worker, began=began, cold_because=why or "",
+            on_progress=on_progress, on_start=on_start, cancel=cancel, worker=self._worker, began=began,
+            cold_because=why or "",
         )  # fmt: skip
 
     def close(self) -> None:

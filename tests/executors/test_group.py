@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
 
@@ -19,6 +20,12 @@ from autotune.units import GIB
 
 GONE = Crash(reason="exception", phase="backward", message="Connection closed by peer")
 
+REQUEST = ProbeRequest(
+    kind="train", model=ModelSpec(name="made", source="config", config={}), seq_len=16,
+    candidate=Candidate(sharding="fsdp2"), accumulation_steps=2, device="cpu", world_size=2, budget=GIB, seed=0,
+    sample_seconds=0.1, sample_steps=3, folder="",
+)  # fmt: skip
+
 
 class Launches:
     """Stands for the launcher: rank `hanging` never ends by itself, and its peer raises as soon as it is gone."""
@@ -30,7 +37,8 @@ class Launches:
         self.heard = threading.Event()
         self.timeouts: list[float] = []
 
-    def __call__(self, request, folder, *, environment, timeout, cancel, **rest) -> Report:
+    def __call__(self, request, folder, *, environment, timeout, on_start, cancel, **rest) -> Report:
+        on_start()
         self.timeouts.append(timeout)
         rank = int(environment["RANK"])
         if rank == self.hanging:
@@ -56,11 +64,23 @@ class Launches:
 def test_a_rank_that_hangs_is_a_timeout_whoever_is_ended_or_heard_first(tmp_path, hanging, heard_first):
     launches = Launches(hanging, heard_first)
     executor = RanksExecutor([CpuDevice(GIB), CpuDevice(GIB)], launches)
-    request = ProbeRequest(
-        kind="train", model=ModelSpec(name="made", source="config", config={}), seq_len=16,
-        candidate=Candidate(sharding="fsdp2"), accumulation_steps=2, device="cpu", world_size=2, budget=GIB, seed=0,
-        sample_seconds=0.1, sample_steps=3, folder="",
-    )  # fmt: skip
-    finding = executor.run(request, tmp_path, timeout=0.2)
+    finding = executor.run(REQUEST, tmp_path, timeout=0.2)
     assert finding.answer == Timeout(phase="forward", seconds=1)
     assert min(launches.timeouts) > 0.2, "the supervisors' own deadlines come after the group's"
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_what_a_launch_waits_for_before_its_rank_starts_is_not_in_the_deadline(tmp_path, late):
+    def launches(request, folder, *, environment, on_start, cancel, **rest) -> Report:
+        if int(environment["RANK"]) == late:  # a server of warm probes imports, on a busy machine
+            cancelled, _, _ = select.select([cancel], [], [], 0.6)
+            assert not cancelled
+        on_start()
+        return Report(
+            answer=Result(outcome=GONE, since=time.monotonic()), ending=Exit(exit_code=0, seconds=1), seconds=1,
+        )  # fmt: skip
+
+    executor = RanksExecutor([CpuDevice(GIB), CpuDevice(GIB)], launches)
+    answer = executor.run(REQUEST, tmp_path, timeout=0.2).answer
+    assert isinstance(answer, Crash), answer
+    assert answer.message.endswith(GONE.message)
