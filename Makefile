@@ -127,6 +127,7 @@ $(APART)/ready: $(VENV)/ready
 
 # What exports are for. Beside the environment and without dependencies: these would bring CUDA builds and other pins.
 $(CONSUMERS)/ready: $(VENV)/ready consumers.txt
+	rm -rf $(CONSUMERS)
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-deps --target $(CONSUMERS) --requirement consumers.txt
 	touch $@
 

@@ -55,8 +55,9 @@ def test_a_script_of_lightning(folder):
     assert all("matplotlib" in name for name in run.record.written), "its list of fonts, made once in a home"
 
 
-def with_inputs(folder: Path) -> None:
-    subprocess.run([sys.executable, str(PROGRAMS / "inputs.py"), str(folder)], check=True)
+def with_inputs(folder: Path, *more: str) -> None:
+    for name in ("inputs", *more):
+        subprocess.run([sys.executable, str(PROGRAMS / f"{name}.py"), str(folder)], check=True)
 
 
 def test_trl_sft(folder):
@@ -85,4 +86,18 @@ def test_llamafactory_cli(folder, monkeypatch):
         "--axes", "llamafactory", "--max-probes", "4", device="cpu:1100MiB", samples=8,
     )  # fmt: skip
     assert run.best.command.keys["train.yaml"]["cutoff_len"] == run.best.seq_len
+    assert all("matplotlib" in name for name in run.record.written)
+
+
+def test_litgpt_finetune_full(folder):
+    with_inputs(folder, "litgpt_inputs")
+    run = tuned(
+        folder,
+        "litgpt finetune_full checkpoint --data JSON --data.json_path rows.json --data.val_split_fraction 0.1 "
+        "--train.epochs 1000",
+        "--axes", "litgpt", "--max-probes", "4", device="cpu:950MiB", samples=8,
+    )  # fmt: skip
+    told = " ".join(run.best.command.argv)
+    assert f"--train.micro_batch_size {run.best.candidate.micro_batch} " in told
+    assert "--train.global_batch_size 8" in told
     assert all("matplotlib" in name for name in run.record.written)
