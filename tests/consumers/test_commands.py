@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.outcome import Ok
 from tests.script.tuned import tuned
 
 pytestmark = pytest.mark.timeout(1500)
@@ -101,3 +102,30 @@ def test_litgpt_finetune_full(folder):
     assert f"--train.micro_batch_size {run.best.candidate.micro_batch} " in told
     assert "--train.global_batch_size 8" in told
     assert all("matplotlib" in name for name in run.record.written)
+
+
+def test_torchtitan_train(folder, monkeypatch):
+    """Its own Llama for tests, with stand-ins for what it asks of a GPU (without_gpu), and nothing compiled."""
+    with_inputs(folder)
+    (folder / "rows").mkdir()
+    shutil.move(folder / "text" / "text.jsonl", folder / "rows")
+    overlays = [os.environ["PYTHONPATH"], str(HERE / "without_gpu")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(overlays))
+    run = tuned(
+        folder,
+        "env HF_DATASETS_CACHE={output}/cache TORCHDYNAMO_DISABLE=1 torchrun --standalone --nproc-per-node {gpus} "
+        "-m torchtitan.train --module llama3 --config llama3_debugmodel --hf-assets-path model "
+        "--dataloader.dataset-path rows --training.steps 1000 --training.mixed-precision-param float32 {axes} "
+        "{checkpointing:none=activation-checkpoint:none|full=activation-checkpoint:full}",
+        "--axes", "torchtitan", "--max-probes", "6", device="cpu:980MiB", samples=16,
+    )  # fmt: skip
+    told = " ".join(run.best.command.argv)
+    assert f"--training.local-batch-size {run.best.candidate.micro_batch} " in told
+    assert "--training.global-batch-size 16 " in told
+    peaks = {
+        (trial.candidate.checkpointing, trial.candidate.micro_batch): trial.outcome.memory.peak()
+        for trial in run.record.history
+        if isinstance(trial.outcome, Ok)
+    }
+    assert peaks["full", 16] < peaks["none", 8], "of 16 samples, which were refused without checkpointing"
+    assert not run.record.written
