@@ -8,7 +8,9 @@ models and empirical Bayes methods for assessing differential expression, 2004):
 
 A part of that variance is of the single measurement (who else used the machine in that minute), and a part of the whole
 night (its driver, its clock, its temperature). A night that seems slower is measured again before it says so
-(`suspected`): what was the minute's is gone from the mean of several proofs, what is the night's stays.
+(`suspected`): what was the minute's is gone from the mean of several proofs, what is the night's stays. A minute that
+lasts for several proofs pulls their mean down all the same. But what else runs on a machine only ever slows it, so the
+fastest of the proofs must be slower too, by what is worth telling: one that is as fast as ever clears the night.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ class Fall:
     """By how much tonight is slower than what it is compared with, and how sure that is."""
 
     share: float
-    """Of the speed before."""
+    """Of the speed before, that the mean of tonight's proofs has lost."""
+    share_of_fastest: float
+    """The same for the fastest of them; negative where that is faster than before."""
     chance: float
     """Of at least that fall in a night without a change (the p-value)."""
     before: float
@@ -114,18 +118,27 @@ def falls(tonight: CellRow, history: Sequence[CellRow], spread: Spread) -> tuple
     now = [math.log(speed) for speed in tonight.proofs] or [speed_log(tonight)]
     excess = max(0.0, _own_variance(tonight) - spread.variance) / len(now)
     of_tonight = _of_night(now, history, spread.variance) + excess
-    middle, mean = statistics.median(logs), statistics.fmean(now)
-    last = _fall(logs[-1] - mean, spread.variance + of_tonight, spread.degrees, logs[-1])
+    mean, fastest = statistics.fmean(now), max(now)
+
+    def fall(before: float, variance: float) -> Fall:
+        return Fall(
+            share=1 - math.exp(mean - before),
+            share_of_fastest=1 - math.exp(fastest - before),
+            chance=upper_tail((before - mean) / math.sqrt(variance + of_tonight), spread.degrees),
+            before=math.exp(before),
+        )
+
     share = _MEDIAN[len(logs) - 1] if len(logs) <= len(_MEDIAN) else math.pi / 2 / len(logs)
-    return last, _fall(middle - mean, spread.variance * share + of_tonight, spread.degrees, middle)
+    return fall(logs[-1], spread.variance), fall(statistics.median(logs), spread.variance * share)
 
 
 def slower(falls: tuple[Fall, Fall], level: float, thresholds: Thresholds) -> Fall | None:
     """Return the surer of two falls that is one at a level, and worth telling; None where neither is.
 
-    A night that was the fastest by luck is no measure: of the other comparison there must be a fall too.
+    A night that was the fastest by luck is no measure: of the other comparison there must be a fall too. Nor are proofs
+    of which one is as fast as ever.
     """
-    told = [fall for fall in falls if fall.chance < level and fall.share > thresholds.throughput]
+    told = [fall for fall in falls if fall.chance < level and fall.share_of_fastest > thresholds.throughput]
     if not told or min(fall.share for fall in falls) <= 0:
         return None
     return min(told, key=lambda fall: fall.chance)
@@ -178,11 +191,6 @@ def had_room(fit: Fit, budget: int, thresholds: Thresholds, kind: str) -> bool:
     return (
         not fit.oom and fit.peak is not None and fit.peak + max(thresholds.peak * fit.peak, least) <= budget
     )
-
-
-def _fall(drop: float, variance: float, degrees: float, before: float) -> Fall:
-    chance = upper_tail(drop / math.sqrt(variance), degrees)
-    return Fall(share=1 - math.exp(-drop), chance=chance, before=math.exp(before))
 
 
 def _of_night(logs: Sequence[float], history: Sequence[CellRow], variance: float) -> float:

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.errors import StoreError
 from autotune.results.find import open_store
-from autotune.results.regression import PROOFS, SUSPECTED, Spread, falls, slower, spreads
+from autotune.results.regression import PROOFS, SUSPECTED, Spread, falls, slower, spreads, suspected
 from autotune.results.reuse_key import asked_digest
 from autotune.results.row import RunRows
 from autotune.results.suspicion import Suspicion
@@ -78,6 +78,26 @@ def test_several_proofs_tell_a_fall_that_one_does_not():
     several = one.model_copy(update={"proofs": (90.0, 93.5, 87.0, 92.0, 88.0)})
     assert slower(falls(one, past, spread), 0.001, Thresholds()) is None
     assert slower(falls(several, past, spread), 0.001, Thresholds()) is not None
+
+
+def test_one_proof_as_fast_as_ever_clears_a_night_whose_busy_minute_lasted_for_others():
+    """Of a night without a change: nights differ by 0.4%, and three proofs in a row were 4% slower."""
+    speeds = (152.5, 152.9, 152.5, 151.9, 152.2, 151.8, 152.5)
+    past = [
+        cell(NIGHTS[day], proofs=(speed,), tokens_per_second=speed, interval=0.3, drift=0.0085)
+        for day, speed in enumerate(speeds)
+    ]
+    spread = Spread(0.006**2, 30)
+    proofs = (147.0, 145.8, 147.4, 151.7, 152.8)
+    row = cell(NIGHTS[7], proofs=proofs[:3], tokens_per_second=proofs[2], interval=0.3, drift=0.0085)
+    assert suspected(row, past, spread, Thresholds())
+    cleared = row.model_copy(update={"proofs": proofs[:4], "tokens_per_second": proofs[3]})
+    assert not suspected(cleared, past, spread, Thresholds())
+    every = row.model_copy(update={"proofs": proofs, "tokens_per_second": proofs[4]})
+    worst = falls(every, past, spread)[1]
+    assert worst.chance < 0.001
+    assert worst.share > Thresholds().throughput > worst.share_of_fastest
+    assert slower((worst, worst), 0.001, Thresholds()) is None
 
 
 def test_proofs_that_agree_tell_nothing_of_the_night_that_they_share():
