@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from subprocess import PIPE
 
 import pytest
 
@@ -110,7 +109,7 @@ def test_a_node_that_goes_takes_its_probe_along_and_the_next_that_comes_has_it(n
 def alive(address):
     """Return how many nodes there are, as far as Ray knows."""
     asks = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
-    return int(subprocess.run([sys.executable, "-c", asks, address], stdout=PIPE, check=True).stdout)
+    return int(subprocess.check_output([sys.executable, "-c", asks, address]))
 
 
 def test_a_python_that_is_not_there_is_the_file_s_mistake(on_ray, tmp_path):
