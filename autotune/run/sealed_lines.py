@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from autotune import __version__
 from autotune.errors import InputError, JournalError, RunInUse
 from autotune.interruption import shielded
 from autotune.units import MIB
@@ -144,7 +145,7 @@ def parse_lines(
     """Hand each line to `refusal`, which takes it in or says why nobody writes it there.
 
     Returns the number of bytes that hold whole lines, and the last of these. Raises JournalError for a line that is
-    damaged and not the last, and for one that is refused.
+    damaged and not the last, and for one that is refused; InputError for a whole line of another version.
     """
     noun = recorded.noun
     whole, last = 0, b""
@@ -154,6 +155,13 @@ def parse_lines(
             plain = line[:-_SEAL_SIZE] + b"}" if line[-_SEAL_SIZE:].startswith(_SEAL) else line
             entry = line_type.validate_json(plain)
         except ValidationError as error:
+            if line.endswith(_seal(plain, last)):  # whole, so it is no tear that may be dropped
+                raise InputError(
+                    f"{path}:{number}: another version of autotune wrote this line, which version {__version__} does "
+                    f"not read ({error.errors()[0]['msg']}). Nothing was changed; install the version that the journal "
+                    f"names in its first lines, or start a new {noun}",
+                    about=noun,
+                ) from None
             if number == len(lines) - 1 and not lines[-1]:
                 break  # a last line whose end reached the disk before its middle
             raise JournalError(

@@ -13,6 +13,7 @@ from autotune.run import record
 from autotune.run.events import Asked, Finished, Inspected, Opened, ProofStarted, Started
 from autotune.run.journal import Journal, read_record
 from autotune.run.record import Lines, Tally
+from autotune.run.sealed_lines import sealed
 from autotune.testing.arithmetic import Arithmetic, ok
 from tests.fakes.executor import FACTS, ArithmeticExecutor
 
@@ -152,6 +153,21 @@ def test_a_torn_middle_is_an_error_and_changes_nothing(opened, tmp_path):
         pass
     assert (caught.value.kind, caught.value.line) == ("damaged", 4)
     assert path.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("lines_after", [0, 1])
+def test_a_line_of_another_version_is_said_and_never_dropped(opened, tmp_path, lines_after):
+    path = tmp_path / "journal.jsonl"
+    last = path.read_bytes().splitlines()[-1]
+    for line in (b'{"type":"of another time"}', finished(1).model_dump_json().encode())[: 1 + lines_after]:
+        last = sealed(line, last)
+        path.write_bytes(path.read_bytes() + last + b"\n")
+    written = path.read_bytes()
+    with pytest.raises(InputError) as caught, opened():
+        pass
+    assert caught.value.about == ("run",)
+    assert f"{path}:4: " in str(caught.value)
+    assert path.read_bytes() == written
 
 
 def test_two_tuners_on_one_run_are_refused(opened):
