@@ -157,18 +157,13 @@ def render(
 ) -> Rendered:
     """Return what a candidate's training is started with, or its `second` command. Pure.
 
-    `numbers` has a value for each of `NUMBERS`. The candidate has values that the command can express.
+    `numbers` has a value for each of `NUMBERS`. The candidate has values that the command can express. What a mapping
+    adds comes numbers first: these have flags, and an axis may be a subcommand, which flags must precede.
     """
     texts: dict[str, str] = {}
     added: list[str] = []
     env: dict[str, str] = {}
     keys: dict[str, dict[tuple[str, ...], Any]] = {}
-    for axis, values in command.axes.items():
-        written = values[text_of(getattr(candidate, axis))]
-        added += written.args
-        env |= written.env
-        for key, value in written.keys.items():
-            _set(keys, key, value)
     for name, carrier in command.numbers.items():
         value = numbers[name]
         if carrier.flag is not None:
@@ -177,6 +172,12 @@ def render(
             env[carrier.env] = str(value)
         elif carrier.key is not None:
             _set(keys, carrier.key, value)
+    for axis, values in command.axes.items():
+        written = values[text_of(getattr(candidate, axis))]
+        added += written.args
+        env |= written.env
+        for key, value in written.keys.items():
+            _set(keys, key, value)
     words = command.evaluation if second else command.words
     for one in placeholders(words):
         if one.name in NUMBERS:

@@ -55,6 +55,8 @@ def test_what_they_write_is_what_their_programs_read(tmp_path):
         assert pair in pairs
     nano = render(parsed("nanogpt", tmp_path), plain, numbers(total_accumulation=16)).argv
     assert "--gradient_accumulation_steps=16" in nano
+    titan = render(parsed("torchtitan", tmp_path), plain, numbers()).argv
+    assert titan[-1] == "activation-checkpoint:full", "a subcommand, which flags must precede"
     command = parsed("deepspeed", tmp_path)
     made = render(command, base_of(command, plain), numbers())
     _, copies = with_copies(made, tmp_path, tmp_path / "scratch")
