@@ -166,7 +166,8 @@ def _in_layers(left: Sequence[Score], objective: Objective) -> list[Score]:
     while left:
         front = undominated(left, objective)
         ranked += sorted(front, key=_order(front, objective))
-        left = [entry for entry in left if entry not in front]
+        first = {id(entry) for entry in front}
+        left = [entry for entry in left if id(entry) not in first]
     return ranked
 
 
@@ -175,11 +176,11 @@ def _order(front: Sequence[Score], objective: Objective) -> Callable[[Score], tu
     if objective.name in {"memory", "energy"}:
         return lambda s: (s.seconds, s.peak, s.trial.number)
 
-    close = _close(front)
+    close = {id(entry) for entry in _close(front)}
     by_prediction = chosen_by(front, objective) == "prediction"
 
     def order(entry: Score) -> tuple[float, ...]:
-        if entry not in close:
+        if id(entry) not in close:
             return 1.0, entry.seconds, entry.peak, entry.trial.number
         expected = (entry.expected or 0.0) if by_prediction else 0.0
         return 0.0, expected, entry.peak, entry.seconds, entry.trial.number

@@ -88,10 +88,16 @@ def rejected(
     enough = {id(entry) for entry in fast_enough(scores, objective)}
     best = next((s for s in scores if s.trial == winner), None)
     reasons: list[tuple[str, str]] = []
-    for rung in dict.fromkeys(trial.candidate.rung() for trial in history):
-        trials = [trial for trial in history if trial.candidate.rung() == rung]
+    fitting_of: dict[Candidate, list[Score]] = {}
+    for entry in scores:
+        if entry.trial != winner:
+            fitting_of.setdefault(entry.trial.candidate.rung(), []).append(entry)
+    trials_of: dict[Candidate, list[Trial]] = {}
+    for trial in history:
+        trials_of.setdefault(trial.candidate.rung(), []).append(trial)
+    for rung, trials in trials_of.items():
         own = rung == winner.candidate.rung()
-        fitting = [s for s in scores if s.trial in trials and s.trial != winner]
+        fitting = fitting_of.get(rung, [])
         slow = [bound for t in trials if t != winner and (bound := bound_of(t, context, drift)) is not None]
         said = [_worse(fitting[0], best, objective, id(fitting[0]) in enough)] if fitting and best else []
         if slow and best and not fitting:
