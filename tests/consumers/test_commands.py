@@ -126,7 +126,11 @@ def test_torchtitan_train(folder, monkeypatch):
         for trial in run.record.history
         if isinstance(trial.outcome, Ok)
     }
-    assert peaks["alternate", 16] < peaks["none", 8], "of 16 samples, which were refused without checkpointing"
-    refused = {trial.candidate.checkpointing for trial in run.record.history if isinstance(trial.outcome, Oom)}
+    assert peaks["alternate", 16] < peaks["none", 8], (
+        "of 16 samples, which were refused without checkpointing"
+    )
+    refused = {
+        trial.candidate.checkpointing for trial in run.record.history if isinstance(trial.outcome, Oom)
+    }
     assert refused == {"none"}
     assert not run.record.written
