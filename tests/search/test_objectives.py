@@ -45,6 +45,9 @@ class Entry:
     joules: Joules | None = None
     measured: bool = True
 
+    def against(self, other):
+        return None
+
 
 def measured(number, seconds, peak=GIB, half_width=0.0, joules=None, **fields):
     """Return a trial of 16 micro-steps that takes so many seconds, bytes, and joules (with their half-width)."""
@@ -126,6 +129,21 @@ def test_what_energy_is_known_of_is_better_than_what_it_is_not_known_of():
     assert not is_better(unknown, known, ENERGY)
     assert not is_better(unknown, unknown, ENERGY)
     assert undominated([unknown, known], ENERGY) == [known]
+
+
+@pytest.mark.parametrize("goal", [Objective(), MEMORY, ENERGY], ids=["speed", "memory", "energy"])
+def test_of_a_thousand_each_is_compared_with_few_before_it_is_known_to_be_beaten(goal, monkeypatch):
+    rated = [
+        Entry(float(seconds), peak=seconds * GIB, joules=Joules(float(seconds), 0.1))
+        for seconds in (1 + number * 617 % 1009 for number in reversed(range(1000)))
+    ]
+    asked = []
+    monkeypatch.setattr(
+        "autotune.search.comparison.is_better", lambda *pair: asked.append(pair) or is_better(*pair)
+    )
+    (best,) = undominated(rated, goal)
+    assert best.seconds == 1
+    assert len(asked) < 3 * len(rated)
 
 
 def test_energy_drifts_between_measurements_as_speed_does(context):
