@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from autotune.outcome import Lost, Oom, Unsupported
@@ -62,10 +63,23 @@ def test_an_interrupt_ends_the_tree_and_goes_on(run: Run) -> None:
         run("hang_deaf", on_progress=interrupt)
 
 
+def own_keeper_and_guard(launcher: str) -> tuple[psutil.Process, psutil.Process]:
+    """Return these two of a tuner that is this process: the newest, since tests before may have left it children.
+
+    What multiprocessing starts (its fork server, its tracker of resources) stays until the process ends.
+    """
+    children = psutil.Process().children()
+    if launcher == "warm":
+        servers = [child for child in children if set(SERVER) <= set(child.cmdline())]
+        children = max(servers, key=psutil.Process.create_time).children()
+    keeper = max(children, key=lambda child: (child.create_time(), child.pid))
+    return keeper, keeper.children()[0]
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_guard_or_keeper_that_is_killed_takes_its_tree_along(run: Run, launcher: str, which: int) -> None:
     def kill_guard(_: Progress) -> None:
-        keeper_and_guard(launcher)[which].kill()
+        own_keeper_and_guard(launcher)[which].kill()
 
     report = run("hang_after_daemons", on_progress=kill_guard)
     assert report.ending is None
@@ -81,7 +95,7 @@ def test_a_guard_that_stands_still_does_not_hold_the_tuner(
 
     def stand_still(_: Progress) -> None:
         nonlocal late
-        keeper_and_guard(launcher)[1].suspend()
+        own_keeper_and_guard(launcher)[1].suspend()
         late = 1000.0
 
     # The deadline passes when the supervisor stands still, on a machine of any speed.
@@ -95,7 +109,7 @@ def test_a_guard_that_stands_still_does_not_hold_the_tuner(
 
 def test_a_worker_that_something_stops_is_lost_at_once_and_no_timeout(run: Run, launcher: str) -> None:
     report = run(
-        "hang_after_daemons", on_progress=lambda _: keeper_and_guard(launcher)[1].children()[0].suspend()
+        "hang_after_daemons", on_progress=lambda _: own_keeper_and_guard(launcher)[1].children()[0].suspend()
     )
     assert report.ending is not None
     assert report.ending.halted
@@ -107,7 +121,7 @@ def test_a_worker_that_something_stops_is_lost_at_once_and_no_timeout(run: Run, 
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_guard_told_to_end_ends_its_tree(run: Run, launcher: str, which: int) -> None:
     def end_guard(_: Progress) -> None:
-        keeper_and_guard(launcher)[which].terminate()
+        own_keeper_and_guard(launcher)[which].terminate()
 
     report = run("hang_after_daemons", on_progress=end_guard)
     assert report.ending is not None
