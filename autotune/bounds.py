@@ -27,7 +27,7 @@ def at_most(most: float, why: str) -> Callable[[Any], Any]:
 
 
 @dataclass(frozen=True)
-class Written:
+class HelpName:
     """Part of a type: what help calls its values."""
 
     name: str
@@ -72,19 +72,19 @@ Seconds = Annotated[
     float,
     Field(gt=0),
     AfterValidator(at_most(366 * 86400, "the seconds of a year")),
-    Written("TIME"),
+    HelpName("TIME"),
 ]
 """How long something may take."""
 Tolerance = Annotated[
     float,
     Field(gt=0),
     AfterValidator(at_most(1, "which accepts anything: a tolerance is a share, 0.05 is 5%")),
-    Written("SHARE"),
+    HelpName("SHARE"),
 ]
 """A share by which a proof may differ from what was recorded."""
-Headroom = Annotated[float, Field(ge=0, lt=0.9), Written("SHARE")]
+Headroom = Annotated[float, Field(ge=0, lt=0.9), HelpName("SHARE")]
 """Share of a device's memory that stays free."""
-SpeedShare = Annotated[float, Field(gt=0, le=1), Written("SHARE")]
+SpeedShare = Annotated[float, Field(gt=0, le=1), HelpName("SHARE")]
 """Share of the best speed that is fast enough."""
 Price = Annotated[
     float, Field(gt=0), AfterValidator(at_most(10**9, "and no device costs so much an hour in any currency"))

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from autotune.bounds import (
     Headroom,
+    HelpName,
     MicroBatch,
     Probes,
     RankCount,
@@ -22,7 +23,6 @@ from autotune.bounds import (
     SpeedShare,
     Steps,
     Tolerance,
-    Written,
 )
 from autotune.candidate import Optimizer
 from autotune.objective import SPEED_SHARE, ObjectiveName
@@ -41,7 +41,7 @@ DEFAULT_STRATEGY: StrategyName = "guided"
 """Needs predictions, and walks the space's graph where there are none."""
 LauncherName = Literal["warm", "cold"]
 """How a worker's processes come to be: `warm` forks a server that has imported the libraries, `cold` starts anew."""
-File = Annotated[str, Written("FILE")]
+File = Annotated[str, HelpName("FILE")]
 """The path of a file."""
 
 
@@ -72,14 +72,14 @@ class TrainingOptions(Options):
 
     model: str | None = None
     """A preset, a path to a config.json, a hub name, or `module:function`."""
-    command: Annotated[str | None, Written("COMMAND")] = None
+    command: Annotated[str | None, HelpName("COMMAND")] = None
     """The command that starts your own training, in place of a model, with placeholders for what may change:
     'python train.py --bs {micro_batch} --accum {accumulation} {checkpointing:--gc} --out {output}'. With --model beside
     it, which names the model that it trains, that model's trace says what to expect until probes do."""
     axes: File | None = None
     """A YAML file that maps axes to flags, variables or keys of configuration files of --command; or a shipped one's
     name."""
-    evaluation_command: Annotated[str | None, Written("COMMAND")] = None
+    evaluation_command: Annotated[str | None, HelpName("COMMAND")] = None
     """A second command, which evaluates and saves as your training does: a proof runs it too."""
 
     @model_validator(mode="before")
@@ -164,7 +164,7 @@ class ObjectiveOptions(Options):
     cost or energy for each token."""
     speed_share: SpeedShare = SPEED_SHARE
     """Share of the best measured speed that a winner of objective `memory` has to reach."""
-    price_per_hour: Annotated[str, Written("PRICE")] | None = None
+    price_per_hour: Annotated[str, HelpName("PRICE")] | None = None
     """What one device costs an hour, such as 2.99 or '2.99 USD': the result then says what a million tokens cost."""
 
     @field_validator("price_per_hour", mode="before")
@@ -181,7 +181,7 @@ class SearchOptions(Options):
     space: str | None = None
     """A search space: a shipped name or a YAML file's path; else `default`, `multi_gpu` over several devices, or
     `packing` with `--lengths`."""
-    allow: Annotated[tuple[str, ...], Written("NAME,...")] = ()
+    allow: Annotated[tuple[str, ...], HelpName("NAME,...")] = ()
     """What may be tried though it changes what is learned, beside what the space lists; `graph` comes to it where
     nothing else fits."""
     strategy: StrategyName = DEFAULT_STRATEGY
@@ -257,7 +257,7 @@ class ProbeOptions(Options):
 
     cluster: File | None = None
     """A cluster file: probes, inspections and traces are jobs on its nodes, whatever this machine has."""
-    partition: Annotated[str, Written("NAME")] | None = None
+    partition: Annotated[str, HelpName("NAME")] | None = None
     """The partition of the cluster file; needed where it has several."""
     launcher: LauncherName = "warm"
     """How probes start: forked from a process that has imported torch, or each cold. Proofs are always cold."""

@@ -22,7 +22,7 @@ NUMBERS: dict[str, str] = {
 """What a command can be told beside the axes of a candidate, by the names of its placeholders."""
 
 
-class Written(Frozen):
+class WrittenValue(Frozen):
     """What one value of an axis adds to a command."""
 
     text: str = ""
@@ -53,7 +53,7 @@ class TrainingCommand(Frozen):
     """The argument vector with its placeholders: `{micro_batch}`, `{checkpointing:--gc}`."""
     folder: str
     """Where it runs, and where relative names in it start."""
-    axes: dict[str, dict[str, Written]] = Field(default_factory=dict)
+    axes: dict[str, dict[str, WrittenValue]] = Field(default_factory=dict)
     """By axis and value (as text) what is written, in the order of preference; other axes stay as the user has them."""
     numbers: dict[str, Carrier] = Field(default_factory=dict)
     """What carries numbers that have no placeholder."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from autotune.bounds import Written
+from autotune.bounds import HelpName
 from autotune.cli import completion
 from autotune.errors import InputError, nearest
 from autotune.options import Options
@@ -131,7 +131,7 @@ def _of_field(name: str, field: FieldInfo, subject: str, names: Sequence[str] = 
     text = " ".join(field.description.replace("`", "").split())
     if kind is bool:
         return _switch(name, field.default, text, subject)
-    written = next((part.name for part in metadata if isinstance(part, Written)), "")
+    written = next((part.name for part in metadata if isinstance(part, HelpName)), "")
     if get_origin(kind) is Literal:
         names = [str(value) for value in get_args(kind)]
         text = f"{text.rstrip('.')}: {_listed([str(value) for value in get_args(kind)])}."

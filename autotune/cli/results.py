@@ -90,13 +90,13 @@ def report(
 def _compare(before: RunPaths, after: RunPaths, html: Path | None, json: bool) -> None:
     """Set two runs side by side."""
     from autotune.reporting.comparison import (
-        Comparison,
+        RunComparison,
         comparison_data,
         print_comparison,
         write_comparison,
     )
 
-    found = Comparison.read(before, after)
+    found = RunComparison.read(before, after)
     if html is not None:
         write_comparison(found, html)
         print_line(str(html))

@@ -80,7 +80,7 @@ class EstimateRequest(EstimateOptions):
 
 
 @dataclass(frozen=True)
-class Priced:
+class PricedTrace:
     """An estimate, with the trace that it was read from."""
 
     estimate: Estimate
@@ -95,12 +95,12 @@ class EstimateReport:
     model: ModelSpec
     hardware: Hardware
     seq_len: int
-    rungs: tuple[Priced | Unpriced, ...]
+    rungs: tuple[PricedTrace | Unpriced, ...]
 
     @property
-    def priced(self) -> tuple[Priced, ...]:
+    def priced(self) -> tuple[PricedTrace, ...]:
         """The rungs that could be traced."""
-        return tuple(rung for rung in self.rungs if isinstance(rung, Priced))
+        return tuple(rung for rung in self.rungs if isinstance(rung, PricedTrace))
 
     @property
     def unpriced(self) -> tuple[Unpriced, ...]:
@@ -125,7 +125,7 @@ class EstimateReport:
         return html_table(head, rows, f"{self.model.name} on {self.hardware.id}: predicted, not measured")
 
 
-class Settled(NamedTuple):
+class ResolvedRequest(NamedTuple):
     """What the names in a question stand for."""
 
     model: ModelSpec
@@ -151,7 +151,7 @@ def estimate(question: EstimateRequest, tracer: Tracer, base: Path) -> EstimateR
     return EstimateReport(question, model, hardware, seq_len, rungs)
 
 
-def settle(question: EstimateRequest, base: Path, flags: Container[str] = ()) -> Settled:
+def settle(question: EstimateRequest, base: Path, flags: Container[str] = ()) -> ResolvedRequest:
     """Look up what a question names. Raises InputError with every mistake but a combination that is refused."""
     problems: list[str] = []
 
@@ -183,7 +183,7 @@ def settle(question: EstimateRequest, base: Path, flags: Container[str] = ()) ->
         problems.append(Problem(reason, "gpus"))
     if problems or seq_len is None:
         raise InputError(problems)
-    return Settled(model, hardware, seq_len, space, chosen, lengths and lengths.within(seq_len))
+    return ResolvedRequest(model, hardware, seq_len, space, chosen, lengths and lengths.within(seq_len))
 
 
 def _candidates(
@@ -246,7 +246,7 @@ def _trace(request: ProbeRequest, candidates: Sequence[Candidate], tracer: Trace
 
 def _price(
     candidate: Candidate, trace: Trace, question: EstimateRequest, hardware: Hardware, lengths: Lengths | None
-) -> Priced | Unpriced:
+) -> PricedTrace | Unpriced:
     timeline = trace.timeline
     if timeline is None:
         return Unpriced(candidate=candidate, reason=trace.reason)
@@ -266,4 +266,4 @@ def _price(
         tokens_per_micro_batch=lambda micro_batch: micro_batch * tokens * candidate.data_ranks(question.world_size),
         cached=trace.cached,
     )  # fmt: skip
-    return Priced(made, timeline)
+    return PricedTrace(made, timeline)

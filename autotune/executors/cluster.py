@@ -20,10 +20,10 @@ from autotune.executors.jobs import Jobs, log_tail, newest_job
 from autotune.executors.orders import (
     Answer,
     Described,
-    Ended,
     Failed,
+    JobEnded,
     JobFolder,
-    Order,
+    JobOrder,
     Probed,
     Traced,
     TracedCandidate,
@@ -113,7 +113,7 @@ class ClusterExecutor:
         key = f"{self._target.model_dump_json()} {order.digest()}"
         return self._sites.get(key, lambda: self._ask_description(order))
 
-    def _ask_description(self, order: Order) -> Described:
+    def _ask_description(self, order: JobOrder) -> Described:
         folder = self._root / "site"
         for _ in range(TRIES):
             answer = self._jobs.ask(order, folder, fresh=True)
@@ -123,8 +123,8 @@ class ClusterExecutor:
         message = lost.message if isinstance(lost, Lost | Oom) else str(lost)
         raise ProbeError(f"no node of partition {self._target.name} could be described: {message}")
 
-    def _order(self, kind: str, timeout: float, request: ProbeRequest | None = None) -> Order:
-        return Order.model_validate(
+    def _order(self, kind: str, timeout: float, request: ProbeRequest | None = None) -> JobOrder:
+        return JobOrder.model_validate(
             {
                 "kind": kind, "device": self._device, "gpus": self._gpus, "nodes": self._nodes, "request": request,
                 "timeout": self._target.limited(timeout), "traces": str(self._target.traces),
@@ -175,7 +175,7 @@ class ClusterTracer:
         asked = request.model_copy(
             update={"kind": "trace", "folder": "", "candidate": first, "also": tuple(rest)}
         )
-        order = Order(
+        order = JobOrder(
             kind="trace", device=self._device, request=asked, timeout=self._target.limited(timeout),
             traces=str(self._target.traces),
         )  # fmt: skip
@@ -192,7 +192,7 @@ class ClusterTracer:
         return dict.fromkeys(candidates, Trace(None, f"tracing was ended: {reason}", lost=lost))
 
 
-def verdict(ended: Answer | Ended, job: JobFolder | None, kind: DeviceKind) -> Outcome:
+def verdict(ended: Answer | JobEnded, job: JobFolder | None, kind: DeviceKind) -> Outcome:
     """Return what a probe came to whose job left no result, by how the scheduler says that it ended.
 
     Memory is the only verdict on the candidate. All else is Lost: a node that failed, a job that somebody cancelled or
@@ -201,7 +201,7 @@ def verdict(ended: Answer | Ended, job: JobFolder | None, kind: DeviceKind) -> O
     """
     if isinstance(ended, Failed):
         _raise(ended)
-    if not isinstance(ended, Ended):
+    if not isinstance(ended, JobEnded):
         raise ProbeError(f"a job answered {ended.kind!r}, which is not what it was asked for")
     phase, why = ended.phase, f" ({ended.why})" if ended.why else ""
     where = f" on {', '.join(ended.nodes)}" if ended.nodes else ""
@@ -249,7 +249,7 @@ def _raise(failed: Failed) -> NoReturn:
             raise ProbeError(f"the node's program failed: {failed.message}\n{failed.traceback}".strip())
 
 
-def newest_answer(folder: Path, order: Order) -> JobFolder:
+def newest_answer(folder: Path, order: JobOrder) -> JobFolder:
     """Return the newest attempt at an order that was answered."""
     return next(
         job

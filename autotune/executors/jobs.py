@@ -18,10 +18,10 @@ from pathlib import Path
 from autotune.errors import ProbeError
 from autotune.executors.orders import (
     Answer,
-    Ended,
     Failed,
+    JobEnded,
     JobFolder,
-    Order,
+    JobOrder,
     Probed,
     ProgressTail,
     Submitted,
@@ -64,11 +64,11 @@ class Jobs:
 
     def ask(
         self,
-        order: Order,
+        order: JobOrder,
         folder: Path,
         on_progress: Callable[[Progress], None] | None = None,
         fresh: bool = False,
-    ) -> Answer | Ended:
+    ) -> Answer | JobEnded:
         """Have an order done by a job and return its answer, or how the job ended without one.
 
         The attempts of earlier tuners, which lie in `folder`, count: an answer to the same order is returned as it is
@@ -88,15 +88,15 @@ class Jobs:
             if job is not None and id_ is not None and id_ not in self._listing().jobs:
                 # It ended while no tuner looked, longer ago than schedulers remember, or with the tuner that asked.
                 said = self._without_answer(job, _gone(), ProgressTail(job.progress))
-                if not isinstance(said, Ended) and _stands(said):
+                if not isinstance(said, JobEnded) and _stands(said):
                     return said
                 id_ = None
             if job is None or id_ is None:
                 job, id_ = self._submit(order, folder)
             found = self._wait(job, id_, order, on_progress)
-            if not isinstance(found, Ended) or found.end != "preempted":
+            if not isinstance(found, JobEnded) or found.end != "preempted":
                 break
-        if isinstance(found, Ended) and found.end == "node":
+        if isinstance(found, JobEnded) and found.end == "node":
             with self._lock:
                 self._failed_nodes.update(found.nodes)
         return found
@@ -131,7 +131,7 @@ class Jobs:
         jobs = self._scheduler.listing().jobs
         return next((id_ for id_, state in jobs.items() if state.name == name and state.end is None), None)
 
-    def _submit(self, order: Order, folder: Path) -> tuple[JobFolder, str]:
+    def _submit(self, order: JobOrder, folder: Path) -> tuple[JobFolder, str]:
         attempts = JobFolder.existing(folder)
         job = attempts[-1].following() if attempts else JobFolder(folder / "job1")
         ended = [found for attempt in attempts if (found := attempt.read_ended()) is not None]
@@ -169,12 +169,12 @@ class Jobs:
                 if (id_ := self._named(job.name)) is not None:  # it was heard, and its answer was not
                     return id_
 
-    def _name(self, order: Order, job: JobFolder) -> str:
+    def _name(self, order: JobOrder, job: JobFolder) -> str:
         return f"{self.prefix}{order.digest()}-{job.number}"
 
     def _wait(
-        self, job: JobFolder, id_: str, order: Order, on_progress: Callable[[Progress], None] | None
-    ) -> Answer | Ended:
+        self, job: JobFolder, id_: str, order: JobOrder, on_progress: Callable[[Progress], None] | None
+    ) -> Answer | JobEnded:
         with self._lock:
             self._own.add(id_)
         if order.kind != "describe":
@@ -242,7 +242,7 @@ class Jobs:
             shutil.rmtree(job.probe, ignore_errors=True)
         return answer
 
-    def _without_answer(self, job: JobFolder, state: JobState, said: ProgressTail) -> Answer | Ended:
+    def _without_answer(self, job: JobFolder, state: JobState, said: ProgressTail) -> Answer | JobEnded:
         """Return the answer that was written last, once the disk shows it; else how the job ended."""
         assert state.end is not None
         until = time.monotonic() + self._settle
@@ -254,7 +254,7 @@ class Jobs:
         killed = (
             state.end == "failed" and job.memory.exists()
         )  # a scheduler that polls memory does not say so
-        ended = Ended(
+        ended = JobEnded(
             end="memory" if killed else state.end, nodes=state.nodes, why=state.why, started=job.started.exists(),
             phase=said.last.phase if said.last is not None else "start",
         )  # fmt: skip
@@ -273,7 +273,7 @@ class Jobs:
                 break
             time.sleep(LOOK)
         if job.read_answer() is None:
-            job.write(job.ended, Ended(end="cancelled", why="autotune cancelled it"))
+            job.write(job.ended, JobEnded(end="cancelled", why="autotune cancelled it"))
         self._clear(job)
 
     def _clear(self, job: JobFolder) -> None:

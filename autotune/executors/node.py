@@ -30,7 +30,7 @@ from autotune.executors.orders import (
     ErrorKind,
     Failed,
     JobFolder,
-    Order,
+    JobOrder,
     Probed,
     Traced,
     TracedCandidate,
@@ -93,7 +93,7 @@ def serve(job: JobFolder, node: int = 0, launcher: Launcher = launch) -> None:
         job.write(job.answer, answer)
 
 
-def _answer(order: Order, job: JobFolder, node: int, launcher: Launcher) -> Answer | None:
+def _answer(order: JobOrder, job: JobFolder, node: int, launcher: Launcher) -> Answer | None:
     cache = TraceCache(Path(order.traces)) if order.traces else TraceCache()
     tracer = LocalTracer(cache, launcher)
     with job.progress.open("a", encoding="utf-8") as said:
@@ -161,7 +161,7 @@ def _held() -> int:
 
 
 def _traced(
-    order: Order, job: JobFolder, tracer: LocalTracer, on_progress: Callable[[Progress], None]
+    order: JobOrder, job: JobFolder, tracer: LocalTracer, on_progress: Callable[[Progress], None]
 ) -> Traced:
     assert order.request is not None
     found = tracer.trace(order.request, job.probe, timeout=order.timeout, on_progress=on_progress)

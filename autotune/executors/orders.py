@@ -30,7 +30,7 @@ JOB = re.compile(r"job([0-9]+)")
 """Name of the folder of an attempt."""
 
 
-class Order(Frozen):
+class JobOrder(Frozen):
     """All that a node needs for one job; `order.json`."""
 
     protocol: Literal[1] = ORDERS
@@ -139,7 +139,7 @@ End = Literal["completed", "failed", "cancelled", "time limit", "memory", "node"
 memory, with its node, for another job; or it is no longer known, and nothing more will be."""
 
 
-class Ended(Frozen):
+class JobEnded(Frozen):
     """How a job ended that left no answer; `ended.json`."""
 
     end: End
@@ -241,17 +241,17 @@ class JobFolder:
         """Write one of the files, whole or not at all. Raises OSError."""
         write_atomically(path, record.model_dump_json(indent=2) + "\n")
 
-    def read_order(self) -> Order | None:
+    def read_order(self) -> JobOrder | None:
         """Return what was asked; None where that was not written, or by another version."""
-        return _read(Order, self.order)
+        return _read(JobOrder, self.order)
 
     def read_submitted(self) -> Submitted | None:
         """Return under what the scheduler knows the job."""
         return _read(Submitted, self.submitted)
 
-    def read_ended(self) -> Ended | None:
+    def read_ended(self) -> JobEnded | None:
         """Return how it ended without an answer."""
-        return _read(Ended, self.ended)
+        return _read(JobEnded, self.ended)
 
     def read_answer(self) -> Answer | None:
         """Return the answer; None as long as there is none."""

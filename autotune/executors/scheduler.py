@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from autotune.errors import ProbeError
-from autotune.executors.orders import End, JobFolder, Order
+from autotune.executors.orders import End, JobFolder, JobOrder
 
 PREFIX = "autotune-"
 """How the names of all jobs begin."""
@@ -28,7 +28,7 @@ class Job:
 
     name: str
     folder: JobFolder
-    order: Order
+    order: JobOrder
     exclude: frozenset[str] = frozenset()
     """Nodes that it is not to run on."""
 

@@ -24,7 +24,7 @@ from autotune.script.command import Rendered, render, with_copies
 from autotune.script.measurement import Told, facts, memories
 from autotune.script.space import base_of, space_of
 from autotune.script.verdict import finished, verdict
-from autotune.script.watched import SITE, Seen, read_seen
+from autotune.script.watched import SITE, WatchedLaunch, read_seen
 from autotune.site import MachineFacts, Site
 from autotune.techniques.check import this_machine
 from autotune.training_command import TrainingCommand
@@ -104,7 +104,7 @@ class ScriptExecutor:
         candidate: Candidate,
         asked: dict[str, Any],
         limit: int | None,
-    ) -> tuple[Report, Seen, int | None]:
+    ) -> tuple[Report, WatchedLaunch, int | None]:
         """Launch one command line to its end; return what was seen, and the peak that the devices saw (bytes)."""
         # Not the probe's own folder: the path of a socket has 107 characters at most, and loader workers make some.
         with scratch_folder((temporary(),)) as short:
@@ -118,7 +118,7 @@ class ScriptExecutor:
         asked: dict[str, Any],
         limit: int | None,
         short: Path,
-    ) -> tuple[Report, Seen, int | None]:
+    ) -> tuple[Report, WatchedLaunch, int | None]:
         place, request = launches.place, launches.request
         watch, scratch = place.scratch / "watch", [str(place.root.absolute()), str(short)]
         argv, copies = with_copies(rendered, Path(launches.command.folder), place.scratch / "config")
@@ -169,7 +169,7 @@ class _Launches:
         self._devices = executor._devices
         self._written: set[str] = set()
 
-    def note_written(self, seen: Seen) -> None:
+    def note_written(self, seen: WatchedLaunch) -> None:
         """Keep the files that a launch left outside of its scratch folders, by their names in the command's folder."""
         base = os.path.realpath(self.command.folder)
         for path in seen.written:
@@ -229,7 +229,7 @@ class _Launches:
 
     def _run(
         self, candidate: Candidate, micro_batch: int, accumulation: int, steps: int, seconds: float
-    ) -> tuple[Outcome, Seen, Report]:
+    ) -> tuple[Outcome, WatchedLaunch, Report]:
         numbers = self._numbers(micro_batch, accumulation)
         limit = self._devices[0].data_limit()
         asked = {"steps": steps, "seconds": seconds, "most_micro_steps": 4 * accumulation + 8}

@@ -14,7 +14,7 @@ from autotune.memory.unlimited import (
     AT_ONCE,
     FOR_GOOD,
     LARGEST,
-    Grown,
+    GrownSegment,
     Growths,
     OutOfAddresses,
     mapped,
@@ -181,7 +181,7 @@ class Requests:
                 listed.extend((blocks.tolist(), (blocks << ADDRESS).tolist()))
             return stream[begin:end].tolist(), listed[0], listed[1]
 
-        segment, highest = Grown(), 0
+        segment, highest = GrownSegment(), 0
         for begin, end in pairwise([0, *np.searchsorted(own, self._cuts).tolist(), len(own)]):
             if begin == end:
                 continue

@@ -44,7 +44,7 @@ class Segments(NamedTuple):
     """Of the block behind each request and each release, in order: larger than asked for where the rest was kept."""
 
 
-class Grown(NamedTuple):
+class GrownSegment(NamedTuple):
     """An expandable segment between two stretches of a program."""
 
     holes: tuple[int, ...] = ()
@@ -66,11 +66,14 @@ class Growths:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[bytes, Grown], tuple[Grown, int]] = {}
+        self._known: dict[tuple[bytes, GrownSegment], tuple[GrownSegment, int]] = {}
 
     def after(
-        self, before: Grown, digest: bytes, stretch: Callable[[], tuple[Sequence[int], list[int], list[int]]]
-    ) -> tuple[Grown, int]:
+        self,
+        before: GrownSegment,
+        digest: bytes,
+        stretch: Callable[[], tuple[Sequence[int], list[int], list[int]]],
+    ) -> tuple[GrownSegment, int]:
         """Return a segment after a stretch, and the highest that its top was meanwhile.
 
         `stretch` returns its events with what its slots take (see `_grow`); `digest` tells it from all others.
@@ -94,7 +97,9 @@ def mapped(highest: int, small: bool) -> int:
     return found
 
 
-def _grow(before: Grown, events: Sequence[int], sizes: list[int], shifted: list[int]) -> tuple[Grown, int]:
+def _grow(
+    before: GrownSegment, events: Sequence[int], sizes: list[int], shifted: list[int]
+) -> tuple[GrownSegment, int]:
     """Return an expandable segment after requests and releases, and the highest that its top was.
 
     `events` are as in `StepEvents`; a slot that is never released has `FOR_GOOD` added, one that is released at once
@@ -172,7 +177,7 @@ def _grow(before: Grown, events: Sequence[int], sizes: list[int], shifted: list[
                 under.setdefault(event, []).append(held[event])
             held[event] = start
     twice = tuple((slot, tuple(rest)) for slot, rest in under.items())
-    return Grown(tuple(holes), top, tuple(held), tuple(held.values()), twice), highest
+    return GrownSegment(tuple(holes), top, tuple(held), tuple(held.values()), twice), highest
 
 
 def reserved_by_segments(

@@ -32,7 +32,7 @@ MESSAGE_CAP = 2**17
 _F_SETSIG = 10  # linux/fcntl.h
 
 
-class Order(TypedDict):
+class ForkOrder(TypedDict):
     """What the tuner asks a server for, beside six descriptors.
 
     They are standard output and error, the pipes of `Orders` (lifeline, report, result), and the working folder.
@@ -96,7 +96,7 @@ def serve(
             os.close(descriptor)
 
 
-def _become_keeper(order: Order, descriptors: list[int], work: Callable[[list[str]], object]) -> NoReturn:
+def _become_keeper(order: ForkOrder, descriptors: list[int], work: Callable[[list[str]], object]) -> NoReturn:
     """Go on as the keeper of a probe, in a session of its own. Does not return."""
     code = 1
     try:

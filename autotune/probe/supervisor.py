@@ -79,7 +79,7 @@ def execute(argv: list[str]) -> None:
         os.write(2, f"{argv[0]} could not be started: {error}\n".encode())
 
 
-class Worker:
+class SupervisedProcess:
     """The supervised process, and how much memory it was seen to hold."""
 
     def __init__(self, orders: Orders, become: Become, own: list[int]) -> None:
@@ -155,7 +155,7 @@ def watch(orders: Orders, kept: int, become: Become = execute) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the tuner's to answer
     kills_before = _oom_kills()
 
-    worker = Worker(orders, become, [orders["lifeline"], orders["report"], kept, wake, wakes])
+    worker = SupervisedProcess(orders, become, [orders["lifeline"], orders["report"], kept, wake, wakes])
     os.close(orders["result"])  # or the tuner would wait for the supervisor's copy to close
     deadline = worker.started + orders["timeout"]
     poll = select.poll()
@@ -231,7 +231,7 @@ def _start(orders: Orders, become: Become, own: list[int]) -> int:
         os._exit(127)
 
 
-def _collect(worker: Worker) -> bool:
+def _collect(worker: SupervisedProcess) -> bool:
     """Reap as `_reap`, and note how the worker ended."""
 
     def note(pid: int, status: int, usage: resource.struct_rusage) -> None:
@@ -267,7 +267,7 @@ def _kill(pids: list[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _end_tree(worker: Worker) -> tuple[int, list[int]]:
+def _end_tree(worker: SupervisedProcess) -> tuple[int, list[int]]:
     """Kill and reap everything below the supervisor; return how many were left over, and who cannot be killed.
 
     The end is reached when the kernel knows no child of the supervisor any more: a look through /proc could miss a

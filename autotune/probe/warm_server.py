@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from autotune.errors import ProbeError
 from autotune.options import LauncherName
-from autotune.probe.fork_server import MESSAGE_CAP, Order
+from autotune.probe.fork_server import MESSAGE_CAP, ForkOrder
 
 if TYPE_CHECKING:
     from autotune.probe.supervisor import Orders
@@ -93,7 +93,7 @@ class WarmServer:
 
     def start(self, orders: Orders, environment: Mapping[str, str], stdout: int, stderr: int) -> _Forked:
         """Have it fork a keeper (a `keeper.Start`). Raises ServerLost."""
-        order = Order(
+        order = ForkOrder(
             argv=orders["argv"], data_limit=orders["data_limit"], timeout=orders["timeout"],
             mark=(self._mark, environment[self._mark]),
             variables={name: environment.get(name) for name in self._own},

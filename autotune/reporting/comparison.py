@@ -27,7 +27,7 @@ from autotune.units import format_bytes, format_count, format_duration
 NONE = "-"
 
 
-class Row(NamedTuple):
+class ComparedRow(NamedTuple):
     """One thing that both runs have, as text."""
 
     name: str
@@ -37,19 +37,19 @@ class Row(NamedTuple):
     """By how much it differs, where that is a number; empty where it does not differ."""
 
 
-class Comparison(NamedTuple):
+class RunComparison(NamedTuple):
     """Two runs; the first is what the second is held against."""
 
     before: Reported
     after: Reported
 
     @classmethod
-    def read(cls, before: RunPaths, after: RunPaths) -> Comparison:
+    def read(cls, before: RunPaths, after: RunPaths) -> RunComparison:
         """Read both. Raises InputError where a file of one cannot be used."""
         return cls(Reported.read(before), Reported.read(after))
 
     @property
-    def asked(self) -> list[Row]:
+    def asked(self) -> list[ComparedRow]:
         """What the runs were asked for."""
         return [
             _row(name, before, after)
@@ -57,16 +57,16 @@ class Comparison(NamedTuple):
         ]
 
     @property
-    def found(self) -> list[Row]:
+    def found(self) -> list[ComparedRow]:
         """What won, and what it took to find that."""
         return list(self._found())
 
     @property
-    def environment(self) -> list[Row]:
+    def environment(self) -> list[ComparedRow]:
         """What differs of the machines and versions; empty where nothing does."""
         one, other = _environment(self.before), _environment(self.after)
         return [
-            Row(name, one.get(name, NONE), other.get(name, NONE), "differs")
+            ComparedRow(name, one.get(name, NONE), other.get(name, NONE), "differs")
             for name in {**one, **other}
             if one.get(name) != other.get(name)
         ]
@@ -83,7 +83,7 @@ class Comparison(NamedTuple):
             f"The runs differ in {', '.join(differ)}: their speeds are of different work." if differ else ""
         )
 
-    def _found(self) -> Iterator[Row]:
+    def _found(self) -> Iterator[ComparedRow]:
         one, other = self.before.best, self.after.best
         yield _row("state", _state(self.before), _state(self.after))
         yield _row(
@@ -94,8 +94,8 @@ class Comparison(NamedTuple):
             yield from _axes(one.candidate, other.candidate)
             yield from _numbers(one, other)
         elif one is not None or other is not None:
-            yield Row("speed", *(NONE if best is None else _speed(best) for best in (one, other)))
-            yield Row(
+            yield ComparedRow("speed", *(NONE if best is None else _speed(best) for best in (one, other)))
+            yield ComparedRow(
                 "peak memory", *(NONE if best is None else format_bytes(best.memory.peak()) for best in (one, other))
             )  # fmt: skip
         probes = [len(run.record.history) for run in self]
@@ -105,7 +105,7 @@ class Comparison(NamedTuple):
         yield _measured("time of probes", seconds[0], seconds[1], format_duration, "shorter", "longer")
 
 
-def print_comparison(found: Comparison, console: Console) -> None:
+def print_comparison(found: RunComparison, console: Console) -> None:
     """Print both runs side by side."""
     for title, rows in _parts(found):
         console.print(Text(f"\n{title}", style="bold"))
@@ -114,7 +114,7 @@ def print_comparison(found: Comparison, console: Console) -> None:
         console.print(Text(f"\n{found.caveat}", style="yellow"))
 
 
-def comparison_data(found: Comparison) -> dict[str, Any]:
+def comparison_data(found: RunComparison) -> dict[str, Any]:
     """Return the same as plain data, for `--json`."""
     return {
         "runs": [str(run.paths.root) for run in found],
@@ -130,13 +130,13 @@ def comparison_data(found: Comparison) -> dict[str, Any]:
     }
 
 
-def write_comparison(found: Comparison, file: Path) -> None:
+def write_comparison(found: RunComparison, file: Path) -> None:
     """Write both as one page. Raises InputError where that cannot be written."""
     check_file("--html", file, (".html",))
     write_html(file, comparison_page(found))
 
 
-def comparison_page(found: Comparison) -> str:
+def comparison_page(found: RunComparison) -> str:
     """Return the page's text."""
     title = f"{found.before.paths.id} and {found.after.paths.id}"
     parts = [textures(), f"<h1>{escaped(title)}</h1>"]
@@ -160,14 +160,14 @@ def comparison_page(found: Comparison) -> str:
     return document(f"{title} - autotune", parts, [navigation(shown)], active=True)
 
 
-def _parts(found: Comparison) -> list[tuple[str, list[Row]]]:
+def _parts(found: RunComparison) -> list[tuple[str, list[ComparedRow]]]:
     parts = [("What was asked for", found.asked), ("What was found", found.found)]
     if environment := found.environment:
         parts.append(("What differs around them", environment))
     return parts
 
 
-def _table(found: Comparison, rows: list[Row]) -> FittingTable:
+def _table(found: RunComparison, rows: list[ComparedRow]) -> FittingTable:
     return FittingTable([
         Column("of", [row.name for row in rows], style="dim"),
         Column(f"A: {found.before.paths.id}", [row.before for row in rows], least=18),
@@ -188,7 +188,7 @@ def _asked(run: Reported) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def _axes(one: Candidate, other: Candidate) -> Iterator[Row]:
+def _axes(one: Candidate, other: Candidate) -> Iterator[ComparedRow]:
     """Yield the axes in which two winners differ."""
     before, after = one.model_dump(mode="json"), other.model_dump(mode="json")
     for name in before:
@@ -196,13 +196,13 @@ def _axes(one: Candidate, other: Candidate) -> Iterator[Row]:
             yield _row(name.replace("_", " "), str(before[name]), str(after[name]))
 
 
-def _numbers(one: Best, other: Best) -> Iterator[Row]:
+def _numbers(one: Best, other: Best) -> Iterator[ComparedRow]:
     yield _row("accumulation", *(f"{best.accumulation.steps}" for best in (one, other)))
     noise = math.hypot(one.tokens_per_second_interval, other.tokens_per_second_interval)
     share = _share(one.tokens_per_second, other.tokens_per_second, "slower", "faster")
     known = abs(other.tokens_per_second - one.tokens_per_second) > noise
     apart = share if known else f"not distinguishable ({share or 'the same'})"
-    yield Row("speed", _speed(one), _speed(other), apart)
+    yield ComparedRow("speed", _speed(one), _speed(other), apart)
     seconds = [best.seconds_per_global_step for best in (one, other)]
     yield _measured("global step", seconds[0], seconds[1], format_duration, "shorter", "longer")
     peaks = [best.memory.peak() for best in (one, other)]
@@ -213,20 +213,20 @@ def _numbers(one: Best, other: Best) -> Iterator[Row]:
         yield _row("MFU", f"{one.mfu:.1%}", f"{other.mfu:.1%}")
 
 
-def _row(name: str, before: str, after: str) -> Row:
-    return Row(name, before, after, "" if before == after else "differs")
+def _row(name: str, before: str, after: str) -> ComparedRow:
+    return ComparedRow(name, before, after, "" if before == after else "differs")
 
 
-def _counted(name: str, before: int, after: int) -> Row:
-    return Row(
+def _counted(name: str, before: int, after: int) -> ComparedRow:
+    return ComparedRow(
         name, format_count(before), format_count(after), "" if before == after else f"{after - before:+d}"
     )
 
 
 def _measured(
     name: str, before: float, after: float, show: Callable[[float], str], less: str, more: str
-) -> Row:
-    return Row(name, show(before), show(after), _share(before, after, less, more))
+) -> ComparedRow:
+    return ComparedRow(name, show(before), show(after), _share(before, after, less, more))
 
 
 def _share(before: float, after: float, less: str, more: str) -> str:

@@ -17,7 +17,7 @@ from autotune.run.record import Record
 from autotune.search.context import SearchContext
 from autotune.search.drift import drift_of
 from autotune.search.pareto import Point, measured_points, pareto_front, predicted_points
-from autotune.search.sensitivity import Change, sensitivity
+from autotune.search.sensitivity import NeighbourEffect, sensitivity
 from autotune.specs import Evidence
 from autotune.techniques.families import title as title_of
 from autotune.units import format_bytes, format_count
@@ -33,7 +33,7 @@ class Tradeoffs:
     """Everything whose memory is known, probed or not."""
     front: tuple[Point, ...]
     """Those that fit and that none of the others beats in both memory and speed; the smallest peak first."""
-    changes: tuple[Change, ...]
+    changes: tuple[NeighbourEffect, ...]
     """One step in each axis from the winner; empty without one."""
     winner: Point | None
     """Where the winner is."""
@@ -51,7 +51,7 @@ class Tradeoffs:
             *measured_points(history, context, drift, evidence),
             *predicted_points(priced, context, history),
         ]
-        changes: list[Change] = []
+        changes: list[NeighbourEffect] = []
         if best is not None:
             untraced = {entry.candidate.rung(): entry.reason for entry in record.traced if entry.reason}
             changes = sensitivity(best.candidate, context, history, points, untraced, evidence)
@@ -89,7 +89,7 @@ def changes_table(found: Tradeoffs) -> FittingTable:
     ])  # fmt: skip
 
 
-def step_text(change: Change) -> str:
+def step_text(change: NeighbourEffect) -> str:
     """Return a step in words: `none -> selective`."""
     before, after = (_value(value) for value in (change.before, change.after))
     return f"{before} -> {after}"
@@ -112,7 +112,7 @@ def speed_text(point: Point) -> str:
     return f"{format_count(point.tokens_per_second)} ± {format_count(point.interval)}"
 
 
-def peak_change(change: Change, found: Tradeoffs) -> str:
+def peak_change(change: NeighbourEffect, found: Tradeoffs) -> str:
     """Return a neighbour's peak, and how much more that is than the winner's."""
     if change.point is None:
         return "-"
@@ -123,7 +123,7 @@ def peak_change(change: Change, found: Tradeoffs) -> str:
     return f"{said} ({'+' if more >= 0 else '-'}{format_bytes(abs(more))})"
 
 
-def speed_change(change: Change, found: Tradeoffs) -> str:
+def speed_change(change: NeighbourEffect, found: Tradeoffs) -> str:
     """Return a neighbour's speed, and by which share it is faster than the winner's; at most, where it ended early."""
     if change.point is not None and change.point.at_most is not None:
         return f"≤ {format_count(change.point.at_most)}"
@@ -135,7 +135,7 @@ def speed_change(change: Change, found: Tradeoffs) -> str:
     return f"{said} ({change.point.tokens_per_second / found.winner.tokens_per_second - 1:+.1%})"
 
 
-def change_note(change: Change) -> str:
+def change_note(change: NeighbourEffect) -> str:
     """Return what has to be said of a neighbour beside its numbers."""
     if change.point is not None and not change.point.fits:
         return "does not fit" if change.point.number is None else "does not leave the headroom"

@@ -16,7 +16,7 @@ KINDS: dict[Kind, str] = {
 """Each kind of change in a word or two."""
 
 
-class Change(Frozen):
+class NightChange(Frozen):
     """One difference between a cell's night and the nights before it."""
 
     cell: str
@@ -48,7 +48,7 @@ class Uncompared(Frozen):
     why: str
 
 
-class Comparison(Frozen):
+class NightComparison(Frozen):
     """All that changed in a night."""
 
     sweep: str
@@ -56,12 +56,12 @@ class Comparison(Frozen):
     thresholds: Thresholds
     cells: tuple[CellRow, ...]
     """The night's, by cell."""
-    changes: tuple[Change, ...] = ()
+    changes: tuple[NightChange, ...] = ()
     """By cell."""
     uncompared: tuple[Uncompared, ...] = ()
 
     @property
-    def regressions(self) -> tuple[Change, ...]:
+    def regressions(self) -> tuple[NightChange, ...]:
         """Return the changes that are regressions."""
         return tuple(change for change in self.changes if change.regressed)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autotune.errors import InputError, nearest
 from autotune.printable import quoted
-from autotune.results.changes import KINDS, Change, Comparison, Kind, Uncompared
+from autotune.results.changes import KINDS, Kind, NightChange, NightComparison, Uncompared
 from autotune.results.regression import REMEMBERED, falls, grown, had_room, slower, speed_log, spreads
 from autotune.results.row import JUDGED, CellRow
 from autotune.results.store import Fit, Store, Verdict
@@ -21,7 +21,7 @@ from autotune.units import format_bytes, format_count
 
 def compare_night(
     store: Store, sweep: str, night: str, thresholds: Thresholds, keep: bool = True
-) -> Comparison:
+) -> NightComparison:
     """Compare each cell of a night with its last good night, and with the median of its last good nights.
 
     With `keep` the store remembers which cells are good, for the nights to come. Raises InputError where the night is
@@ -46,7 +46,7 @@ def compare_night(
     return found
 
 
-def compare_two(store: Store, sweep: str, before: str, night: str, thresholds: Thresholds) -> Comparison:
+def compare_two(store: Store, sweep: str, before: str, night: str, thresholds: Thresholds) -> NightComparison:
     """Compare each cell of a night with one other night, whatever became of that; nothing is remembered.
 
     How much nights differ by themselves is told by the good nights before. Raises InputError where one is not there.
@@ -57,7 +57,7 @@ def compare_two(store: Store, sweep: str, before: str, night: str, thresholds: T
     return _compare(store, tonight, good, thresholds, known)
 
 
-def regressions(store: Store, sweep: str, night: str, thresholds: Thresholds) -> tuple[Change, ...]:
+def regressions(store: Store, sweep: str, night: str, thresholds: Thresholds) -> tuple[NightChange, ...]:
     """Return what regressed in a night, as `compare_night` tells it."""
     return compare_night(store, sweep, night, thresholds).regressions
 
@@ -75,7 +75,7 @@ def _night(store: Store, sweep: str, night: str) -> tuple[CellRow, ...]:
 def _compare(
     store: Store, tonight: Sequence[CellRow], good: Sequence[CellRow], thresholds: Thresholds,
     only: Mapping[str, CellRow] | None = None,
-) -> Comparison:  # fmt: skip
+) -> NightComparison:  # fmt: skip
     """`only` names the one night that each cell is compared with; `good` then only tells of noise."""
     past = {name: list(rows) for name, rows in itertools.groupby(good, lambda row: row.cell)}
     references: dict[str, list[CellRow]] = dict(past)
@@ -95,7 +95,7 @@ def _compare(
             why = "there is no good night before it that asked for the same"
             uncompared.append(Uncompared(cell=row.cell, state=row.state, why=why))
     judged = [row for row in tonight if row.state in JUDGED and row.cell in references]
-    changes: dict[str, list[Change]] = defaultdict(list)
+    changes: dict[str, list[NightChange]] = defaultdict(list)
     for change in _throughput(store, judged, references, past, thresholds):
         changes[change.cell].append(change)
     for row in judged:
@@ -113,7 +113,7 @@ def _compare(
         named = change.model_copy(update={"candidate": title, "what": f"{title}: {change.what}"})
         changes[change.cell].append(named)
     order = list(KINDS)
-    return Comparison(
+    return NightComparison(
         sweep=tonight[0].sweep, night=tonight[0].night, thresholds=thresholds, cells=tuple(tonight),
         changes=tuple(
             change for row in tonight for change in sorted(changes[row.cell], key=lambda one: order.index(one.kind))
@@ -125,7 +125,7 @@ def _compare(
 def _throughput(
     store: Store, judged: Sequence[CellRow], references: Mapping[str, Sequence[CellRow]],
     past: Mapping[str, Sequence[CellRow]], thresholds: Thresholds,
-) -> Iterator[Change]:  # fmt: skip
+) -> Iterator[NightChange]:  # fmt: skip
     """Yield a change for each cell whose winner is slower, beyond noise and by as much as is worth telling."""
     proven = [row for row in judged if row.tokens_per_second is not None]
     measured = [row for row in proven if row.environment is None or row.environment.evidence == "measured"]
@@ -164,7 +164,7 @@ def _throughput(
         )
 
 
-def _other_winner(row: CellRow, before: CellRow, thresholds: Thresholds) -> Change | None:
+def _other_winner(row: CellRow, before: CellRow, thresholds: Thresholds) -> NightChange | None:
     assert row.winner is not None
     assert before.winner is not None
     if row.winner == before.winner:
@@ -180,7 +180,7 @@ def _memory(
     judged: Sequence[CellRow],
     references: Mapping[str, Sequence[CellRow]],
     thresholds: Thresholds,
-) -> Iterator[Change]:
+) -> Iterator[NightChange]:
     """Yield what takes more memory, cell by cell: OOM where it fitted, else the peak that has grown most.
 
     Candidates are named by their digests here. Of one cell all measurements of all its nights are held at a time.
@@ -208,12 +208,12 @@ def _of_cell(
     references: Sequence[CellRow],
     candidates: Iterable[Mapping[str, Fit]],
     thresholds: Thresholds,
-) -> Iterator[Change]:
+) -> Iterator[NightChange]:
     last = references[-1]
     kind = "" if row.environment is None else row.environment.device_kind
     winners = {candidate_digest(one.winner) for one in (row, last) if one.winner is not None}
-    refused: list[tuple[bool, Change]] = []
-    larger: list[tuple[bool, float, Change]] = []
+    refused: list[tuple[bool, NightChange]] = []
+    larger: list[tuple[bool, float, NightChange]] = []
     for nights in candidates:
         now = nights.get(row.night)
         before = [nights[one.night] for one in references if one.night in nights]
@@ -251,7 +251,7 @@ def _of_cell(
             yield found
 
 
-def _told(found: Sequence[tuple[bool, float, Change]]) -> Change | None:
+def _told(found: Sequence[tuple[bool, float, NightChange]]) -> NightChange | None:
     """Return the one that is told of several candidates, with how many more there are.
 
     A regression goes before what is only told, then the winner's, then the largest.
@@ -268,8 +268,8 @@ def _told(found: Sequence[tuple[bool, float, Change]]) -> Change | None:
 def _change(
     row: CellRow, before: CellRow, kind: Kind, what: str, was: float | None = None, now: float | None = None,
     candidate: str = "", regressed: bool = True,
-) -> Change:  # fmt: skip
-    return Change(
+) -> NightChange:  # fmt: skip
+    return NightChange(
         cell=row.cell, kind=kind, regressed=regressed, what=what, candidate=candidate, before=was, now=now,
         against=before.night, beside=_beside(before, row),
     )  # fmt: skip

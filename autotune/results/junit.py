@@ -5,10 +5,10 @@ from __future__ import annotations
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from autotune.printable import printable
-from autotune.results.changes import KINDS, Change, Comparison
+from autotune.results.changes import KINDS, NightChange, NightComparison
 
 
-def junit(comparison: Comparison) -> str:
+def junit(comparison: NightComparison) -> str:
     """Return the text: a regression is a failure, a cell that ended by no fault of its model an error.
 
     A cell without a night to compare it with is skipped; what is only told stands in its output.
@@ -49,7 +49,7 @@ def junit(comparison: Comparison) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(root, encoding="unicode") + "\n"
 
 
-def _lines(change: Change) -> str:
+def _lines(change: NightChange) -> str:
     return "\n".join([change.what, *(f"    {other}" for other in change.beside)])
 
 

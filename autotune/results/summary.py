@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.results.changes import KINDS, Change, Comparison
+from autotune.results.changes import KINDS, NightChange, NightComparison
 from autotune.results.row import CellRow
 from autotune.techniques.families import title as title_of
 from autotune.units import format_bytes, format_count
@@ -11,7 +11,7 @@ MOST = 200
 """Cells of the table, at most; those with changes come first."""
 
 
-def headline(comparison: Comparison) -> str:
+def headline(comparison: NightComparison) -> str:
     """Return in one sentence what came of a night."""
     cells = {change.cell for change in comparison.regressions}
     compared = len(comparison.cells) - len(comparison.uncompared)
@@ -22,7 +22,7 @@ def headline(comparison: Comparison) -> str:
     return f"{comparison.sweep}, night {comparison.night}: {what}{more}"
 
 
-def markdown(comparison: Comparison) -> str:
+def markdown(comparison: NightComparison) -> str:
     """Return the text: what regressed, what else changed, and a table of cells."""
     parts = [f"## {_text(headline(comparison))}", ""]
     told = [change for change in comparison.changes if not change.regressed]
@@ -48,13 +48,13 @@ def markdown(comparison: Comparison) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _item(change: Change) -> str:
+def _item(change: NightChange) -> str:
     chance = "" if change.chance is None else f" (by chance: {change.chance:.1g})"
     beside = "".join(f"\n  - {_text(other)}" for other in change.beside)
     return f"- **{_text(change.cell)}**, {KINDS[change.kind]}: {_text(change.what)}{chance}{beside}"
 
 
-def _row(row: CellRow, comparison: Comparison) -> str:
+def _row(row: CellRow, comparison: NightComparison) -> str:
     winner = "" if row.winner is None else f"{title_of(row.winner)}, micro-batch {row.winner.micro_batch}"
     speed = "" if row.tokens_per_second is None else format_count(round(row.tokens_per_second))
     peak = "" if row.peak is None else format_bytes(row.peak)

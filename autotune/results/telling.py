@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from autotune.probe.folder import write_atomically
-from autotune.results.changes import Comparison
+from autotune.results.changes import NightComparison
 from autotune.results.junit import junit as junit_text
 from autotune.results.summary import markdown
 from autotune.results.webhook import message, post
 
 
 def tell(
-    comparison: Comparison,
+    comparison: NightComparison,
     *,
     junit: Path | None = None,
     summary: Path | None = None,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from autotune.bounds import Written
+from autotune.bounds import HelpName
 from autotune.options import Options
 
 
@@ -20,7 +20,7 @@ def _read_share(value: Any) -> Any:
     return value
 
 
-Share = Annotated[float, BeforeValidator(_read_share), Field(ge=0, lt=1), Written("SHARE")]
+Share = Annotated[float, BeforeValidator(_read_share), Field(ge=0, lt=1), HelpName("SHARE")]
 
 
 class Thresholds(Options):
@@ -30,7 +30,7 @@ class Thresholds(Options):
 
     nights: Annotated[int, Field(ge=1, le=365)] = 7
     """Good nights of a cell that tonight is compared with, at most: with the last, and with the median of all."""
-    false_alarms: Annotated[float, BeforeValidator(_read_share), Field(gt=0, lt=0.5), Written("SHARE")] = (
+    false_alarms: Annotated[float, BeforeValidator(_read_share), Field(gt=0, lt=0.5), HelpName("SHARE")] = (
         0.001
     )
     """Chance that a night in which nothing changed is told to be slower, in any of its cells."""

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from autotune.errors import InputError
 from autotune.printable import printable, quoted, shortened
-from autotune.results.changes import Comparison
+from autotune.results.changes import NightComparison
 from autotune.results.summary import headline
 
 SECONDS = 10.0
@@ -29,7 +29,7 @@ def check_url(url: str) -> None:
         raise InputError(f"webhook: {quoted(_shown(url))} is no http:// or https:// URL", about="webhook")
 
 
-def message(comparison: Comparison) -> dict[str, Any]:
+def message(comparison: NightComparison) -> dict[str, Any]:
     """Return what is posted: a sentence in `text`, which chat services show, and the changes."""
     changes = [change.model_dump(mode="json") for change in comparison.changes[:MOST]]
     return {

@@ -127,7 +127,7 @@ class Alternative(Frozen):
     """What counted against the budget."""
 
 
-class Compared(Frozen):
+class ComparedFinalist(Frozen):
     """A finalist that was measured again in alternation with the winner."""
 
     candidate: Candidate
@@ -179,7 +179,7 @@ class Best(Frozen):
     alternatives."""
     alternatives: tuple[Alternative, ...] = ()
     """What the objective does not tell from it: not worse by more than the intervals explain."""
-    finals: tuple[Compared, ...] = ()
+    finals: tuple[ComparedFinalist, ...] = ()
     """Finalists that were measured again in alternation with it, because probes did not tell them apart."""
     share_of_best_speed: Figure | None = None
     """Its speed over that of the fastest that fitted, as both were measured; null before it was chosen."""

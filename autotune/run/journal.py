@@ -17,13 +17,13 @@ from typing import Self
 from autotune.errors import JournalError, NoDiskSpace
 from autotune.interruption import interruption, name_of, shielded
 from autotune.run.events import ENTRY, Entry, Interrupted, Work
-from autotune.run.order import Order
+from autotune.run.order import JournalOrder
 from autotune.run.record import Record
-from autotune.run.sealed_lines import LARGEST, Recorded, SealedLines, parse_lines
+from autotune.run.sealed_lines import LARGEST, JournalSubject, SealedLines, parse_lines
 from autotune.units import MIB
 from autotune.user_files import read_bytes
 
-RUN = Recorded("run", "works on this run; wait for it, or start a run of its own")
+RUN = JournalSubject("run", "works on this run; wait for it, or start a run of its own")
 LONG = MIB
 """Bytes of a journal from which reading it without collections pays: each time, garbage that is there counts as old,
 so a process that reads many journals, one after the other, would keep it for long."""
@@ -97,7 +97,7 @@ def parse_journal(content: bytes, path: Path) -> tuple[Record, int, bytes]:
     Raises JournalError for a line that is damaged and not the last, and for one that no tuner writes at its place.
     """
     with _uncollected() if len(content) >= LONG else nullcontext():
-        order = Order()
+        order = JournalOrder()
         whole, last = parse_lines(content, path, ENTRY, order.refusal, RUN)
         record = order.record
         _ = record.history  # as many records again

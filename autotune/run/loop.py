@@ -41,7 +41,7 @@ from autotune.run.predictions import Predictions
 from autotune.run.preflight import Preflight
 from autotune.run.probing import Probing, probe_request
 from autotune.run.prove import Proving
-from autotune.run.reuse import Recorded
+from autotune.run.reuse import EarlierMeasurements
 from autotune.run.survey import survey
 from autotune.run.write_best import finalist
 from autotune.search.context import SearchContext
@@ -65,7 +65,7 @@ def tune(
     callbacks: RunCallbacks | None = None,
     tracer: Tracer | None = None,
     retry_lost: bool = False,
-    recorded: Recorded | None = None,
+    recorded: EarlierMeasurements | None = None,
     doubt: Doubt | None = None,
 ) -> Best:
     """Take a run from where its journal stands to its proven winner, and return what `best.yaml` says.
@@ -99,7 +99,7 @@ class _Run:
         callbacks: RunCallbacks,
         journal: Journal,
         tracer: Tracer | None,
-        recorded: Recorded | None,
+        recorded: EarlierMeasurements | None,
         doubt: Doubt | None,
     ) -> None:
         self.spec = spec

@@ -25,7 +25,7 @@ from autotune.trial import TRIES, ProofFinished, RematchFinished
 _BEGINS = "a journal begins with what was asked for, and says it once"
 
 
-class Order:
+class JournalOrder:
     """Follows a journal line by line, as tuners write it: each start of one goes through the same stages."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from autotune.run.events import Finished, Started
 from autotune.run.failure import lost_with_tuner
 from autotune.run.journal import now
 from autotune.run.preflight import Preflight
-from autotune.run.reuse import Recorded, Reused
+from autotune.run.reuse import EarlierMeasurements, Reused
 from autotune.run.stage import Stage
 from autotune.search.context import SearchContext
 from autotune.search.incumbent import incumbent
@@ -60,7 +60,7 @@ class Probing(Stage):
     """Returns the request for a candidate at the run's goal."""
     expected: Callable[[Candidate], Prediction | None]
     """Returns what the models expect a probe to measure; None where the run has none."""
-    recorded: Recorded | None = None
+    recorded: EarlierMeasurements | None = None
     """What earlier runs measured, where that may stand for a probe; None where everything is measured."""
 
     def attempt(self, number: int, decision: Try, ahead: int) -> None:

@@ -18,7 +18,7 @@ class Reused(NamedTuple):
     """That night and run, for people."""
 
 
-class Recorded(Protocol):
+class EarlierMeasurements(Protocol):
     """What earlier runs measured."""
 
     def find(

@@ -31,7 +31,7 @@ _Line = TypeVar("_Line", bound=Frozen)
 
 
 @dataclass(frozen=True)
-class Recorded:
+class JournalSubject:
     """What a journal records, in the words of its errors."""
 
     noun: str
@@ -43,7 +43,7 @@ class Recorded:
 class SealedLines:
     """A file of sealed lines, held under an exclusive lock between `open` and `close`."""
 
-    def __init__(self, path: Path, lock: Path, recorded: Recorded) -> None:
+    def __init__(self, path: Path, lock: Path, recorded: JournalSubject) -> None:
         self._path = path
         self._lock_path = lock
         self._recorded = recorded
@@ -140,7 +140,7 @@ def parse_lines(
     path: Path,
     line_type: TypeAdapter[_Line],
     refusal: Callable[[_Line], str | None],
-    recorded: Recorded,
+    recorded: JournalSubject,
 ) -> tuple[int, bytes]:
     """Hand each line to `refusal`, which takes it in or says why nobody writes it there.
 

@@ -10,7 +10,7 @@ from autotune.errors import InputError
 from autotune.outcome import Drift, Ok
 from autotune.printable import printable
 from autotune.probe.folder import write_atomically
-from autotune.run.best import Alternative, Best, BestDevice, Compared, Figure
+from autotune.run.best import Alternative, Best, BestDevice, ComparedFinalist, Figure
 from autotune.run.journal import now
 from autotune.script.command import call
 from autotune.search.price import cost_per_million_tokens, joules_per_token
@@ -145,10 +145,10 @@ def chosen(best: Best, choice: Choice) -> Best:
     )
 
 
-def compared(winner: Score, scores: Iterable[Score]) -> tuple[Compared, ...]:
+def compared(winner: Score, scores: Iterable[Score]) -> tuple[ComparedFinalist, ...]:
     """Return how a winner compared in the finals with each of these that was in them too."""
     return tuple(
-        Compared(
+        ComparedFinalist(
             candidate=score.trial.candidate, slower=paired.share, slower_interval=paired.half_width,
             rounds=paired.rounds,
         )

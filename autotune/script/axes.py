@@ -12,7 +12,7 @@ from autotune.errors import InputError, nearest
 from autotune.printable import quoted
 from autotune.script.config_files import split_key
 from autotune.script.template import text_of
-from autotune.training_command import NUMBERS, Carrier, Written
+from autotune.training_command import NUMBERS, Carrier, WrittenValue
 from autotune.user_files import parse_yaml, read_text, user_path
 from autotune.validation import Frozen
 
@@ -24,7 +24,7 @@ _CARRIERS = ("flag", "env", "key")
 class Mapping(Frozen):
     """What a mapping file says."""
 
-    axes: dict[str, dict[str, Written]] = Field(default_factory=dict)
+    axes: dict[str, dict[str, WrittenValue]] = Field(default_factory=dict)
     numbers: dict[str, Carrier] = Field(default_factory=dict)
 
 
@@ -57,7 +57,7 @@ def read_axes(name: str, base: Path) -> Mapping:
 def parse_axes(text: str, source: str) -> Mapping:
     """Read a mapping from YAML text. Raises InputError with every mistake."""
     file = AxesFile.load(parse_yaml(text, source), source)
-    axes: dict[str, dict[str, Written]] = {}
+    axes: dict[str, dict[str, WrittenValue]] = {}
     numbers: dict[str, Carrier] = {}
     problems: list[str] = []
     for name, said in file.axes.items():
@@ -85,7 +85,7 @@ def _number(said: dict[str, Any], where: str) -> Carrier:
     return carrier
 
 
-def _axis(name: str, said: dict[str, Any], where: str) -> dict[str, Written]:
+def _axis(name: str, said: dict[str, Any], where: str) -> dict[str, WrittenValue]:
     unknown = [key for key in said if key not in (*_CARRIERS, "values")]
     problems = [f"{where}.{key}: unknown key; {nearest(key, (*_CARRIERS, 'values'))}" for key in unknown]
     given = [kind for kind in _CARRIERS if kind in said]
@@ -118,29 +118,29 @@ def _plain(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _written(own: Any, carrier: dict[str, str], where: str) -> Written:
+def _written(own: Any, carrier: dict[str, str], where: str) -> WrittenValue:
     """Return what a value writes: by its own `args`, `env` and `keys`, or by the axis' carrier."""
     if isinstance(own, dict):
-        if not own.keys() <= Written.model_fields.keys() - {"text"}:
+        if not own.keys() <= WrittenValue.model_fields.keys() - {"text"}:
             raise InputError(
                 f"{where}: a value that is written apart has args, env and keys, and nothing else"
             )
         own = {**own, "env": {name: _plain(value) for name, value in (own.get("env") or {}).items()}}
-        written = Written.load({**own, "args": [_plain(word) for word in own.get("args") or ()]}, where)
+        written = WrittenValue.load({**own, "args": [_plain(word) for word in own.get("args") or ()]}, where)
         for key in written.keys:
             split_key(key)
         return written
     if own is None:
-        return Written()
+        return WrittenValue()
     if not carrier:
         raise InputError(f"{where}: nothing carries it: give the axis a flag, env or key")
     ((kind, name),) = carrier.items()
     if kind == "key":
         split_key(name)
-        return Written(keys={name: own})
+        return WrittenValue(keys={name: own})
     if kind == "env":
-        return Written(env={name: _plain(own)})
-    return Written(args=flagged(name, own))
+        return WrittenValue(env={name: _plain(own)})
+    return WrittenValue(args=flagged(name, own))
 
 
 def flagged(flag: str, value: object) -> tuple[str, ...]:

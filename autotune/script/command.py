@@ -19,7 +19,7 @@ from autotune.script import template
 from autotune.script.axes import flagged, read_axes
 from autotune.script.config_files import edited, near_keys, parsed, split_key
 from autotune.script.template import REST, inline_values, is_alone, placeholders, text_of
-from autotune.training_command import NUMBERS, Carrier, TrainingCall, TrainingCommand, Written
+from autotune.training_command import NUMBERS, Carrier, TrainingCall, TrainingCommand, WrittenValue
 from autotune.user_files import read_text
 
 CODE = frozenset({".py", ".sh", ".json", ".yaml", ".yml", ".toml"})
@@ -48,7 +48,7 @@ def parse_command(command: str, axes: str | None, evaluation: str | None, base: 
             given = _resolved(given, words)
         except InputError as error:
             problems += [Problem(one, "axes") for one in error.problems]
-    inline: dict[str, dict[str, Written]] = {}
+    inline: dict[str, dict[str, WrittenValue]] = {}
     named: set[str] = set()
     for one in placeholders((*words, *second)):
         if (wrong := template.unknown(one)) is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from autotune.candidate import DeviceKind, Precision
 from autotune.outcome import Breakdown, Memory, Ok, StepTiming
 from autotune.sampling import TRIMMED, summarize
-from autotune.script.watched import Seen, Watched, WatchedStep
+from autotune.script.watched import Watched, WatchedLaunch, WatchedStep
 from autotune.specs import ModelFacts
 
 WARM_UP = 2
@@ -36,7 +36,7 @@ class Told:
     """What the device itself saw, in bytes (NVML)."""
 
 
-def facts(seen: Seen) -> ModelFacts | None:
+def facts(seen: WatchedLaunch) -> ModelFacts | None:
     """Return what a first launch tells of the model and its batches; None where no batch was seen.
 
     It need not have trained to its end: one batch is enough, also where memory ran out on it.
@@ -64,12 +64,12 @@ def _precision(one: Watched) -> Precision | None:
     return "bf16-pure" if types == ("bfloat16",) else None
 
 
-def memories(told: Told, seen: Seen) -> tuple[Memory, ...]:
+def memories(told: Told, seen: WatchedLaunch) -> tuple[Memory, ...]:
     """Return the memory of each process that imported torch."""
     return tuple(_memory(told, seen, one) for one in seen.processes if one.torch is not None)
 
 
-def trained(told: Told, seen: Seen) -> Ok:
+def trained(told: Told, seen: WatchedLaunch) -> Ok:
     """Return the measurement: the memory of the rank with the largest peak, the time of the slowest."""
     ranks = seen.ranks
     memories = [_memory(told, seen, one) for one in ranks]
@@ -86,7 +86,7 @@ def trained(told: Told, seen: Seen) -> Ok:
     )  # fmt: skip
 
 
-def _memory(told: Told, seen: Seen, one: Watched) -> Memory:
+def _memory(told: Told, seen: WatchedLaunch, one: Watched) -> Memory:
     memory, parts = one.memory, one.parts
     if memory.cuda is not None:
         allocated, reserved = memory.cuda.peak, memory.cuda.reserved

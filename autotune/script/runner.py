@@ -1,8 +1,8 @@
 """The worker of a probe whose training is a user's own command: starts it, watches the watch, and ends it.
 
 Run as a script (`python -I -S runner.py REQUEST PIPE`) with the standard library alone. Beside the request lies its
-order (`Order`). It ends when the command has, or a moment after the watch has said all that there is to say: then the
-supervisor ends what is left. What it saw stands in `ended.json`, beside the watch's records.
+order (`CommandOrder`). It ends when the command has, or a moment after the watch has said all that there is to say:
+then the supervisor ends what is left. What it saw stands in `ended.json`, beside the watch's records.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETTLE = {"stopped": 10.0, "end": 10.0, "exception": 4.0, "swallowed_oom": 4.0, 
 """Seconds that the command gets to end by itself, by how the watch of one of its training processes ended."""
 
 
-class Order(TypedDict):
+class CommandOrder(TypedDict):
     """What the tuner asks for."""
 
     argv: list[str]
@@ -52,7 +52,7 @@ class Order(TypedDict):
 def main(request: str, pipe: int) -> None:
     """Run the order to its end."""
     with open(os.path.join(os.path.dirname(request), "order.json"), encoding="utf-8") as file:
-        order: Order = json.load(file)
+        order: CommandOrder = json.load(file)
     for folder in [*order["folders"], order["watch"]]:
         os.makedirs(folder, exist_ok=True)
     for path, text in order["files"].items():

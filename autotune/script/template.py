@@ -10,7 +10,7 @@ from typing import NamedTuple
 from autotune.candidate import AXES, Candidate, choices
 from autotune.errors import InputError, nearest
 from autotune.printable import quoted
-from autotune.training_command import NUMBERS, Written
+from autotune.training_command import NUMBERS, WrittenValue
 
 SWITCHES: dict[str, object] = {
     "checkpointing": "full", "compile": "regional", "loss": "chunked", "kernels": "liger", "offload": "optimizer",
@@ -75,7 +75,7 @@ def is_alone(word: str, placeholder: str) -> bool:
     return word == placeholder
 
 
-def inline_values(one: Placeholder) -> dict[str, Written]:
+def inline_values(one: Placeholder) -> dict[str, WrittenValue]:
     """Return what a placeholder writes for each value of its axis that it can express. Raises InputError."""
     axis, said = one.name, one.said
     known = {text_of(value): value for value in choices(axis)}
@@ -85,7 +85,7 @@ def inline_values(one: Placeholder) -> dict[str, Written]:
                 f"{one.written}: say what stands for which value, like {{{axis}:{'|'.join(list(known)[:2])}}}, or map "
                 "it in a file (--axes)"
             )
-        return {text: Written(text=text) for text in known}
+        return {text: WrittenValue(text=text) for text in known}
     parts = said.split("|")
     if len(parts) == 1 and "=" not in said.partition(" ")[0].lstrip("-") and said not in known:
         return _switch(one)
@@ -96,18 +96,18 @@ def inline_values(one: Placeholder) -> dict[str, Written]:
             if len(parts) == 1:
                 return _switch(one)
             problems.append(f"{one.written}: {quoted(name)} is no value of {axis}; {nearest(name, known)}")
-        values[name] = Written(text=text if sign else name)
+        values[name] = WrittenValue(text=text if sign else name)
     if problems:
         raise InputError(problems)
     return values
 
 
-def _switch(one: Placeholder) -> dict[str, Written]:
+def _switch(one: Placeholder) -> dict[str, WrittenValue]:
     if one.name not in SWITCHES:
         names = "|".join(f"{text_of(value)}=..." for value in choices(one.name)[:2])
         raise InputError(f"{one.written}: {one.name} is no switch; write {{{one.name}:{names}}}")
     default = Candidate.model_fields[one.name].default
-    return {text_of(default): Written(), text_of(SWITCHES[one.name]): Written(text=one.said or "")}
+    return {text_of(default): WrittenValue(), text_of(SWITCHES[one.name]): WrittenValue(text=one.said or "")}
 
 
 def unknown(one: Placeholder) -> str | None:

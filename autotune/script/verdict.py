@@ -11,7 +11,7 @@ from autotune.outcome import Crash, Lost, NonFinite, Oom, Outcome, Phase, Timeou
 from autotune.probe.classify import FROM_OUTSIDE, NEAR_LIMIT, REFUSAL_SIGNALS
 from autotune.probe.exit import Report
 from autotune.script.measurement import Told, trained
-from autotune.script.watched import Seen, Watched
+from autotune.script.watched import Watched, WatchedLaunch
 from autotune.units import format_bytes, format_counted
 
 NEVER_STEPS = (
@@ -20,7 +20,7 @@ NEVER_STEPS = (
 )
 
 
-def verdict(told: Told, seen: Seen, report: Report) -> Outcome:
+def verdict(told: Told, seen: WatchedLaunch, report: Report) -> Outcome:
     """Return what a probe of the command came to."""
     return (
         _refused(told, seen, report)
@@ -32,7 +32,7 @@ def verdict(told: Told, seen: Seen, report: Report) -> Outcome:
     )
 
 
-def finished(told: Told, seen: Seen, report: Report) -> Outcome | None:
+def finished(told: Told, seen: WatchedLaunch, report: Report) -> Outcome | None:
     """Return how a second command failed, which trains nothing that is measured; None where it ended well."""
     failed = _refused(told, seen, report) or _ended_outside(seen, report) or _failed(told, seen, report)
     if failed is None and seen.end is not None and seen.end.hung:
@@ -42,7 +42,7 @@ def finished(told: Told, seen: Seen, report: Report) -> Outcome | None:
     return failed
 
 
-def _refused(told: Told, seen: Seen, report: Report) -> Oom | None:
+def _refused(told: Told, seen: WatchedLaunch, report: Report) -> Oom | None:
     """Memory first: no other rank's end refuses an allocation."""
     several = told.world > 1
     for one in seen.processes:
@@ -79,7 +79,7 @@ def _refused(told: Told, seen: Seen, report: Report) -> Oom | None:
     return _killed(told, seen, report)
 
 
-def _killed(told: Told, seen: Seen, report: Report) -> Oom | None:
+def _killed(told: Told, seen: WatchedLaunch, report: Report) -> Oom | None:
     ending, phase = report.ending, _phase(seen, report)
     if ending is None or seen.end is None:
         return None
@@ -110,7 +110,7 @@ def _killed(told: Told, seen: Seen, report: Report) -> Oom | None:
     return None
 
 
-def _ended_outside(seen: Seen, report: Report) -> Outcome | None:
+def _ended_outside(seen: WatchedLaunch, report: Report) -> Outcome | None:
     ending, phase = report.ending, _phase(seen, report)
     if ending is None:
         return Lost(cause="supervisor", phase=phase, message="the supervisor of this probe was killed")
@@ -143,7 +143,7 @@ def _unending(report: Report) -> str:
     return "no forward pass under grad was seen: it was loading, or trains without torch"
 
 
-def _failed(told: Told, seen: Seen, report: Report) -> Crash | None:
+def _failed(told: Told, seen: WatchedLaunch, report: Report) -> Crash | None:
     """Return the exception that explains the others: the one that came first."""
     assert seen.end is not None
     if seen.end.failed:
@@ -172,7 +172,7 @@ def _failed(told: Told, seen: Seen, report: Report) -> Crash | None:
     return None
 
 
-def _otherwise(told: Told, seen: Seen, report: Report) -> Outcome | None:
+def _otherwise(told: Told, seen: WatchedLaunch, report: Report) -> Outcome | None:
     """Return how the command did something else than it was asked, or None."""
     assert seen.end is not None
 
@@ -252,6 +252,6 @@ def _finite(ranks: Sequence[Watched]) -> NonFinite | None:
     return None
 
 
-def _phase(seen: Seen, report: Report) -> Phase:
+def _phase(seen: WatchedLaunch, report: Report) -> Phase:
     failed = next((one.error.phase for one in seen.processes if one.error is not None), None)
     return failed or (report.progress.phase if report.progress is not None else "start")

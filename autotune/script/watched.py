@@ -182,7 +182,7 @@ class CommandEnd(Frozen):
     """Files of the folder that it ran in, outside of scratch folders, that had not been there before."""
 
 
-class Seen(Frozen):
+class WatchedLaunch(Frozen):
     """All that is known of one launch beside the supervisor's report."""
 
     processes: tuple[Watched, ...] = ()
@@ -201,10 +201,10 @@ class Seen(Frozen):
         return frozenset(own).union(*(one.written for one in self.processes))
 
 
-def read_seen(folder: Path) -> Seen:
+def read_seen(folder: Path) -> WatchedLaunch:
     """Return what watch and runner left in a folder."""
     ended = folder / "ended.json"
-    return Seen(
+    return WatchedLaunch(
         processes=tuple(_load(path) for path in sorted(folder.glob("process-*.json"))),
         end=CommandEnd.model_validate_json(ended.read_text()) if ended.exists() else None,
     )

@@ -18,7 +18,7 @@ from autotune.memory.predictor import Predictor
 from autotune.outcome import Ok, Oom, Unsupported
 from autotune.search.context import SearchContext
 from autotune.search.graph import DONE, LOST, Growth, Node
-from autotune.search.growth import Grower, Grown
+from autotune.search.growth import Bracket, Grower
 from autotune.search.path import SearchEnd, Step
 from autotune.search.strategy import Done, Skip, Try
 from autotune.search.wording import comes_nearest
@@ -147,7 +147,7 @@ class _Walk:
 
     def _grow(self, name: str, candidate: Candidate, growth: Growth) -> Step | Try:
         grown = Grower(candidate, growth, self._edges(candidate), self._context, self._predictor).go()
-        if isinstance(grown, Grown):
+        if isinstance(grown, Bracket):
             foreseen = grown.failing is not None and candidate.at(grown.failing) not in self._known
             if foreseen:
                 self._skip(candidate.at(grown.failing or 0), name)

@@ -21,7 +21,7 @@ class Next:
 
 
 @dataclass(frozen=True)
-class Grown:
+class Bracket:
     """How far growth came: the largest micro-batch that fits, and the smallest that does not."""
 
     largest: int
@@ -52,7 +52,7 @@ class Grower:
         self._failing: int | None = None
         self._lost = frozenset(size for size, edge in edges.items() if edge == LOST)
 
-    def go(self) -> Next | Grown:
+    def go(self) -> Next | Bracket:
         """Return what to probe next, or how far growth came.
 
         A larger micro-batch that ends in anything but `ok` or `oom` (a crash, a timeout) ends growth like the
@@ -62,7 +62,7 @@ class Grower:
         """
         while True:
             following = self._by_prediction() or self._blindly()
-            if isinstance(following, Grown):
+            if isinstance(following, Bracket):
                 if following.largest not in self._edges:
                     return Next(following.largest, "predicted to fit, and nothing larger does")
                 return following
@@ -75,23 +75,23 @@ class Grower:
                     self._failing = self._high = following.micro_batch
                 case _:
                     if self._predictor is None:
-                        return Grown(self._low, self._failing)
+                        return Bracket(self._low, self._failing)
                     self._predictor, self._high = None, following.micro_batch
 
-    def _blindly(self) -> Next | Grown:
+    def _blindly(self) -> Next | Bracket:
         """Double until it does not fit, then bisect between the largest that fits and the smallest that does not."""
         low, failing = self._low, self._failing
         if failing is None:
             size = self._batches.between(low, low * self._growth.factor, self._high, self._lost)
             why = f"micro-batch {low} fits: try {size}"
         elif self._is_close(low, failing):
-            return Grown(low, failing)
+            return Bracket(low, failing)
         else:
             size = self._batches.between(low, (low + failing) // 2, failing, self._lost)
             why = f"{low} fits and {failing} does not: bisect"
-        return Grown(low, failing) if size is None else Next(size, why)
+        return Bracket(low, failing) if size is None else Next(size, why)
 
-    def _by_prediction(self) -> Next | Grown | None:
+    def _by_prediction(self) -> Next | Bracket | None:
         """Go to what surely fits; then as long as something larger may fit, there. None without a prediction."""
         if self._predictor is None:
             return None
@@ -107,7 +107,7 @@ class Grower:
         failing = self._failing if over is None or over >= self._high else over
         top = batches.up_to(low, possible, self._lost)
         if top is None or (failing is not None and low in self._edges and self._is_close(low, failing)):
-            return Grown(low, failing)
+            return Bracket(low, failing)
         size = batches.up_to(low, sure, self._lost) or batches.up_to(low, expected, self._lost) or top
         bounds = self._predictor.bounds(self._rung.at(size))
         assert bounds is not None, "what is largest was predicted"

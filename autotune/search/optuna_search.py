@@ -30,7 +30,7 @@ from autotune.search.context import SearchContext
 from autotune.search.enumeration import legal_rung, open_sizes, tried_sizes
 from autotune.search.selection import missing
 from autotune.search.strategy import Decision, Done, Learn, Skip, Try
-from autotune.search.tpe import Places, Seen, draws
+from autotune.search.tpe import ObservedTrial, Places, draws
 from autotune.search.tpe_axes import SIZE, TpeAxes
 from autotune.search.wording import comes_nearest
 from autotune.trial import History, Trial
@@ -267,7 +267,7 @@ class _Search:
     def _draws(self, seed: int) -> Iterator[Places]:
         """Yield where in its values each axis is, and the micro-batch, as TPE draws them from the history."""
         seen = [
-            Seen(self._axes.places(trial.candidate), self._seconds(trial), self._excess(trial))
+            ObservedTrial(self._axes.places(trial.candidate), self._seconds(trial), self._excess(trial))
             for trial in self._history
             if not isinstance(trial.outcome, Lost) and self._axes.is_within(trial.candidate)
         ]

@@ -29,7 +29,7 @@ class Neighbour:
 
 
 @dataclass(frozen=True)
-class Change:
+class NeighbourEffect:
     """What is known of a neighbour of the winner."""
 
     axis: str
@@ -80,7 +80,7 @@ def sensitivity(
     points: Sequence[Point],
     untraced: Mapping[Candidate, str] | None = None,
     evidence: Evidence = "measured",
-) -> list[Change]:
+) -> list[NeighbourEffect]:
     """Return what is known of each neighbour; `points` are of all that trained or is predicted.
 
     `untraced` holds why a rung cannot be priced; `evidence` is what trials of this device are.
@@ -105,6 +105,8 @@ def sensitivity(
             rung = step.candidate.rung()
             why = (untraced or {}).get(rung) or "neither probed nor priced"
         changes.append(
-            Change(step.axis, getattr(winner, step.axis), step.value, step.candidate, known, point, why)
+            NeighbourEffect(
+                step.axis, getattr(winner, step.axis), step.value, step.candidate, known, point, why
+            )
         )
     return changes

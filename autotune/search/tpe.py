@@ -31,7 +31,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedTrial:
     """A trial that ended."""
 
     places: Places
@@ -42,7 +42,7 @@ class Seen:
 
 
 def draws(
-    parameters: Mapping[str, Parameter], seen: Sequence[Seen], seed: int, most: int
+    parameters: Mapping[str, Parameter], seen: Sequence[ObservedTrial], seed: int, most: int
 ) -> Iterator[Places]:
     """Yield up to `most` draws. Each takes those before it to be under way, which counts as bad: the constant liar."""
     import optuna  # 0.5 s that `--help` does not wait for
@@ -71,7 +71,7 @@ def _distribution(parameter: Parameter) -> BaseDistribution:
             return CategoricalDistribution(tuple(range(parameter.places)))
 
 
-def _told(seen: Seen, distributions: Mapping[str, BaseDistribution]) -> FrozenTrial:
+def _told(seen: ObservedTrial, distributions: Mapping[str, BaseDistribution]) -> FrozenTrial:
     """Return a trial in Optuna's words: complete with its value, or ended early."""
     from optuna.trial import TrialState, create_trial
 

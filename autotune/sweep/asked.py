@@ -13,12 +13,12 @@ from autotune.devices.host import total_memory
 from autotune.errors import InputError, Problem
 from autotune.specs import DeviceSpec
 from autotune.sweep.cached import cached_trials
-from autotune.sweep.events import Asked
+from autotune.sweep.events import NightAsked
 from autotune.sweep.file import SweepFile, read_keys
 from autotune.sweep.journal import what_cells_took
 from autotune.sweep.matrix import Cell, cells_of
 from autotune.sweep.night import nights_of
-from autotune.sweep.plan import Plan, plan
+from autotune.sweep.plan import NightPlan, plan
 from autotune.sweep.specs import Specs
 from autotune.user_files import user_path
 
@@ -57,7 +57,7 @@ class AskedSweep:
             ) from None
 
     @classmethod
-    def again(cls, asked: Asked, find_device: FindDevice = check_device) -> AskedSweep:
+    def again(cls, asked: NightAsked, find_device: FindDevice = check_device) -> AskedSweep:
         """Return what a night was asked for when it began. Raises InputError where it cannot be run any more."""
         found = SweepFile.parse(asked.sweep, asked.source)
         return cls._of(found, asked.sweep, asked.source, Path(asked.base), find_device)
@@ -76,12 +76,12 @@ class AskedSweep:
         return {cell.id: cell for cell in self.cells}
 
     @property
-    def line(self) -> Asked:
+    def line(self) -> NightAsked:
         """The first line of a night's journal."""
         ids = tuple(cell.id for cell in self.cells)
-        return Asked.of(self.data, self.source, str(self.base), ids)
+        return NightAsked.of(self.data, self.source, str(self.base), ids)
 
-    def plan(self, runs: Path) -> Plan:
+    def plan(self, runs: Path) -> NightPlan:
         """Return what a night is expected to take, by what the nights under `runs` took and what is in the store.
 
         Raises StoreError.

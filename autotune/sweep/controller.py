@@ -41,13 +41,21 @@ from autotune.run.journal import now, reason
 from autotune.run.loop import tune
 from autotune.specs import RunSpec
 from autotune.sweep.asked import AskedSweep
-from autotune.sweep.events import CellEnded, CellStarted, Closed, Compared, Interrupted, Stored, Winner
+from autotune.sweep.events import (
+    CellEnded,
+    CellStarted,
+    Closed,
+    NightCompared,
+    NightInterrupted,
+    Stored,
+    Winner,
+)
 from autotune.sweep.execution import Execution
 from autotune.sweep.journal import NightJournal, NightRecord
 from autotune.sweep.matrix import Cell
 from autotune.sweep.night import NightPaths
 from autotune.sweep.places import Place, Places
-from autotune.sweep.stopping import Ended, EndedTracer, PlacedExecutor
+from autotune.sweep.stopping import EndedTracer, PlacedExecutor, StopRequest
 from autotune.techniques.families import title as title_of
 
 PATIENCE = 0.5
@@ -119,7 +127,7 @@ class Controller:
         """The cells that have not started, with their turns, by hardware and ranks: those alike wait in a line."""
         self._active: dict[str, tuple[threading.Thread, Place]] = {}
         self._done: SimpleQueue[_Done] = SimpleQueue()
-        self._ended = Ended()
+        self._ended = StopRequest()
 
     def go(self) -> NightRecord:
         """Run every pending cell; return what the night came to.
@@ -171,7 +179,7 @@ class Controller:
         except InputError as error:  # nothing of this night is in the store, which is told
             return "" if self._journal.record.unstored else str(error)
         uncompared = tuple(one.cell for one in found.uncompared)
-        self._journal.append(Compared(changes=found.changes, uncompared=uncompared, time=now()))
+        self._journal.append(NightCompared(changes=found.changes, uncompared=uncompared, time=now()))
         folder = self._paths.root
         for why in tell(
             found, junit=folder / JUNIT, summary=folder / SUMMARY, webhook=self._asked.file.webhook
@@ -305,7 +313,7 @@ class Controller:
             with suppress(BaseException):  # nobody done yet, or what ends the night, which is told already
                 self._settle(self._done.get(timeout=PATIENCE))
         with suppress(JournalError):  # where nothing can be written any more, the error itself says so
-            self._journal.append(Interrupted(why=reason(error), time=now()))
+            self._journal.append(NightInterrupted(why=reason(error), time=now()))
 
 
 def _ended(rows: RunRows, unstored: str) -> CellEnded:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, TypeAdapter
 
-from autotune.results.changes import Change
+from autotune.results.changes import NightChange
 from autotune.results.row import JUDGED, CellState
 from autotune.specs import Evidence
 from autotune.validation import Frozen
@@ -17,7 +17,7 @@ OPEN: frozenset[CellState] = frozenset(get_args(CellState)) - JUDGED
 """States that say nothing of the model: what a resumed night tries again."""
 
 
-class Asked(Frozen):
+class NightAsked(Frozen):
     """What the night was asked for when it began: the sweep file, which must not change under it."""
 
     type: Literal["asked"] = "asked"
@@ -33,14 +33,14 @@ class Asked(Frozen):
     """The ids of the cells, in the order in which they start."""
 
     @classmethod
-    def of(cls, sweep: dict[str, Any], source: str, base: str, cells: tuple[str, ...]) -> Asked:
+    def of(cls, sweep: dict[str, Any], source: str, base: str, cells: tuple[str, ...]) -> NightAsked:
         """Return the line for a file."""
         text = json.dumps(sweep, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
         return cls(sweep=sweep, source=source, base=base, digest=digest, cells=cells)
 
 
-class Opened(Frozen):
+class NightOpened(Frozen):
     """A controller began (or went on) to work on the night."""
 
     type: Literal["opened"] = "opened"
@@ -101,23 +101,23 @@ class Stored(Frozen):
     time: str
 
 
-class Compared(Frozen):
+class NightCompared(Frozen):
     """The night was compared with the good nights before it, as the store knows them."""
 
     type: Literal["compared"] = "compared"
-    changes: tuple[Change, ...]
+    changes: tuple[NightChange, ...]
     """What changed, regressions and all else, by cell."""
     uncompared: tuple[str, ...]
     """The cells of which nothing could be said."""
     time: str
 
     @property
-    def regressions(self) -> tuple[Change, ...]:
+    def regressions(self) -> tuple[NightChange, ...]:
         """The changes that are regressions."""
         return tuple(change for change in self.changes if change.regressed)
 
 
-class Interrupted(Frozen):
+class NightInterrupted(Frozen):
     """The controller was told to end, or could not go on, and has ended what was under way."""
 
     type: Literal["interrupted"] = "interrupted"
@@ -133,5 +133,7 @@ class Closed(Frozen):
     time: str
 
 
-NightEntry = Asked | Opened | CellStarted | CellEnded | Stored | Compared | Interrupted | Closed
+NightEntry = (
+    NightAsked | NightOpened | CellStarted | CellEnded | Stored | NightCompared | NightInterrupted | Closed
+)
 NIGHT_ENTRY: TypeAdapter[NightEntry] = TypeAdapter(Annotated[NightEntry, Field(discriminator="type")])

@@ -109,7 +109,7 @@ class Included(_Meant, Limits):
         return {name: getattr(self, name) for name in Limits.model_fields if name in self.model_fields_set}
 
 
-class Goal(RunOptions):
+class SweepGoal(RunOptions):
     """Options of a run that say what its cells have to meet: all but those that stand elsewhere in the file."""
 
     ELSEWHERE: ClassVar[dict[str, str]] = {
@@ -138,7 +138,7 @@ class Goal(RunOptions):
         return {name: getattr(self, name) for name in self.model_fields_set}
 
 
-class Hardware(Frozen):
+class SweepHardware(Frozen):
     """Where probes run, and how many at a time."""
 
     device: Annotated[
@@ -208,8 +208,8 @@ class SweepFile(Frozen):
     matrix: Matrix
     include: tuple[Included, ...] = ()
     exclude: tuple[Excluded, ...] = ()
-    hardware: Annotated[dict[Name, Hardware], Field(min_length=1)]
-    goals: Annotated[dict[Name, Goal], Field(min_length=1)]
+    hardware: Annotated[dict[Name, SweepHardware], Field(min_length=1)]
+    goals: Annotated[dict[Name, SweepGoal], Field(min_length=1)]
     limits: Limits = Limits()
     """Of the run of each cell."""
     results: Text | None = None

@@ -11,41 +11,41 @@ from typing import Self
 import autotune
 from autotune.errors import AutotuneError
 from autotune.run.journal import now
-from autotune.run.sealed_lines import LARGEST, Recorded, SealedLines, parse_lines
+from autotune.run.sealed_lines import LARGEST, JournalSubject, SealedLines, parse_lines
 from autotune.sweep.events import (
     NIGHT_ENTRY,
     OPEN,
-    Asked,
     CellEnded,
     CellStarted,
     Closed,
-    Compared,
-    Interrupted,
+    NightAsked,
+    NightCompared,
     NightEntry,
-    Opened,
+    NightInterrupted,
+    NightOpened,
     Stored,
 )
 from autotune.sweep.night import NightPaths
 from autotune.sweep.plan import Took
 from autotune.user_files import read_bytes
 
-NIGHT = Recorded("night", "works on this night of the sweep; wait for it, or begin another night")
+NIGHT = JournalSubject("night", "works on this night of the sweep; wait for it, or begin another night")
 
 
 class NightRecord:
     """What the lines of a night's journal add up to. Taking one in costs the same however many there are."""
 
     def __init__(self) -> None:
-        self.asked: Asked | None = None
+        self.asked: NightAsked | None = None
         self.started: dict[str, CellStarted] = {}
         """The newest start of each cell that was started."""
         self.ended: dict[str, CellEnded] = {}
         """How cells ended, without those that were started again since."""
-        self.opened: list[Opened] = []
+        self.opened: list[NightOpened] = []
         """The starts of controllers, in order."""
-        self.interrupted: Interrupted | None = None
+        self.interrupted: NightInterrupted | None = None
         """Why the newest controller ended early; None where it did not, or was killed."""
-        self.compared: Compared | None = None
+        self.compared: NightCompared | None = None
         """What changed since the nights before; None before that is known, or once the night was opened again."""
         self.closed: Closed | None = None
         """The end of the night; None while there is none, or once it was opened again."""
@@ -55,13 +55,13 @@ class NightRecord:
     def take(self, entry: NightEntry) -> str | None:
         """Take a line in; or return why no controller writes it here."""
         match entry:
-            case Asked():
+            case NightAsked():
                 if self.asked is not None:
                     return "a night is asked for once"
                 self.asked, self._cells = entry, frozenset(entry.cells)
             case _ if self.asked is None:
                 return "a night begins with what was asked for"
-            case Opened():
+            case NightOpened():
                 self.opened.append(entry)
                 self._running = True
                 self.interrupted = self.compared = self.closed = None
@@ -83,11 +83,11 @@ class NightRecord:
                     return "some of these cells had not ended then"
                 for cell in cells:
                     self.ended[cell] = self.ended[cell].model_copy(update={"unstored": ""})
-            case Compared():
+            case NightCompared():
                 if len(self.ended) < len(self._cells):
                     return "some cells had not ended then"
                 self.compared = entry
-            case Interrupted():
+            case NightInterrupted():
                 self.interrupted, self._running = entry, False
             case Closed():
                 if len(self.ended) < len(self._cells):
@@ -145,7 +145,7 @@ class NightJournal:
 
     def open_night(self) -> None:
         """Write that a controller begins to work."""
-        self.append(Opened(version=autotune.__version__, machine=platform.node(), time=now()))
+        self.append(NightOpened(version=autotune.__version__, machine=platform.node(), time=now()))
 
 
 def read_night(paths: NightPaths) -> NightRecord:

@@ -19,7 +19,7 @@ from autotune.sweep.events import CellEnded
 from autotune.sweep.journal import NightRecord, read_night
 from autotune.sweep.matrix import Cell
 from autotune.sweep.night import NightPaths
-from autotune.sweep.progress import Progress, progress_of, results_of_cells, speeds_before
+from autotune.sweep.progress import NightProgress, progress_of, results_of_cells, speeds_before
 from autotune.sweep.tables import STATES, change_lines, progress_text, results_table, speed_of
 from autotune.units import format_count, format_duration
 
@@ -33,7 +33,7 @@ _WIDE, _HIGH = 140, 26
 """Pixels of a trend line."""
 
 
-class Seen(NamedTuple):
+class NightSeen(NamedTuple):
     """One night of a sweep, as its journal tells of it."""
 
     paths: NightPaths
@@ -63,20 +63,20 @@ def write_pages(paths: NightPaths, cells: Sequence[Cell]) -> tuple[Path, Path]:
     return page, index
 
 
-def nights_beside(paths: NightPaths) -> tuple[Seen, ...]:
+def nights_beside(paths: NightPaths) -> tuple[NightSeen, ...]:
     """Return the newest nights of the same sweep, the oldest first; those that cannot be read are left out."""
     found = []
     for journal in sorted(paths.root.parent.glob(f"*/{JOURNAL}"))[-NIGHTS:]:
         night = NightPaths(journal.parent)
         try:
-            found.append(Seen(night, read_night(night)))
+            found.append(NightSeen(night, read_night(night)))
         except AutotuneError:
             continue
     return tuple(found)
 
 
 def night_page(
-    paths: NightPaths, nights: Sequence[Seen], cells: Sequence[Cell], linked: set[str] | frozenset[str]
+    paths: NightPaths, nights: Sequence[NightSeen], cells: Sequence[Cell], linked: set[str] | frozenset[str]
 ) -> str:
     """Return the page of a night; `linked` are the cells whose runs have a page of their own."""
     record, progress = read_night(paths), progress_of(paths)
@@ -110,12 +110,12 @@ def night_page(
     return document(title, parts)
 
 
-def index_page(nights: Sequence[Seen]) -> str:
+def index_page(nights: Sequence[NightSeen]) -> str:
     """Return the index over nights, the newest first."""
     sweep = nights[-1].paths.sweep if nights else "?"
     title = f"sweep {sweep}: nights"
     newest = list(reversed(nights))
-    told: list[Progress] = [progress_of(night.paths) for night in newest]
+    told: list[NightProgress] = [progress_of(night.paths) for night in newest]
     listed = FittingTable(
         [
             Column("night", [night.paths.id for night in newest]),
@@ -148,7 +148,7 @@ def _regressed(record: NightRecord) -> str:
     )
 
 
-def _others(progress: Progress) -> str:
+def _others(progress: NightProgress) -> str:
     told = [f"{count} {STATES[state][0]}" for state, count in progress.states.items() if state != "proven"]
     return ", ".join(told) or "-"
 
@@ -189,7 +189,7 @@ def _detail(ended: CellEnded) -> str:
     return f"{ended.winner.title}, micro-batch {format_count(ended.winner.micro_batch)}"
 
 
-def _trends(nights: Sequence[Seen], cells: Sequence[str]) -> str:
+def _trends(nights: Sequence[NightSeen], cells: Sequence[str]) -> str:
     """Return a line for each cell that had a winner in several nights; empty where none had."""
     rows = []
     for cell in cells:

@@ -67,7 +67,7 @@ class HardwarePlan(Frozen):
     currency: str = ""
 
 
-class Plan(Frozen):
+class NightPlan(Frozen):
     """What a night is expected to take."""
 
     sweep: str
@@ -91,7 +91,7 @@ class Plan(Frozen):
 
 def plan(
     file: SweepFile, cells: Sequence[Cell], took: Mapping[str, Took], cached: Mapping[str, int] | None = None
-) -> Plan:
+) -> NightPlan:
     """Return what the cells are expected to take; `took` holds the last night of each that ever ended. Pure.
 
     `cached` says of how many candidates the store has a probe that may stand for one, by cell.
@@ -109,7 +109,7 @@ def plan(
             for goal in (cell.goal, None):
                 alike.setdefault((cell.hardware, goal), []).append(one)
     planned = [_planned(file, cell, took.get(cell.id), alike, known.get(cell.id)) for cell in cells]
-    return Plan(
+    return NightPlan(
         sweep=file.name,
         cells=tuple(planned),
         hardware=tuple(

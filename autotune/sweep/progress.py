@@ -28,7 +28,7 @@ class UnderWay(Frozen):
     """What was written down last."""
 
 
-class Progress(Frozen):
+class NightProgress(Frozen):
     """How far a night is."""
 
     sweep: str
@@ -59,12 +59,12 @@ class Progress(Frozen):
         return self.cells - self.ended - len(self.under_way)
 
 
-def progress_of(paths: NightPaths) -> Progress:
+def progress_of(paths: NightPaths) -> NightProgress:
     """Return how far a night is. Raises InputError where there is none, JournalError where its record is damaged."""
     record = read_night(paths)
     under_way = tuple(_under_way(paths, record.started[cell]) for cell in record.under_way)
     ended = record.ended.values()
-    return Progress(
+    return NightProgress(
         sweep=paths.sweep, night=paths.id, folder=str(paths.root), controller=holder(paths.lock),
         closed=record.closed is not None,
         interrupted="" if record.interrupted is None else record.interrupted.why,

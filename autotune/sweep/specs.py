@@ -15,7 +15,7 @@ from autotune.errors import InputError, Problem
 from autotune.options import RunOptions
 from autotune.run.spec import to_spec
 from autotune.specs import DeviceSpec, RunSpec
-from autotune.sweep.file import Goal, SweepFile
+from autotune.sweep.file import SweepFile, SweepGoal
 from autotune.sweep.matrix import Cell, cells_of
 from autotune.sweep.places import windows
 from autotune.units import format_bytes
@@ -126,7 +126,7 @@ class Specs:
                     where = "matrix.space"
                 case "device" | "price_per_hour" | "cluster" | "partition":
                     where = f"hardware.{cell.hardware}.{option}"
-                case _ if option in Goal.ELSEWHERE:
+                case _ if option in SweepGoal.ELSEWHERE:
                     where = f"limits.{option}"
                 case _:
                     where = f"goals.{cell.goal}{'.' * bool(about)}{about}"

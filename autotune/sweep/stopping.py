@@ -18,7 +18,7 @@ from autotune.sweep.places import Place
 from autotune.tracing.client import Trace, Tracer
 
 
-class Ended:
+class StopRequest:
     """Whether the controller of a night was told to end: its runs must end too. For several threads."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Ended:
 class PlacedExecutor:
     """The executor of one run, which waits for its turn on the devices; ended as the night is."""
 
-    def __init__(self, executor: Executor, place: Place, ended: Ended) -> None:
+    def __init__(self, executor: Executor, place: Place, ended: StopRequest) -> None:
         self._executor = executor
         self._place = place
         self._ended = ended
@@ -77,7 +77,7 @@ class PlacedExecutor:
 class EndedTracer:
     """The tracer of one run; ended as the night is."""
 
-    def __init__(self, tracer: Tracer, ended: Ended) -> None:
+    def __init__(self, tracer: Tracer, ended: StopRequest) -> None:
         self._tracer = tracer
         self._ended = ended
 

@@ -11,11 +11,11 @@ from rich.text import Text
 from autotune.commands import command
 from autotune.objective import Price
 from autotune.reporting.columns import Column, FittingTable
-from autotune.results.changes import Change
+from autotune.results.changes import NightChange
 from autotune.results.row import CellState
 from autotune.sweep.events import CellEnded
-from autotune.sweep.plan import Plan, PlannedCell
-from autotune.sweep.progress import CellResult, Progress
+from autotune.sweep.plan import NightPlan, PlannedCell
+from autotune.sweep.progress import CellResult, NightProgress
 from autotune.units import format_bytes, format_count, format_counted, format_duration
 
 SHOWN = 40
@@ -34,7 +34,7 @@ STATES: dict[CellState, tuple[str, str]] = {
 """How each state is called, and its colour."""
 
 
-def plan_view(plan: Plan) -> RenderableType:
+def plan_view(plan: NightPlan) -> RenderableType:
     """Return the cells, what each is expected to take and how that is known, and the sum by hardware."""
     shown = plan.cells[:SHOWN]
     parts: list[RenderableType] = [
@@ -89,7 +89,7 @@ def plan_view(plan: Plan) -> RenderableType:
     return Group(*_apart(parts))
 
 
-def progress_text(progress: Progress) -> str:
+def progress_text(progress: NightProgress) -> str:
     """Return in a sentence or two how far a night is: who works on it, and how cells ended."""
     if progress.controller is not None:
         said = f"process {progress.controller} works on it"
@@ -109,7 +109,7 @@ def progress_text(progress: Progress) -> str:
     )
 
 
-def progress_view(progress: Progress) -> RenderableType:
+def progress_view(progress: NightProgress) -> RenderableType:
     """Return how far a night is, and what is under way."""
     parts: list[RenderableType] = [Text(progress_text(progress))]
     if shown := progress.under_way[:SHOWN]:
@@ -153,7 +153,7 @@ def results_view(results: Sequence[CellResult]) -> RenderableType:
     return Group(results_table(results), *([Text(""), *why] if why else []))
 
 
-def change_lines(changes: Sequence[Change]) -> list[str]:
+def change_lines(changes: Sequence[NightChange]) -> list[str]:
     """Return what changed since the nights before in a line each, regressions first."""
     ordered = sorted(changes, key=lambda change: not change.regressed)
     return [
@@ -163,7 +163,7 @@ def change_lines(changes: Sequence[Change]) -> list[str]:
     ]
 
 
-def changes_view(changes: Sequence[Change]) -> RenderableType:
+def changes_view(changes: Sequence[NightChange]) -> RenderableType:
     """Return what changed since the nights before, regressions in red."""
     count = sum(change.regressed for change in changes)
     lines = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.techniques.axis import Axis, Change, Rule, Value
+from autotune.techniques.axis import Axis, Rule, TrainingChange, Value
 from autotune.techniques.sharding import OVER_RANKS
 
 ADAPTERS = Axis(
@@ -19,7 +19,7 @@ ADAPTERS = Axis(
             avoid=(
                 "you pre-train. A mixture of experts whose experts are one tensor gets no adapters on them."
             ),
-            changes_training=Change(
+            changes_training=TrainingChange(
                 "what trains",
                 "small matrices beside the linear layers train, and the model's own weights do not",
             ),
@@ -36,7 +36,7 @@ ADAPTERS = Axis(
                 "of 64. The scales themselves are not quantized again."
             ),
             avoid="the weights fit in 16 bits.",
-            changes_training=Change(
+            changes_training=TrainingChange(
                 "what trains",
                 "small matrices beside the linear layers train, and the blocks' own weights are rounded to 4 bits",
             ),

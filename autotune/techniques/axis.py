@@ -85,7 +85,7 @@ CHANGES: tuple[Changed, ...] = get_args(Changed)
 
 
 @dataclass(frozen=True)
-class Change:
+class TrainingChange:
     """By what the training of a value differs from plain bf16 training: mixed precision over fp32 weights, with AdamW.
 
     Not beyond the order in which kernels add up: that differs by device too.
@@ -119,7 +119,7 @@ class Value:
     is decided by it but what is traced first."""
     needs_compiler: bool = False
     """Whether torch.compile's own needs have to be met (a C++ compiler, or Triton)."""
-    changes_training: Change | None = None
+    changes_training: TrainingChange | None = None
     """How what is learned differs with it; None where it does not. It is tried only by consent (`consent`)."""
     gpu_only: str = ""
     """Why it trains on a GPU alone; empty where a processor can."""

@@ -15,7 +15,7 @@ from typing import Any
 from autotune.candidate import Candidate
 from autotune.errors import SHOWN, InputError, nearest
 from autotune.printable import quoted
-from autotune.techniques.axis import CHANGES, Change
+from autotune.techniques.axis import CHANGES, TrainingChange
 from autotune.techniques.families import DECLARED
 
 
@@ -27,7 +27,7 @@ class ByConsent:
     """What `--allow` calls it: the value, or `axis=value` where another axis has a value of that name."""
     axis: str
     value: Any
-    change: Change
+    change: TrainingChange
 
     def of(self, candidate: Candidate) -> bool:
         """Tell whether a candidate has this value."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.candidate import Candidate
-from autotune.techniques.axis import Axis, Change, Context, Rule, Value, all_but, listed
+from autotune.techniques.axis import Axis, Context, Rule, TrainingChange, Value, all_but, listed
 from autotune.techniques.sharding import IN_GRADIENT_SHARDS, OVER_RANKS
 
 
@@ -20,8 +20,8 @@ _OTHER = "It is another optimizer, with other learning rates."
 _AVOID = "you depend on AdamW's results."
 
 
-def _instead_of_adamw(other: str) -> Change:
-    return Change("optimizer", f"{other} takes the place of AdamW, and needs other learning rates")
+def _instead_of_adamw(other: str) -> TrainingChange:
+    return TrainingChange("optimizer", f"{other} takes the place of AdamW, and needs other learning rates")
 
 
 OPTIMIZER = Axis(
@@ -37,7 +37,9 @@ OPTIMIZER = Axis(
                 "copies of the largest parameter while it steps."
             ),
             avoid="you train on the cpu device and one table is most of the model.",
-            changes_training=Change("optimizer state", "the optimizer's moments are rounded to 8 bits"),
+            changes_training=TrainingChange(
+                "optimizer state", "the optimizer's moments are rounded to 8 bits"
+            ),
             packages=("bitsandbytes",),
         ),
         "adafactor": Value(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.techniques.axis import Axis, Change, Rule, Value, all_but, listed
+from autotune.techniques.axis import Axis, Rule, TrainingChange, Value, all_but, listed
 from autotune.techniques.sharding import IN_GRADIENT_SHARDS, OVER_RANKS
 
 PRECISION = Axis(
@@ -61,7 +61,7 @@ PRECISION = Axis(
                 "learning rates stall."
             ),
             avoid="you pre-train.",
-            changes_training=Change(
+            changes_training=TrainingChange(
                 "weights",
                 "weights and optimizer state are rounded to bf16, and updates below a 256th of a weight are lost",
             ),
@@ -93,7 +93,7 @@ PRECISION = Axis(
                 "layer sizes are no multiple of 16, or blocks have no `nn.Linear` (GPT-2): both are refused, "
                 "and the message names the layer."
             ),
-            changes_training=Change(
+            changes_training=TrainingChange(
                 "products",
                 "the blocks' linear layers multiply inputs and weights of 3 bits of fraction, and gradients of 2",
             ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.candidate import Candidate, Sharding
-from autotune.techniques.axis import Axis, Change, Context, Rule, Value, all_but, listed
+from autotune.techniques.axis import Axis, Context, Rule, TrainingChange, Value, all_but, listed
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ ENGINE = Axis(
                 "them; DeepSpeed's own 500 million numbers would fill a small device."
             ),
             avoid="you have no reason to leave torch's shardings.",
-            changes_training=Change(
+            changes_training=TrainingChange(
                 "gradients", "in bf16 DeepSpeed adds up and reduces gradients in bf16 too"
             ),
             packages=("deepspeed",),
@@ -256,7 +256,9 @@ REDUCE_DTYPE = Axis(
                 "lose small ones. Under `ddp` a copy of a bucket. Not measured on real links."
             ),
             avoid="the links keep up, as within a node.",
-            changes_training=Change("gradients", "ranks round their gradients, and sums of them, to bf16"),
+            changes_training=TrainingChange(
+                "gradients", "ranks round their gradients, and sums of them, to bf16"
+            ),
             dtypes=("bf16",),
             rules=(
                 Rule(

@@ -48,7 +48,7 @@ VERDICTS: tuple[Outcome, ...] = (
 """One verdict of each kind that is not good, and where it matters of each phase."""
 
 
-class Searched(NamedTuple):
+class SearchRun(NamedTuple):
     """A search from its first probe to its end."""
 
     contexts: tuple[SearchContext, ...]
@@ -69,7 +69,7 @@ class StrategyContract:
     MOST: ClassVar[int] = 1000
     """Probes within which a search on these devices has to end by itself."""
 
-    _made: ClassVar[dict[tuple[str, int, float | None], Searched]]
+    _made: ClassVar[dict[tuple[str, int, float | None], SearchRun]]
 
     def make_strategy(self) -> Strategy:
         """Return the strategy under test."""
@@ -163,7 +163,7 @@ class StrategyContract:
             history += (_trial(len(history) + 1, decision, lost),)
             assert len(history) <= context.limits.max_probes
 
-    def _searches(self) -> Iterator[Searched]:
+    def _searches(self) -> Iterator[SearchRun]:
         """Yield every case with its search, which is made once for all tests of a class."""
         searches = type(self).__dict__.get("_made") or {}
         type(self)._made = searches
@@ -177,7 +177,7 @@ class StrategyContract:
 
     def _search(
         self, device: Arithmetic, context: SearchContext, verdicts: dict[Candidate, Outcome] | None = None
-    ) -> Searched:
+    ) -> SearchRun:
         """Search a device to the end, a second a probe; `verdicts` replace what the device says of a candidate."""
         strategy = self.make_strategy()
         history: History = ()
@@ -190,7 +190,7 @@ class StrategyContract:
             outcome = (verdicts or {}).get(decision.candidate) or device.outcome(decision.candidate)
             history += (_trial(len(history) + 1, decision, outcome),)
             assert len(history) <= self.MOST, "a search ends"
-        return Searched((*contexts, context), history, decision)
+        return SearchRun((*contexts, context), history, decision)
 
 
 def _device(budget: int) -> Arithmetic:

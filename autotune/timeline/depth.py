@@ -20,7 +20,7 @@ Span = tuple[int, int]
 """From which event (or call) on, and before which."""
 
 
-class Cut(NamedTuple):
+class LeftOutBlocks(NamedTuple):
     """Blocks that are left out behind `kept[end - 1]`; those that stand for them are the `period` before its twins."""
 
     end: int
@@ -40,15 +40,15 @@ class Shortened:
 
     kept: tuple[int, ...]
     """Their numbers in the model, in order."""
-    cuts: tuple[Cut, ...]
+    cuts: tuple[LeftOutBlocks, ...]
     parameters: tuple[tuple[int, ...], ...]
     """Of each block of the model, the numbers of its parameters."""
 
-    def gap(self, cut: Cut) -> range:
+    def gap(self, cut: LeftOutBlocks) -> range:
         """Return the numbers of the blocks that a cut leaves out."""
         return range(self.kept[cut.end - 1] + 1, self.kept[cut.end])
 
-    def stands_for(self, cut: Cut, number: int) -> int:
+    def stands_for(self, cut: LeftOutBlocks, number: int) -> int:
         """Return the position of the block that is repeated for one that was left out."""
         return cut.template[(number - self.kept[cut.template[0]]) % cut.period]
 
@@ -183,7 +183,7 @@ class _Deepening:
             for order, parameter in enumerate(parameters)
         }
 
-    def _reached_by(self, cut: Cut) -> set[tuple[Pass, Pass, int, int]]:
+    def _reached_by(self, cut: LeftOutBlocks) -> set[tuple[Pass, Pass, int, int]]:
         """Return what the blocks that are repeated reach for: in which pass, made in which, how far on, and which."""
         found: set[tuple[Pass, Pass, int, int]] = set()
         for during, position, (start, end) in self._passes:

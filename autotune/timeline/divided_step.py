@@ -51,7 +51,7 @@ class DividedStep:
         """Return how large a slot is, and where."""
         return self._slots.base[slot], self._slots.slope[slot], self._slots.place[slot]
 
-    def rows(self, span: Span) -> list[Row]:
+    def rows(self, span: Span) -> list[ReleaseGroup]:
         """Return a stretch as rows of releases, whose order does not matter, and what is made behind each."""
         return list(_rows(self.step.events[slice(*span)]))
 
@@ -75,7 +75,7 @@ class DividedStep:
         )
 
 
-class Row(NamedTuple):
+class ReleaseGroup(NamedTuple):
     """What is released one after the other, in no certain order, and what is made behind that."""
 
     released: list[int]
@@ -88,12 +88,12 @@ def made_in(events: Iterable[int]) -> list[int]:
     return [event for event in events if event >= 0]
 
 
-def _rows(events: Sequence[int]) -> Iterator[Row]:
+def _rows(events: Sequence[int]) -> Iterator[ReleaseGroup]:
     row: list[int] = []
     for event in events:
         if event < 0:
             row.append(~event)
         else:
-            yield Row(row, event)
+            yield ReleaseGroup(row, event)
             row = []
-    yield Row(row, None)
+    yield ReleaseGroup(row, None)

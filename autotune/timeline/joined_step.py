@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from autotune.timeline.depth import NotAlike, Span, Spans
-from autotune.timeline.divided_step import DividedStep, Key, Row, made_in
+from autotune.timeline.divided_step import DividedStep, Key, ReleaseGroup, made_in
 from autotune.timeline.step_events import Accumulated, StepEvents
 
 ROUNDING = 64
@@ -123,7 +123,7 @@ class _Joining:
         if sorted(ours_arrive) != rest.arrivals(rest.within):
             raise NotAlike("other gradients arrive in blocks")
 
-    def _pair_rows(self, ours: Row, theirs: Row) -> None:
+    def _pair_rows(self, ours: ReleaseGroup, theirs: ReleaseGroup) -> None:
         """Note what two rows beside blocks have alike, where that is plain."""
         common, rest = self._common, self._rest
         if ours.made is not None and theirs.made is not None:
@@ -277,7 +277,9 @@ class _Joining:
         return sorted(found, key=lambda entry: entry.position)
 
 
-def _paired(ours: Sequence[Row], theirs: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+def _paired(
+    ours: Sequence[ReleaseGroup], theirs: Sequence[ReleaseGroup]
+) -> Iterator[tuple[ReleaseGroup, ReleaseGroup]]:
     if len(ours) != len(theirs):
         raise NotAlike("more is made in one than in the other")
     return zip(ours, theirs, strict=True)

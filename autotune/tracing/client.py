@@ -22,7 +22,7 @@ from autotune.timeline.composed import with_optimizer
 from autotune.timeline.joined import joined
 from autotune.timeline.timeline import Timeline
 from autotune.tracing.cache import TraceCache
-from autotune.tracing.plan import Halves, Pieces, Plan, plan, shares
+from autotune.tracing.plan import Halves, Pieces, TracePlan, plan, shares
 from autotune.trial import TRIES
 
 RUNGS_PER_WORKER = 3
@@ -98,7 +98,7 @@ class LocalTracer:
         """
         wanted = tuple(dict.fromkeys((request.candidate, *request.also)))
         found = self._cached(request, wanted)
-        planned = Plan({}, {}, {}, ()) if request.evaluation else plan(wanted)
+        planned = TracePlan({}, {}, {}, ()) if request.evaluation else plan(wanted)
         replicas = [those for candidate, those in planned.replicas.items() if candidate not in found]
         helpers = dict.fromkeys(one for those in replicas for one in (those.passes, those.plain))
         found |= self._cached(request, helpers)

@@ -43,7 +43,7 @@ class Halves(NamedTuple):
     """It has the same blocks."""
 
 
-class Plan(NamedTuple):
+class TracePlan(NamedTuple):
     """Which candidates need no trace of their own, and of what they are composed, in that order."""
 
     halves: dict[Candidate, Halves]
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
     """Those that nobody asked for, of which others are composed."""
 
 
-def plan(candidates: Iterable[Candidate]) -> Plan:
+def plan(candidates: Iterable[Candidate]) -> TracePlan:
     """Return which candidates can be composed of traces of the others.
 
     Each optimizer is traced once; and of the passes of a model each loss with one way to run blocks, and each way to
@@ -80,7 +80,7 @@ def plan(candidates: Iterable[Candidate]) -> Plan:
     helpers = tuple(dict.fromkeys(one for those in replicas.values() for one in (those.passes, those.plain)))
     halves = _halves([*(one for one in plainest if one not in replicas), *helpers])
     halves = {one: those for one, those in halves.items() if one not in traced}
-    return Plan(halves, replicas, pieces, helpers)
+    return TracePlan(halves, replicas, pieces, helpers)
 
 
 def _replicas(passes: Sequence[Candidate]) -> dict[Candidate, Pieces]:

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 
-class Memory:
+class MemoryPeaks:
     """Peaks are running maxima, because frameworks reset those that torch counts."""
 
     def __init__(self) -> None:

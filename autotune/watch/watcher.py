@@ -22,7 +22,7 @@ from typing import Any
 from autotune.watch.failures import Failures
 from autotune.watch.files import WrittenFiles
 from autotune.watch.imports import after_import
-from autotune.watch.memory import Memory, loaders
+from autotune.watch.memory import MemoryPeaks, loaders
 from autotune.watch.stopping import WARM_UP, Stopping, write_whole
 from autotune.watch.tensors import batch, number_types, own_module, size, total_loss
 
@@ -73,7 +73,7 @@ class Watch:
         self._most = int(asked.get("most_micro_steps", 0))
         self._files = WrittenFiles([folder, *asked.get("scratch", ())])
         self._torch: Any = None
-        self._memory = Memory()
+        self._memory = MemoryPeaks()
         self._began = time.monotonic()
         self._phase = "start"
         self._root: Any = None

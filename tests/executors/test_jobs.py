@@ -14,7 +14,7 @@ from autotune.executors import jobs as jobs_module
 from autotune.executors import node
 from autotune.executors.cluster import ClusterExecutor, ClusterTracer
 from autotune.executors.jobs import Jobs
-from autotune.executors.orders import Failed, JobFolder, Order, Probed
+from autotune.executors.orders import Failed, JobFolder, JobOrder, Probed
 from autotune.executors.scheduler import JobState, SchedulerError
 from autotune.interruption import Interruption
 from autotune.outcome import Lost, Oom
@@ -40,7 +40,7 @@ def target(tmp_path):
 
 @pytest.fixture
 def order():
-    return Order(kind="probe", device=DEVICE, request=make_request("train"), timeout=60)
+    return JobOrder(kind="probe", device=DEVICE, request=make_request("train"), timeout=60)
 
 
 def probed(outcome=OK):
@@ -187,7 +187,7 @@ def test_an_interruption_cancels_the_job_and_is_passed_on(tmp_path, order):
 )
 def test_what_one_of_several_nodes_fails_at_ends_the_others_parts(tmp_path, nodes, answer, cancelled):
     request = make_request("train", 2, sharding="ddp").model_copy(update={"nodes": nodes})
-    order = Order(kind="probe", device=DEVICE, request=request, gpus=2, nodes=nodes, timeout=60)
+    order = JobOrder(kind="probe", device=DEVICE, request=request, gpus=2, nodes=nodes, timeout=60)
 
     def says_so_and_goes_on(job):
         job.folder.write(job.folder.answer, answer)
@@ -204,7 +204,7 @@ def test_a_tuner_that_begins_cancels_nothing_before_it_asks_for_work(tmp_path, o
     job, _ = jobs_of(scheduler, tmp_path)._submit(order, tmp_path / "0001")
     scheduler.script = [answers(probed())]
     again = jobs_of(scheduler, tmp_path)
-    again.ask(Order(kind="describe", device=DEVICE, timeout=60), tmp_path / "site", fresh=True)
+    again.ask(JobOrder(kind="describe", device=DEVICE, timeout=60), tmp_path / "site", fresh=True)
     assert scheduler.cancelled == []
     job.write(job.answer, probed())
     again.ask(order.model_copy(update={"timeout": 61}), tmp_path / "0002")

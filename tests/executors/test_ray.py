@@ -6,7 +6,7 @@ import pytest
 
 from autotune.cluster import ClusterTarget
 from autotune.executors import ray
-from autotune.executors.orders import JobFolder, Order
+from autotune.executors.orders import JobFolder, JobOrder
 from autotune.executors.scheduler import Job, SchedulerError
 from autotune.specs import DeviceSpec
 from tests.contracts.test_executors import make_request
@@ -19,7 +19,7 @@ def target(tmp_path, **more):
 
 def job(tmp_path, kind, ranks=1, nodes=1):
     asked = make_request("trace" if kind == "trace" else "train", ranks).model_copy(update={"nodes": nodes})
-    order = Order(
+    order = JobOrder(
         kind=kind, device=DeviceSpec.parse("cuda"), gpus=ranks, nodes=nodes, request=asked, timeout=60
     )
     return Job("autotune-a-b-1", JobFolder(tmp_path / "job1"), order)

@@ -10,7 +10,7 @@ import pytest
 from autotune.cluster import Cluster, ClusterTarget, read_target
 from autotune.errors import InputError
 from autotune.executors import slurm
-from autotune.executors.orders import JobFolder, Order
+from autotune.executors.orders import JobFolder, JobOrder
 from autotune.executors.scheduler import Job, SchedulerError
 from autotune.executors.slurm import SlurmScheduler, command_of, options, read_queue, script
 from autotune.specs import DeviceSpec
@@ -46,7 +46,7 @@ def cluster(tmp_path):
 def job(tmp_path, kind="probe", ranks=1, nodes=1, timeout=600.0, **rest):
     request = make_request("train", ranks=ranks, sharding="fsdp2" if ranks > 1 else "none")
     request = request.model_copy(update={"nodes": nodes})
-    order = Order(
+    order = JobOrder(
         kind=kind, device=DeviceSpec(kind="cuda"), request=request, gpus=ranks, nodes=nodes, timeout=timeout
     )
     return Job("autotune-x", JobFolder(tmp_path / "job1"), order, **rest)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import NothingFits
-from autotune.reporting.comparison import Comparison, comparison_page
+from autotune.reporting.comparison import RunComparison, comparison_page
 from autotune.reporting.page import page
 from autotune.reporting.reported import Reported
 from autotune.run.folder import create_run
@@ -51,7 +51,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     texts = {
         "traced": page(traced), "plain": page(plain), "without-winner": page(made(runs, small, tracer=False)),
         "hostile": page(made(runs, BIG, name=HOSTILE)),
-        "comparison": comparison_page(Comparison(traced, plain)), "thousand": page(with_trials(traced, BIG, 1000)),
+        "comparison": comparison_page(RunComparison(traced, plain)), "thousand": page(with_trials(traced, BIG, 1000)),
     }  # fmt: skip
     found = {}
     for name, text in texts.items():

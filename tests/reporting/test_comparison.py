@@ -10,7 +10,7 @@ from rich.console import Console
 
 from autotune.errors import InputError
 from autotune.reporting.comparison import (
-    Comparison,
+    RunComparison,
     comparison_data,
     comparison_page,
     print_comparison,
@@ -34,7 +34,7 @@ def finished(folder, device):
 def pair(tmp_path):
     before = finished(tmp_path, Arithmetic(budget=1000))
     after = finished(tmp_path, Arithmetic(budget=2000, per_sample=0.005))
-    return Comparison.read(before, after)
+    return RunComparison.read(before, after)
 
 
 def text_of(found, width=160):
@@ -57,7 +57,7 @@ def test_what_differs_is_said_with_by_how_much(pair):
 
 
 def test_a_run_beside_itself_differs_in_nothing(pair):
-    same = Comparison(pair.before, pair.before)
+    same = RunComparison(pair.before, pair.before)
     assert not [row for row in same.found if row.change not in {"", "not distinguishable (the same)"}]
     assert same.environment == []
 
@@ -67,7 +67,7 @@ def test_runs_of_different_work_are_compared_with_a_caveat(pair, tmp_path):
     other = spec.model_copy(update={"goal": spec.goal.model_copy(update={"seq_len": 50})})
     paths = create_run(other, tmp_path)
     tune(other, paths, ArithmeticExecutor(Arithmetic(budget=1000)))
-    found = Comparison.read(pair.before.paths, paths)
+    found = RunComparison.read(pair.before.paths, paths)
     assert "sequence length" in found.caveat
     assert found.caveat in text_of(found)
 

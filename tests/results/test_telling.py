@@ -7,7 +7,7 @@ from xml.etree.ElementTree import fromstring
 import pytest
 
 from autotune.errors import InputError
-from autotune.results.changes import Change, Comparison, Uncompared
+from autotune.results.changes import NightChange, NightComparison, Uncompared
 from autotune.results.junit import junit
 from autotune.results.summary import headline, markdown
 from autotune.results.thresholds import Thresholds
@@ -16,14 +16,14 @@ from tests.results.stores import cell
 
 NIGHT = "20261101T000000Z"
 ODD = "a <b> & | `c` \x1b[31m \ud800 ]]>"
-FOUND = Comparison(
+FOUND = NightComparison(
     sweep="nightly", night=NIGHT, thresholds=Thresholds(),
     cells=(cell(name="a"), cell(name=ODD.replace("\ud800", "")), cell(name="c", state="failed"), cell(name="d")),
     changes=(
-        Change(cell="a", kind="throughput", regressed=True, what="10% less", against=NIGHT, chance=1e-5,
+        NightChange(cell="a", kind="throughput", regressed=True, what="10% less", against=NIGHT, chance=1e-5,
                beside=("torch: 2.12 -> 2.13",)),
-        Change(cell="a", kind="peak", regressed=True, what="3% more", against=NIGHT),
-        Change(cell=ODD.replace("\ud800", ""), kind="winner", regressed=False, what=ODD, against=NIGHT),
+        NightChange(cell="a", kind="peak", regressed=True, what="3% more", against=NIGHT),
+        NightChange(cell=ODD.replace("\ud800", ""), kind="winner", regressed=False, what=ODD, against=NIGHT),
     ),
     uncompared=(
         Uncompared(cell="c", state="failed", why="the node is gone"),

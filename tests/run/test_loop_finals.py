@@ -17,7 +17,7 @@ from autotune.run.best import Best
 from autotune.run.folder import create_run
 from autotune.run.journal import read_record
 from autotune.run.loop import tune
-from autotune.run.order import Order
+from autotune.run.order import JournalOrder
 from autotune.testing.arithmetic import ok
 from tests.fakes.executor import ArithmeticExecutor
 from tests.fakes.runs import BIG, make_spec
@@ -133,7 +133,7 @@ def test_lines_of_finals_that_no_tuner_writes_are_refused(tmp_path):
     entries = read_record(paths.journal).entries
 
     def refused(lines):
-        order = Order()
+        order = JournalOrder()
         return next((reason for entry in lines if (reason := order.refusal(entry))), None)
 
     places = [index for index, entry in enumerate(entries) if entry.type.startswith("rematch_")]

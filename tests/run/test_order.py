@@ -23,7 +23,7 @@ from autotune.run.events import ENTRY
 from autotune.run.folder import create_run, load_spec
 from autotune.run.journal import parse_journal, read_record
 from autotune.run.loop import tune
-from autotune.run.order import Order
+from autotune.run.order import JournalOrder
 from autotune.run.paths import RunPaths
 from autotune.testing.arithmetic import Arithmetic
 from tests.fakes.executor import ArithmeticExecutor
@@ -151,7 +151,7 @@ def test_the_order_alone_refuses_or_is_harmless(eventful, tmp_path):
     ]
     refused = 0
     for _, edited in edits(lines):
-        order = Order()
+        order = JournalOrder()
         with contextlib.suppress(ValueError):  # a changed value that is none
             reasons = [order.refusal(ENTRY.validate_json(line)) for line in edited]
             refused += any(reasons)
@@ -163,7 +163,7 @@ def test_the_order_alone_refuses_or_is_harmless(eventful, tmp_path):
 @given(st.data())
 def test_any_lines_in_any_order_are_refused_in_words_or_accepted(eventful, data):
     entries = read_record(eventful.journal).entries
-    order = Order()
+    order = JournalOrder()
     for entry in data.draw(st.lists(st.sampled_from(entries), max_size=12)):
         reason = order.refusal(entry)
         assert reason is None or (len(reason) > 10 and reason[0].islower())

@@ -2,7 +2,7 @@
 
 from autotune.probe.exit import Exit, Report
 from autotune.probe.protocol import Progress
-from autotune.script.watched import CommandEnd, Seen, Watched
+from autotune.script.watched import CommandEnd, Watched, WatchedLaunch
 
 MIB = 2**20
 
@@ -46,7 +46,7 @@ def error(kind="RuntimeError", message="bad", refused=False, phase="forward"):
 
 
 def seen(*processes, **end):
-    return Seen(processes=processes, end=CommandEnd(**{"exit_code": 0, **end}))
+    return WatchedLaunch(processes=processes, end=CommandEnd(**{"exit_code": 0, **end}))
 
 
 def report(phase="forward", at=3, **ending):

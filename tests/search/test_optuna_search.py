@@ -15,7 +15,7 @@ from autotune.search.optuna_search import NEAREST, PATIENCE, STARTS, OptunaSearc
 from autotune.search.selection import rank
 from autotune.search.space import Space
 from autotune.search.strategy import Done, Learn, Try
-from autotune.search.tpe import Parameter, Seen, draws
+from autotune.search.tpe import ObservedTrial, Parameter, draws
 from autotune.testing.arithmetic import timeline
 from autotune.trial import Trial
 from tests.search.test_guided import UNIT, Techniques, make_context
@@ -49,13 +49,14 @@ def trial(number, decision, outcome):
 
 
 def test_memory_is_a_constraint_and_what_broke_it_has_no_speed():
-    kept = [Seen({"size": size / 10, "axis": 0}, value=1 - size / 10) for size in range(5)]
-    broken = [Seen({"size": size / 10, "axis": 0}, None, excess=size / 10) for size in range(5, 11)]
+    kept = [ObservedTrial({"size": size / 10, "axis": 0}, value=1 - size / 10) for size in range(5)]
+    broken = [ObservedTrial({"size": size / 10, "axis": 0}, None, excess=size / 10) for size in range(5, 11)]
     drawn = [one["size"] for one in draws(SIZED, kept + broken, seed=1, most=20)]
     assert sum(size < 0.6 for size in drawn) > 15, "larger ones are better, up to where memory ends"
     places = [size / 10 for size in range(2, 9)]
     least, most = (
-        [Seen({"size": at, "axis": 0}, None, excess=abs(at - end)) for at in places] for end in (0, 1)
+        [ObservedTrial({"size": at, "axis": 0}, None, excess=abs(at - end)) for at in places]
+        for end in (0, 1)
     )
     low, high = (
         statistics.median(one["size"] for one in draws(SIZED, seen, 1, 20)) for seen in (least, most)
@@ -64,7 +65,7 @@ def test_memory_is_a_constraint_and_what_broke_it_has_no_speed():
 
 
 def test_draws_follow_from_what_was_seen_and_the_seed():
-    seen = [Seen({"size": size / 10, "axis": size % 2}, value=float(size)) for size in range(8)]
+    seen = [ObservedTrial({"size": size / 10, "axis": size % 2}, value=float(size)) for size in range(8)]
     before = optuna.logging.get_verbosity()
     assert list(draws(SIZED, seen, 3, 5)) == list(draws(SIZED, seen, 3, 5)) != list(draws(SIZED, seen, 4, 5))
     assert optuna.logging.get_verbosity() == before

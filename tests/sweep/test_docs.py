@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from autotune.sweep.asked import AskedSweep
-from autotune.sweep.file import Hardware, SweepFile
+from autotune.sweep.file import SweepFile, SweepHardware
 from autotune.sweep.night import new_night
 from autotune.sweep.start import run_night
 from tests.fakes.sweeps import ArithmeticExecution, anything
@@ -41,7 +41,7 @@ def test_the_file_is_planned_and_run_and_each_key_is_explained(tmp_path):
     assert (tmp_path / "results").is_dir()
     explained = set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
     assert explained == set(SweepFile.model_fields)
-    assert all(f"`{name}`" in PAGE for name in Hardware.model_fields)
+    assert all(f"`{name}`" in PAGE for name in SweepHardware.model_fields)
 
 
 def test_lines_of_cron_and_scrontab_have_five_fields_and_a_command():

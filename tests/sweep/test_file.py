@@ -9,7 +9,7 @@ import pytest
 from autotune.errors import InputError
 from autotune.specs import DeviceSpec
 from autotune.sweep.asked import AskedSweep
-from autotune.sweep.file import Goal, Hardware, SweepFile
+from autotune.sweep.file import SweepFile, SweepGoal, SweepHardware
 from autotune.sweep.matrix import cells_of
 from autotune.sweep.places import Places, windows
 from tests.fakes.sweeps import TWO_BY_TWO, anything, write_sweep
@@ -170,14 +170,14 @@ def test_more_memory_at_once_than_there_is_is_told(tmp_path):
 
 
 def test_places_bind_a_run_to_devices_and_let_nobody_share_the_cpu():
-    cpu = Hardware(device="cpu:1GiB", at_once=2).devices
+    cpu = SweepHardware(device="cpu:1GiB", at_once=2).devices
     places = Places(cpu, shared=False)
     first = places.bind(1)
     places.bind(2)
     assert places.load(1) is None
     places.release(first)
     assert places.load(1) == 0
-    gpus = Hardware(device=["cuda:0", "cuda:1", "cuda:3"]).devices
+    gpus = SweepHardware(device=["cuda:0", "cuda:1", "cuda:3"]).devices
     assert windows(gpus, 2, True) == [(0, 1)]
     assert windows(gpus, 3, True) == []
     assert windows((DeviceSpec.parse("cuda"),), 8, True) == [(0,)]
@@ -202,7 +202,7 @@ def test_jobs_of_a_cluster_have_their_own_devices(tmp_path):
     }
     (tmp_path / "cluster.yaml").write_text(json.dumps(cluster))
     jobs = {"device": "cuda", "at_once": 3, "cluster": "cluster.yaml", "partition": "a100"}
-    hardware = Hardware.model_validate(jobs)
+    hardware = SweepHardware.model_validate(jobs)
     assert not hardware.shared
     places = Places(hardware.devices, hardware.shared)
     bound = [places.bind(8) for _ in range(3)]
@@ -223,7 +223,7 @@ def test_jobs_of_a_cluster_have_their_own_devices(tmp_path):
 def test_a_goal_takes_every_option_that_stands_nowhere_else():
     from autotune.options import RunOptions
 
-    taken = set(RunOptions.model_fields) - set(Goal.ELSEWHERE)
+    taken = set(RunOptions.model_fields) - set(SweepGoal.ELSEWHERE)
     assert {
         "target_global_batch",
         "seq_len",

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from autotune.timeline.depth import Cut, NotAlike, Shortened, Spans, deepen, repeat
+from autotune.timeline.depth import LeftOutBlocks, NotAlike, Shortened, Spans, deepen, repeat
 from autotune.timeline.step_events import Accumulated, StepEvents
 
 
@@ -136,12 +136,12 @@ def deepened(short, kept, cuts, alike=lambda ours, theirs: True):
 @pytest.mark.parametrize(
     ("kinds", "kept", "cuts"),
     [
-        ("A" * 9, [0, 1, 2, 8], [Cut(3, 1)]),
-        ("C" * 7, [0, 1, 2, 6], [Cut(3, 1)]),
-        ("AW" * 6, [0, 1, 2, 3, 4, 5, 10, 11], [Cut(6, 2)]),
-        ("AW" * 6 + "A", [0, 1, 2, 3, 4, 5, 10, 11, 12], [Cut(6, 2)]),
-        ("W" + "A" * 8, [0, 1, 2, 3, 8], [Cut(4, 1)]),
-        ("C" * 6 + "A" * 7, [0, 1, 2, 5, 6, 7, 8, 12], [Cut(3, 1), Cut(7, 1)]),
+        ("A" * 9, [0, 1, 2, 8], [LeftOutBlocks(3, 1)]),
+        ("C" * 7, [0, 1, 2, 6], [LeftOutBlocks(3, 1)]),
+        ("AW" * 6, [0, 1, 2, 3, 4, 5, 10, 11], [LeftOutBlocks(6, 2)]),
+        ("AW" * 6 + "A", [0, 1, 2, 3, 4, 5, 10, 11, 12], [LeftOutBlocks(6, 2)]),
+        ("W" + "A" * 8, [0, 1, 2, 3, 8], [LeftOutBlocks(4, 1)]),
+        ("C" * 6 + "A" * 7, [0, 1, 2, 5, 6, 7, 8, 12], [LeftOutBlocks(3, 1), LeftOutBlocks(7, 1)]),
     ],
 )
 def test_a_few_blocks_tell_what_all_of_them_do(kinds, kept, cuts, options):
@@ -153,9 +153,9 @@ def test_a_few_blocks_tell_what_all_of_them_do(kinds, kept, cuts, options):
 @pytest.mark.parametrize(
     ("kinds", "kept", "cuts"),
     [
-        ("A" * 9, [0, 1, 2, 7, 8], [Cut(3, 1)]),
-        ("AW" * 6, [0, 1, 2, 3, 4, 5, 8, 9, 10, 11], [Cut(6, 2)]),
-        ("C" * 6 + "A" * 7, [0, 1, 2, 5, 6, 7, 8, 11, 12], [Cut(3, 1), Cut(7, 1)]),
+        ("A" * 9, [0, 1, 2, 7, 8], [LeftOutBlocks(3, 1)]),
+        ("AW" * 6, [0, 1, 2, 3, 4, 5, 8, 9, 10, 11], [LeftOutBlocks(6, 2)]),
+        ("C" * 6 + "A" * 7, [0, 1, 2, 5, 6, 7, 8, 11, 12], [LeftOutBlocks(3, 1), LeftOutBlocks(7, 1)]),
     ],
 )
 def test_what_is_made_for_the_last_block_and_dropped_after_the_first_serves_all(kinds, kept, cuts):
@@ -165,20 +165,20 @@ def test_what_is_made_for_the_last_block_and_dropped_after_the_first_serves_all(
 
 def test_what_is_let_go_of_at_the_end_is_let_go_of_for_each():
     whole, short = step("C" * 8, leftovers=True), step("C" * 8, [0, 1, 2, 7], leftovers=True)
-    assert deepened(short, [0, 1, 2, 7], [Cut(3, 1)]) == whole.readable()
+    assert deepened(short, [0, 1, 2, 7], [LeftOutBlocks(3, 1)]) == whole.readable()
 
 
 def test_blocks_that_differ_are_not_repeated():
     short = step("AAWAAAAA", [0, 1, 2, 7])
     with pytest.raises(NotAlike, match="differ"):
-        deepened(short, [0, 1, 2, 7], [Cut(3, 1)])
+        deepened(short, [0, 1, 2, 7], [LeftOutBlocks(3, 1)])
     short = step("A" * 8, [0, 1, 2, 7])
     with pytest.raises(NotAlike, match="other sizes"):
-        deepened(short, [0, 1, 2, 7], [Cut(3, 1)], alike=lambda ours, theirs: ours == theirs)
+        deepened(short, [0, 1, 2, 7], [LeftOutBlocks(3, 1)], alike=lambda ours, theirs: ours == theirs)
 
 
 def test_calls_are_repeated_in_both_directions():
-    shortened = Shortened((0, 1, 2, 6), (Cut(3, 1),), ((),) * 7)
+    shortened = Shortened((0, 1, 2, 6), (LeftOutBlocks(3, 1),), ((),) * 7)
     forward = [(1, 2), (2, 3), (3, 4), (4, 5)]
     calls, spans = repeat(list("eabcdh"), forward, shortened)
     assert calls == list("eabc") + ["b"] * 3 + list("dh")

@@ -103,14 +103,14 @@ def cut(draft: BuildContext) -> None:
     """Share matrices out to the ranks of one model; what is sharded too is prepared for that block by block."""
     if draft.mesh is not None:
         from autotune.worker.techniques.sharding.tensor_parallel import (
-            Cut,  # late: half a second that other candidates save
+            MatrixSharder,  # late: half a second that other candidates save
         )
 
         # What is sharded once more is cut off the device, just before.
         shards = draft.request.candidate.sharding in IN_SHARDS
         place = draft.files.copy_of if shards and draft.files else None
         home = torch.device("cpu") if shards else draft.device
-        slicing = Cut(draft.built, draft.mesh["tensor"], home, place, draft.rank0_weights)
+        slicing = MatrixSharder(draft.built, draft.mesh["tensor"], home, place, draft.rank0_weights)
         if shards:
             draft.prepare = slicing.cut
         else:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from autotune.candidate import Candidate
 from autotune.outcome import Phase
 from autotune.probe.protocol import ProbeRequest
-from autotune.timeline.depth import Cut, Deepened, NotAlike, Shortened, Span, deepen, repeat
+from autotune.timeline.depth import Deepened, LeftOutBlocks, NotAlike, Shortened, Span, deepen, repeat
 from autotune.timeline.step_events import StepEvents
 from autotune.worker.blocks import find_blocks
 from autotune.worker.measuring.memory_breakdown import local
@@ -197,14 +197,14 @@ def _shortened(
     With a `lag` as many more in front of the last.
     """
     kept: list[int] = []
-    cuts: list[Cut] = []
+    cuts: list[LeftOutBlocks] = []
     start, count = 0, len(signatures)
     while start < count:
         period, length = _repeating(signatures, start)
         trailing = period + length % period + lag if period else 0
         if period and length > leading * period + trailing:
             kept.extend(range(start, start + leading * period))
-            cuts.append(Cut(len(kept), period))
+            cuts.append(LeftOutBlocks(len(kept), period))
             kept.extend(range(start + length - trailing, start + length))
         else:
             kept.extend(range(start, start + length))

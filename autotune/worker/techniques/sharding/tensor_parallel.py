@@ -42,7 +42,7 @@ STYLES: dict[str, Callable[[], ParallelStyle]] = {
 """torch's styles by transformers' names."""
 
 
-class Cut:
+class MatrixSharder:
     """Cuts a model's matrices over the ranks of `mesh` (one dimension), all of which have equal weights.
 
     With `rank0_weights` only rank 0 has them, and they come to the others module by module. What is cut becomes a

@@ -21,8 +21,8 @@ def test_without_probes_the_prediction_stands_with_a_wide_interval():
 
 
 def test_a_probe_corrects_its_rung_and_the_others():
-    pace = SpeedCalibration([SpeedSample("a", timing(1.0), timing(1.5, 0.5))])
-    same, other = pace.correct("a", timing(2.0)), pace.correct("b", timing(2.0))
+    calibration = SpeedCalibration([SpeedSample("a", timing(1.0), timing(1.5, 0.5))])
+    same, other = calibration.correct("a", timing(2.0)), calibration.correct("b", timing(2.0))
     assert same.micro_step.mean == pytest.approx(3.0, rel=0.03)
     assert same.last_micro_step.mean == same.micro_step.mean
     assert same.optimizer_step.mean == pytest.approx(0.5, rel=0.05)
@@ -37,8 +37,8 @@ def test_a_probe_corrects_its_rung_and_the_others():
 def test_rungs_learn_factors_of_their_own():
     seen = [SpeedSample("a", timing(float(size)), timing(size * 1.2)) for size in (1, 2, 3)]
     seen += [SpeedSample("b", timing(float(size)), timing(size * 1.5)) for size in (1, 2, 3)]
-    pace = SpeedCalibration(seen)
-    assert pace.correct("a", timing(1.0)).micro_step.mean == pytest.approx(1.2, rel=0.03)
-    assert pace.correct("b", timing(1.0)).micro_step.mean == pytest.approx(1.5, rel=0.03)
-    sample = pace.correct("a", timing(1.0)).micro_step
+    calibration = SpeedCalibration(seen)
+    assert calibration.correct("a", timing(1.0)).micro_step.mean == pytest.approx(1.2, rel=0.03)
+    assert calibration.correct("b", timing(1.0)).micro_step.mean == pytest.approx(1.5, rel=0.03)
+    sample = calibration.correct("a", timing(1.0)).micro_step
     assert sample.half_width < 0.2
