@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal
 
@@ -197,7 +198,7 @@ class DeviceSpeed(Frozen):
     """What a device was measured to reach, in a few operators: for one whose data sheet is not known."""
 
     matrix_flops: dict[str, Annotated[float, Field(gt=0)]]
-    """FLOP/s of large matrix products by number type: `fp32`, `bf16`."""
+    """FLOP/s of large matrix products by number type: `fp32`, `bf16`, `fp16`."""
     attention_flops: dict[str, Annotated[float, Field(gt=0)]]
     """FLOP/s of fused attention, by the same types."""
     elementwise_flops: Annotated[float, Field(gt=0)]
@@ -206,6 +207,14 @@ class DeviceSpeed(Frozen):
     """Bytes/s of an addition of arrays too large for caches: what it reads, and what it writes."""
     operator: Annotated[float, Field(gt=0)]
     """Seconds of the smallest operator in eager mode: Python, dispatch and launch."""
+
+    def emulates(self, dtype: str) -> bool:
+        """Tell whether matrix products in a number type were measured to be slower than in fp32.
+
+        So it is where the device has no instructions for it, as processors without AVX512-BF16 and AMX have none
+        for bf16.
+        """
+        return self.matrix_flops.get(dtype, math.inf) < self.matrix_flops.get("fp32", 0.0)
 
 
 class GlobalBatch(Frozen):

@@ -136,7 +136,7 @@ class _Run:
             )
         self.journal.append(Opened(version=autotune.__version__, site=self.site, time=now()))
         inspected = self.inspect()
-        context = SearchContext.of(self.spec, inspected.facts, inspected.budget, self.site)
+        context = SearchContext.of(self.spec, inspected.facts, inspected.budget, self.site, inspected.speed)
         self.context, self.preflight = context, Preflight(context, self.executor, self.paths.probes)
         shared = self.spec, self.paths, self.executor, self.site, self.callbacks, self.journal
         self.probing = Probing(*shared, context, self.preflight, self.request, self.expected, self._recorded)

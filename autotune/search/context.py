@@ -17,7 +17,7 @@ from autotune.search.ladder import Ladder
 from autotune.search.micro_batches import MicroBatches
 from autotune.search.space import Space
 from autotune.site import Site
-from autotune.specs import Goal, ModelFacts, ModelSpec, RunSpec
+from autotune.specs import DeviceSpeed, Goal, ModelFacts, ModelSpec, RunSpec
 from autotune.techniques.axis import Context
 from autotune.techniques.check import Refusal, refused
 from autotune.techniques.consent import ByConsent, allowed
@@ -61,6 +61,8 @@ class SearchContext:
     """What the model turned out to be; None is not judged."""
     source: ModelSpec | None = None
     """Where the model comes from; None is not judged."""
+    device_speed: DeviceSpeed | None = None
+    """What the device was measured to reach; None where its data sheet says it, or nobody asked."""
     predictor: Predictor | None = None
     """The memory model with the rungs that were traced so far, not yet corrected by the history; None without one."""
     speed: Speed | None = None
@@ -71,7 +73,14 @@ class SearchContext:
     """Rungs that a strategy asked to have traced, and that cannot run where probes do: for want of disk, or memory."""
 
     @classmethod
-    def of(cls, spec: RunSpec, model: ModelFacts, budget: int, site: Site | None = None) -> Self:
+    def of(
+        cls,
+        spec: RunSpec,
+        model: ModelFacts,
+        budget: int,
+        site: Site | None = None,
+        device_speed: DeviceSpeed | None = None,
+    ) -> Self:
         """Return what bounds the search of a run, once its model is known."""
         base = Candidate(
             optimizer=spec.optimizer,
@@ -86,6 +95,7 @@ class SearchContext:
         context = cls(
             space=Space.load(spec.space, "space"), base=base, goal=spec.goal, tokens_per_sample=model.tokens_per_sample,
             budget=budget, limits=spec.limits, seed=spec.seed, site=site, model=model, source=spec.model,
+            device_speed=device_speed,
         )  # fmt: skip
         return context.allowing(spec.allow)
 
@@ -243,9 +253,28 @@ class SearchContext:
         return None
 
     def passes_over(self, candidate: Candidate) -> bool:
-        """Tell whether the goal leaves a rung nothing to do, or nothing that another does not: no trial is needed."""
+        """Tell whether a rung has nothing to do, or nothing that another does not do better: no trial is needed."""
+        if self.emulates(candidate.precision):
+            return True
         context = Context(world_size=self.goal.gpus, nodes=self.goal.nodes)
         return lacks_nodes(candidate, context) is not None or lacks_groups(candidate, context) is not None
+
+    def emulates(self, precision: str) -> bool:
+        """Tell whether the space has fp32, and the device is faster in it than in a precision, which is not tried then.
+
+        fp32 rounds less, so what is learned is left alone; what it takes more of memory, other techniques save.
+        """
+        speed, listed = self.device_speed, self.space.axes.get("precision", ())
+        return speed is not None and {"fp32", precision} <= {*listed} and speed.emulates(precision)
+
+    def computed_natively(self, rung: Candidate) -> Candidate:
+        """Return a rung in the precision of the space in which the device is fastest, where it emulates the rung's."""
+        speed = self.device_speed
+        if speed is None or not self.emulates(rung.precision):
+            return rung
+        choices = [value for value in self.space.axes["precision"] if value in speed.matrix_flops]
+        fastest = max(choices, key=lambda value: speed.matrix_flops[value])
+        return rung.model_copy(update={"precision": fastest})
 
     def refusal(self, candidate: Candidate) -> Refusal | None:
         """Return why a candidate is illegal in the space, or cannot run as far as the context is known; or None."""

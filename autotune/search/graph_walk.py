@@ -89,7 +89,7 @@ class _Walk:
         while name != DONE:
             node = self._graph.nodes[name]
             if node.set is not None:
-                rung = candidate.model_copy(update={**node.set, **allowed})
+                rung = self._context.computed_natively(candidate.model_copy(update={**node.set, **allowed}))
                 if self._context.passes_over(rung) or (allowed and self._excludes(rung, allowed)):
                     name, candidate = node.target("unsupported"), rung
                     continue
@@ -220,7 +220,7 @@ class _Walk:
 
     def _reason(self, node: Node) -> str:
         if not self._path:
-            return "start of the graph"
+            return self._reason_of_start()
         if self._allowed and node is self._graph.nodes[self._graph.start]:
             return f"nothing else fits, and {listed([str(value) for value in self._allowed.values()])} may be tried"
         last = self._path[-1]
@@ -230,6 +230,18 @@ class _Walk:
         if last.evidence == "predicted":
             return f"{title} is predicted not to fit"
         return f"{title} {_RESULTS[last.edge]}"
+
+    def _reason_of_start(self) -> str:
+        node, speed = self._graph.nodes[self._graph.start], self._context.device_speed
+        rung = self._context.base.model_copy(update=node.set or {})
+        native = self._context.computed_natively(rung)
+        if speed is None or native == rung:
+            return "start of the graph"
+        ratio = speed.matrix_flops[native.precision] / speed.matrix_flops[rung.precision]
+        return (
+            f"start of the graph; {rung.precision} is emulated here, and matrix products in {native.precision} are "
+            f"{ratio:.1f} times as fast"
+        )
 
 
 def _oom_in(phase: str) -> str:

@@ -17,7 +17,7 @@ from autotune.search.prospects import MARGIN
 from autotune.search.shipped import load_space
 from autotune.search.strategy import Done, Learn, Try
 from autotune.site import Site
-from autotune.specs import DeviceFacts, GlobalBatch, Goal
+from autotune.specs import DeviceFacts, DeviceSpeed, GlobalBatch, Goal
 from autotune.testing.arithmetic import Arithmetic, timeline
 from autotune.trial import Trial
 from autotune.units import MIB
@@ -70,6 +70,13 @@ def make_context(device, space="default", target=1600, simulated=False, **change
     return replace(context, site=Site(device=facts, machine=machine())) if simulated else context
 
 
+def speed(**matrix_flops):
+    """Return what a device was measured to reach, of which only matrix products matter here."""
+    return DeviceSpeed(
+        matrix_flops=matrix_flops, attention_flops=matrix_flops, elementwise_flops=1, memory=1, operator=1
+    )
+
+
 def machine():
     from autotune.site import MachineFacts
 
@@ -120,6 +127,32 @@ def test_the_first_probe_is_at_the_largest_micro_batch_that_surely_fits():
     history, _, _ = search(device, make_context(device, "basic"))
     assert history[0].candidate == Candidate(micro_batch=8)  # 300 + 8 x 50 of 900; 16 take 1,100
     assert isinstance(history[0].outcome, Ok)
+
+
+@pytest.mark.parametrize("strategy", [GraphWalk(), Guided()])
+def test_where_the_device_only_emulates_bf16_a_search_begins_in_what_it_computes_fastest(strategy):
+    device = roomy()
+
+    def first(space, **flops):
+        return strategy.propose((), make_context(device, space, device_speed=speed(**flops)))
+
+    assert first("default", fp32=4.0, bf16=8.0, fp16=1.0).candidate.precision == "bf16"
+    emulated = first("default", fp32=4.0, bf16=0.5, fp16=1.0)
+    assert emulated.candidate.precision == "fp32"
+    assert "bf16 is emulated here, and matrix products in fp32 are 8.0 times as fast" in emulated.why
+    assert first("default", fp32=4.0, bf16=0.5, fp16=8.0).candidate.precision == "fp16"  # a GPU before Ampere
+    assert first("minimal", fp32=4.0, bf16=0.5, fp16=1.0).candidate.precision == "bf16"  # it has nothing else
+    assert first("multi_gpu", fp32=4.0, bf16=0.5, fp16=8.0).candidate.precision == "fp32"
+
+
+def test_what_is_emulated_does_not_compete():
+    device = roomy()
+    history, traced, _ = search(
+        device, make_context(device, device_speed=speed(fp32=4.0, bf16=0.5, fp16=1.0))
+    )
+    assert {trial.candidate.precision for trial in history} == {"fp32"}
+    assert {rung.precision for rung in traced} == {"fp32"}
+    assert len(history) > 1
 
 
 def test_what_is_predicted_fastest_is_probed_next_and_slower_rungs_never_are():

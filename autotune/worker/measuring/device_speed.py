@@ -16,7 +16,7 @@ from autotune.specs import DeviceSpeed
 
 SECONDS = 0.08
 """How long each operator is repeated, at least."""
-TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def time_device(name: str) -> DeviceSpeed | None:
@@ -77,10 +77,16 @@ TOGETHER = 20
 
 
 def _fastest(run: Callable[[], object], device: torch.device, inside: int = 1) -> float:
-    """Return the seconds of one call: the least of as many groups of `inside` calls as fit in SECONDS."""
+    """Return the seconds of one call: the least of as many groups of `inside` calls as fit in SECONDS.
+
+    A first call is not counted, unless it takes that long: so does a product of a type that a processor emulates.
+    """
     if device.type == "cuda":
         inside = max(inside, TOGETHER)
+    began = time.perf_counter()
     run()
+    if device.type == "cpu" and (first := time.perf_counter() - began) > SECONDS:
+        return first
     best, end = float("inf"), time.perf_counter() + SECONDS
     while best == float("inf") or time.perf_counter() < end:
         began = time.perf_counter()
