@@ -2,6 +2,8 @@
 
 import gc
 import signal
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -19,33 +21,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-LONG = (
-    "tests/contracts/test_cold_ranks.py", "tests/docs/test_benchmarks.py", "tests/docs/test_gpu_evidence.py",
-    "tests/e2e/test_consent.py", "tests/e2e/test_exports.py", "tests/e2e/test_ranks.py",
-    "tests/e2e/test_readme.py", "tests/e2e/test_simulated.py", "tests/fuzz/test_fuzz.py",
-    "tests/memory/test_checkpointed_blocks.py", "tests/memory/test_fake_cuda.py",
-    "tests/memory/test_offloaded_gradients.py", "tests/memory/test_part3.py", "tests/memory/test_sharding.py",
-    "tests/memory/test_shared_models.py", "tests/memory/test_shared_programs.py",
-    "tests/memory/test_short_traces.py", "tests/numerics/test_compile.py", "tests/numerics/test_deepspeed.py",
-    "tests/numerics/test_float8_pairs.py", "tests/numerics/test_pairs.py", "tests/numerics/test_ranks.py",
-    "tests/numerics/test_tensor_parallel.py", "tests/packaging/test_sdist.py", "tests/packaging/test_wheel.py",
-    "tests/script/test_commands_for_real.py", "tests/script/test_tuned.py", "tests/timeline/test_composed.py",
-    "tests/timeline/test_joined.py", "tests/timeline/test_joined_on_gpu.py",
-)  # fmt: skip
-"""What `make test-long` runs: each takes a minute or two of a processor, together more than half of all tests."""
-
-
-FIRST = (
-    "tests/e2e/test_readme.py::test_what", "tests/numerics/test_pairs.py::test_several_ranks",
-    "tests/numerics/test_compile.py::test_a_gpus", "tests/memory/test_fake_cuda.py",
-    "tests/docs/test_benchmarks.py::test_the_smallest", "tests/numerics/test_ranks.py",
-    "tests/numerics/test_tensor_parallel.py", "tests/memory/test_checkpointed_blocks.py",
-    "tests/numerics/test_compile.py", "tests/e2e/test_ranks.py", "tests/e2e/test_endings.py",
-    "tests/e2e/test_consent.py", "tests/e2e/test_simulated.py", "tests/worker/test_warm.py::test_at_the_edge",
-    "tests/numerics/test_memory.py::test_each_rung", "tests/memory/test_part3.py",
-    "tests/devices/test_cpu.py::test_memory_stops",
-)  # fmt: skip
-"""What takes longest by itself. At the end of a run it would leave all processes but one without work."""
+ORDER = tomllib.loads(Path(__file__).with_name("order.toml").read_text())
+LONG: tuple[str, ...] = tuple(ORDER["long"])
+"""Files of which `make test-long` runs the tests."""
+FIRST: tuple[str, ...] = tuple(ORDER["first"])
+"""Beginnings of the names of the tests that a run begins with."""
 
 
 CONSUMERS = "tests/consumers"

@@ -32,6 +32,8 @@ from autotune.tracing.import_closure import import_closure
 
 ROOT = Path(__file__).parents[1]
 RECORD = Path("tests", "long_record.json")
+ORDER = Path("tests", "order.toml")
+"""Says which files are long, and what begins: nothing that a test gives."""
 BEGUN = "begun.json"
 APART = "apart"
 """The part that needs libraries of their own folder; `make apart` picks its tests by name, of these folders."""
@@ -82,7 +84,7 @@ def _matters(root: Path, path: Path) -> bool:
 
     Other tests and compiled files do not, nor do the benchmarks' records: pages show them, which `make test` compares.
     """
-    if path.suffix not in DATA | {".py"} or path == root / RECORD:
+    if path.suffix not in DATA | {".py"} or path in {root / RECORD, root / ORDER}:
         return False
     if path.is_relative_to(root / "benchmarks" / "results"):
         return False

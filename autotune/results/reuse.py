@@ -15,7 +15,7 @@ from autotune.specs import RunSpec
 
 
 class StoredTrials:
-    """The trials of a store, for the probes of one run (`run.reuse.Recorded`)."""
+    """The trials of a store, for the probes of one run (`run.reuse.EarlierMeasurements`)."""
 
     def __init__(self, store: Store, spec: RunSpec, seconds: float, until: datetime | None = None) -> None:
         """`seconds` is the age of what is taken, at most, at a moment: by default the one at which this is made."""

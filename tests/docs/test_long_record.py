@@ -31,7 +31,13 @@ def root(tmp_path):
         "tests/words/test_units.py": "", "tests/numerics/test_small.py": "", COMMANDS: "@pytest.mark.alone",
         SUMS: "RUN = 'on_sums.py'",
     }  # fmt: skip
-    others = ("search_spaces/default.yaml", "benchmarks/results/old.json", "docs/log.md", "constraints.txt")
+    others = (
+        "search_spaces/default.yaml",
+        "benchmarks/results/old.json",
+        "docs/log.md",
+        "constraints.txt",
+        "tests/order.toml",
+    )
     for name, text in {**python, **dict.fromkeys((*others, "pyproject.toml"), "")}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(
@@ -83,6 +89,7 @@ def test_the_record_says_what_passed_and_where(root):
         ("search_spaces/default.yaml", "all"), ("tests/numerics/on_sums.py", {COMMANDS, SUMS}),
         (SUMS, {SUMS, APART}), (COMMANDS, {COMMANDS}), ("tests/words/test_units.py", set()),
         ("tests/numerics/test_small.py", {APART}), ("docs/log.md", set()),
+        ("tests/order.toml", set()),
         ("benchmarks/results/old.json", set()),
     ],
 )  # fmt: skip

@@ -194,9 +194,9 @@ def test_the_tuner_loads_no_torch_for_it_and_optuna_only_for_a_draw():
     program = """
 import sys
 from autotune.search.optuna_search import OptunaSearch
-from autotune.search.tpe import Parameter, Seen, draws
+from autotune.search.tpe import ObservedTrial, Parameter, draws
 assert "optuna" not in sys.modules
-seen = [Seen({"size": n / 8}, float(n)) for n in range(8)]
+seen = [ObservedTrial({"size": n / 8}, float(n)) for n in range(8)]
 assert list(draws({"size": Parameter("share")}, seen, 1, 2))
 assert "optuna" in sys.modules
 print("torch" in sys.modules)
