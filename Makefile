@@ -86,7 +86,7 @@ cluster-deps: $(VENV)/ready  ## Slurm, PostgreSQL and its driver, Ray
 	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends slurm-wlm munge postgresql
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[postgresql,ray]'
 
-test-stability: $(VENV)/ready  ## the tests of guards, ranks and timeouts, 50 times beside a busy process: two hours
+test-stability: $(VENV)/ready  ## the tests of supervisors, ranks and timeouts, 50 times beside a busy process: two hours
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stability --times 50
 
 # For a machine that has Python 3.12, torch and transformers, and no network: benchmarks/gpu_evidence.py --wheels.

@@ -71,8 +71,15 @@ def verdict(report: Report, data_limit: int | None = None) -> object:
     return classify(REQUEST, report, kind="cpu", data_limit=data_limit)
 
 
-def keeper_and_guard(launcher: str, tuner: int | None = None) -> tuple[psutil.Process, psutil.Process]:
-    """Return the two processes between a tuner (this one), or its server, and the worker of its probe."""
-    above = psutil.Process(tuner)
-    keeper = (above.children()[0] if launcher == "warm" else above).children()[0]
+def keeper_and_supervisor(launcher: str, tuner: int | None = None) -> tuple[psutil.Process, psutil.Process]:
+    """Return the two processes between a tuner (this one), or its server, and the worker of its newest probe.
+
+    Tests before may have left this process children: what multiprocessing starts (its fork server, its tracker of
+    resources) stays until the process ends.
+    """
+    children = psutil.Process(tuner).children()
+    if launcher == "warm":
+        servers = [child for child in children if set(SERVER) <= set(child.cmdline())]
+        children = max(servers, key=psutil.Process.create_time).children()
+    keeper = max(children, key=lambda child: (child.create_time(), child.pid))
     return keeper, keeper.children()[0]

@@ -64,11 +64,11 @@ def test_messages_may_come_in_pieces(run: Run) -> None:
 
 @pytest.mark.parametrize("behaviour", ["hang", "hang_deaf"])
 def test_a_worker_that_hangs_is_killed_at_its_deadline(run: Run, behaviour: str) -> None:
-    report = run(behaviour, timeout=0.7)
+    report = run(behaviour, timeout=3.0)  # long enough for a busy machine to come to the backward pass
     outcome = verdict(report)
     assert isinstance(outcome, Timeout)
     assert outcome.phase == "backward"
-    assert outcome.seconds >= 0.7
+    assert outcome.seconds >= 3.0
 
 
 def test_a_segfault_is_a_crash_by_that_signal(run: Run) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from autotune.outcome import Lost, Oom, Unsupported
@@ -26,7 +25,7 @@ from tests.contracts.launched import (
     REQUEST,
     SERVER,
     Run,
-    keeper_and_guard,
+    keeper_and_supervisor,
     marked,
     verdict,
 )
@@ -63,39 +62,28 @@ def test_an_interrupt_ends_the_tree_and_goes_on(run: Run) -> None:
         run("hang_deaf", on_progress=interrupt)
 
 
-def own_keeper_and_guard(launcher: str) -> tuple[psutil.Process, psutil.Process]:
-    """Return these two of a tuner that is this process: the newest, since tests before may have left it children.
-
-    What multiprocessing starts (its fork server, its tracker of resources) stays until the process ends.
-    """
-    children = psutil.Process().children()
-    if launcher == "warm":
-        servers = [child for child in children if set(SERVER) <= set(child.cmdline())]
-        children = max(servers, key=psutil.Process.create_time).children()
-    keeper = max(children, key=lambda child: (child.create_time(), child.pid))
-    return keeper, keeper.children()[0]
-
-
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_guard_or_keeper_that_is_killed_takes_its_tree_along(run: Run, launcher: str, which: int) -> None:
-    def kill_guard(_: Progress) -> None:
-        own_keeper_and_guard(launcher)[which].kill()
+def test_a_supervisor_or_keeper_that_is_killed_takes_its_tree_along(
+    run: Run, launcher: str, which: int
+) -> None:
+    def kill_supervisor(_: Progress) -> None:
+        keeper_and_supervisor(launcher)[which].kill()
 
-    report = run("hang_after_daemons", on_progress=kill_guard)
+    report = run("hang_after_daemons", on_progress=kill_supervisor)
     assert report.ending is None
     outcome = verdict(report)
     assert isinstance(outcome, Lost)
     assert outcome.cause == "supervisor"
 
 
-def test_a_guard_that_stands_still_does_not_hold_the_tuner(
+def test_a_supervisor_that_stands_still_does_not_hold_the_tuner(
     run: Run, launcher: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late = 0.0
 
     def stand_still(_: Progress) -> None:
         nonlocal late
-        own_keeper_and_guard(launcher)[1].suspend()
+        keeper_and_supervisor(launcher)[1].suspend()
         late = 1000.0
 
     # The deadline passes when the supervisor stands still, on a machine of any speed.
@@ -109,7 +97,7 @@ def test_a_guard_that_stands_still_does_not_hold_the_tuner(
 
 def test_a_worker_that_something_stops_is_lost_at_once_and_no_timeout(run: Run, launcher: str) -> None:
     report = run(
-        "hang_after_daemons", on_progress=lambda _: own_keeper_and_guard(launcher)[1].children()[0].suspend()
+        "hang_after_daemons", on_progress=lambda _: keeper_and_supervisor(launcher)[1].children()[0].suspend()
     )
     assert report.ending is not None
     assert report.ending.halted
@@ -119,11 +107,11 @@ def test_a_worker_that_something_stops_is_lost_at_once_and_no_timeout(run: Run, 
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_guard_told_to_end_ends_its_tree(run: Run, launcher: str, which: int) -> None:
-    def end_guard(_: Progress) -> None:
-        own_keeper_and_guard(launcher)[which].terminate()
+def test_a_supervisor_told_to_end_ends_its_tree(run: Run, launcher: str, which: int) -> None:
+    def end_supervisor(_: Progress) -> None:
+        keeper_and_supervisor(launcher)[which].terminate()
 
-    report = run("hang_after_daemons", on_progress=end_guard)
+    report = run("hang_after_daemons", on_progress=end_supervisor)
     assert report.ending is not None
     assert report.ending.stopped
     assert report.ending.leftovers == 1
@@ -240,20 +228,20 @@ def test_no_process_outlives_a_tuner_that_is_killed(
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_not_even_a_daemon_outlives_tuner_and_guard_killed_together(
+def test_not_even_a_daemon_outlives_tuner_and_supervisor_killed_together(
     tuner: subprocess.Popen[bytes], launcher: str, which: int
 ) -> None:
-    killed = keeper_and_guard(launcher, tuner.pid)[which]
+    killed = keeper_and_supervisor(launcher, tuner.pid)[which]
     tuner.send_signal(signal.SIGSTOP)  # it gets no chance to clean up
     killed.kill()
     tuner.kill()
     assert remaining(0) == []
 
 
-def test_a_worker_does_not_outlive_tuner_keeper_and_guard_killed_together(
+def test_a_worker_does_not_outlive_tuner_keeper_and_supervisor_killed_together(
     tuner: subprocess.Popen[bytes], launcher: str
 ) -> None:
-    keeper, supervisor = keeper_and_guard(launcher, tuner.pid)
+    keeper, supervisor = keeper_and_supervisor(launcher, tuner.pid)
     worker = supervisor.children()[0].pid
     tuner.send_signal(signal.SIGSTOP)
     keeper.suspend()

@@ -66,7 +66,7 @@ def test_the_workers_word_stands_however_it_ended(ending: dict[str, object]) -> 
     assert verdict(ended(oom, **ending)) == oom
 
 
-def test_the_workers_word_stands_although_its_guard_was_lost() -> None:
+def test_the_workers_word_stands_although_its_supervisor_was_lost() -> None:
     assert verdict(Report(answer=Result(outcome=OK), seconds=1)) == OK
 
 
@@ -157,7 +157,7 @@ def test_garbage_without_an_answer_breaks_the_protocol() -> None:
     assert "b'x'" in outcome.message
 
 
-def test_a_lost_guard_is_a_lost_probe() -> None:
+def test_a_lost_supervisor_is_a_lost_probe() -> None:
     for report in (Report(progress=BACKWARD, seconds=1), ended(signal=signal.SIGKILL, stopped=True)):
         outcome = verdict(report)
         assert isinstance(outcome, Lost)

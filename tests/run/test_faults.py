@@ -28,7 +28,7 @@ def bench(folder: Path, *options: str) -> list[dict]:
     return json.loads((folder / "faults.json").read_text())["rows"]
 
 
-def test_a_tuner_killed_at_a_line_and_one_killed_with_its_guard_end_in_the_same_winner(tmp_path):
+def test_a_tuner_killed_at_a_line_and_one_killed_with_its_supervisor_end_in_the_same_winner(tmp_path):
     rows = bench(tmp_path, "--only", "lines", "supervisors", "--named", "KILL", "line 4 ")
     assert [row["fault"] for row in rows] == [
         f"SIGKILL after line 4 ({rows[0]['fault'].split('(')[1].split(')')[0]}){twice}"
