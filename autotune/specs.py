@@ -194,6 +194,10 @@ class DeviceFacts(Frozen):
         return dtype in {"fp32", "fp16", *self.dtypes}
 
 
+EMULATED = 2.0
+"""Beyond what two timings of a tenth of a second on a busy machine differ by; emulation takes tens of times as long."""
+
+
 class DeviceSpeed(Frozen):
     """What a device was measured to reach, in a few operators: for one whose data sheet is not known."""
 
@@ -209,12 +213,12 @@ class DeviceSpeed(Frozen):
     """Seconds of the smallest operator in eager mode: Python, dispatch and launch."""
 
     def emulates(self, dtype: str) -> bool:
-        """Tell whether matrix products in a number type were measured to be slower than in fp32.
+        """Tell whether matrix products in a number type were measured to take more than `EMULATED` times fp32's.
 
         So it is where the device has no instructions for it, as processors without AVX512-BF16 and AMX have none
         for bf16.
         """
-        return self.matrix_flops.get(dtype, math.inf) < self.matrix_flops.get("fp32", 0.0)
+        return EMULATED * self.matrix_flops.get(dtype, math.inf) < self.matrix_flops.get("fp32", 0.0)
 
 
 class GlobalBatch(Frozen):

@@ -181,8 +181,7 @@ class _Run:
             return known
         self.callbacks.inspecting()
         request = self.request(Candidate(optimizer=self.spec.optimizer), "inspect")
-        unknown = self.site.device.hardware is None and self.strategy.prices
-        request = request.model_copy(update={"time_device": unknown})
+        request = request.model_copy(update={"time_device": self.site.device.hardware is None})
         for _ in range(TRIES):
             with self.journal.doing("inspection"):
                 finding = self.executor.run(

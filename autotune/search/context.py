@@ -62,7 +62,7 @@ class SearchContext:
     source: ModelSpec | None = None
     """Where the model comes from; None is not judged."""
     device_speed: DeviceSpeed | None = None
-    """What the device was measured to reach; None where its data sheet says it, or nobody asked."""
+    """What the device was measured to reach; None where its data sheet says it, or it was not timed."""
     predictor: Predictor | None = None
     """The memory model with the rungs that were traced so far, not yet corrected by the history; None without one."""
     speed: Speed | None = None
@@ -260,7 +260,7 @@ class SearchContext:
         return lacks_nodes(candidate, context) is not None or lacks_groups(candidate, context) is not None
 
     def emulates(self, precision: str) -> bool:
-        """Tell whether the space has fp32, and the device is faster in it than in a precision, which is not tried then.
+        """Tell whether the space has fp32, and the device only emulates a precision, which is not tried then.
 
         fp32 rounds less, so what is learned is left alone; what it takes more of memory, other techniques save.
         """

@@ -19,7 +19,7 @@ from autotune.executors.local import LocalExecutor
 from autotune.models import catalog
 from autotune.models.resolve import resolve
 from autotune.outcome import Ok
-from autotune.probe.protocol import ProbeRequest
+from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.units import GIB, MIB
 
 AUTOTUNE = [str(Path(sys.executable).parent / "autotune")]
@@ -77,15 +77,17 @@ ROOMY = cpu(budget(640 * MIB))
 """A budget in which every rung of a tiny model fits."""
 
 
-def wide(folder: Path) -> str:
-    """Write a configuration whose logits take most of the memory (16 MiB a sample of 256 tokens); return its name.
-
-    It is as narrow as can be: a processor without AVX-512 computes products in bf16 forty times slower than in fp32.
-    """
+def tiny(folder: Path, **changes: int) -> str:
+    """Write the configuration of tiny-gpt2 with changes, and return its name."""
     preset = catalog.find("tiny-gpt2")
     assert preset is not None
-    (folder / "wide.json").write_text(json.dumps({**preset.config, "vocab_size": 16384, "n_embd": 16}))
-    return "./wide.json"
+    (folder / "tiny.json").write_text(json.dumps({**preset.config, **changes}))
+    return "./tiny.json"
+
+
+def wide(folder: Path) -> str:
+    """Write a configuration whose logits take most of the memory (16 MiB a sample of 256 tokens); return its name."""
+    return tiny(folder, vocab_size=16384, n_embd=16)
 
 
 @pytest.fixture(scope="session")
@@ -93,15 +95,22 @@ def tight(tmp_path_factory) -> str:
     """Return a device on which 4 samples train and are proven and the goal's 8 do not fit, from what 4 take here.
 
     So growth without predictions meets an OOM on any machine: no size between these two is useful, and no headroom is
-    asked for that 4 samples could miss.
+    asked for that 4 samples could miss. They are measured in the precision that a run takes on this processor.
     """
     folder = tmp_path_factory.mktemp("measured")
+    executor = LocalExecutor(CpuDevice(budget(2 * GIB)))
     request = ProbeRequest(
-        kind="prove", model=resolve(wide(folder), base=folder), candidate=Candidate(micro_batch=4), seq_len=256,
+        kind="inspect", model=resolve(wide(folder), base=folder), candidate=Candidate(micro_batch=4), seq_len=256,
         accumulation_steps=2, device="cpu", budget=budget(2 * GIB), seed=0, sample_seconds=0.1, sample_steps=3,
-        folder="",
+        folder="", time_device=True,
     )  # fmt: skip
-    outcome = LocalExecutor(CpuDevice(budget(2 * GIB))).run(request, folder, timeout=280).answer
+    inspection = executor.run(request, folder / "inspection", timeout=280).answer
+    assert isinstance(inspection, Inspection), inspection
+    assert inspection.speed is not None
+    precision = "fp32" if inspection.speed.emulates("bf16") else "bf16"
+    measured = Candidate(micro_batch=4, precision=precision)
+    request = request.model_copy(update={"kind": "prove", "candidate": measured})
+    outcome = executor.run(request, folder / "proof", timeout=280).answer
     assert isinstance(outcome, Ok), outcome
     memory = outcome.memory
     return cpu(memory.peak() + memory.allocated // 4)  # 8 samples take twice what is allocated

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
@@ -13,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.models import catalog
 from autotune.units import MIB, format_bytes
-from tests.e2e.conftest import AUTOTUNE, QUICK, ROOMY, autotune, budget, cpu, probes_alive
+from tests.e2e.conftest import AUTOTUNE, QUICK, ROOMY, autotune, budget, cpu, probes_alive, tiny
 
 pytestmark = pytest.mark.slow
 
@@ -125,11 +123,9 @@ def test_a_full_disk_loses_nothing_and_says_how_to_go_on(tmp_path):
 
 def test_when_nothing_fits_it_says_how_much_is_missing(tmp_path):
     least = budget(64 * MIB)  # the embedding alone takes 128 MiB, and no rung cuts it
-    preset = catalog.find("tiny-gpt2")
-    assert preset is not None
-    (tmp_path / "large.json").write_text(json.dumps({**preset.config, "n_embd": 512, "vocab_size": 65536}))
+    large = tiny(tmp_path, n_embd=512, vocab_size=65536)
     done = autotune(
-        "run", "--model", "./large.json", "--target-global-batch", "256", "--device", cpu(least), *QUICK,
+        "run", "--model", large, "--target-global-batch", "256", "--device", cpu(least), *QUICK,
         cwd=tmp_path,
     )  # fmt: skip
     assert done.code == 3

@@ -95,9 +95,9 @@ def test_a_model_that_is_named_beside_its_script_says_what_to_expect_of_it(tmp_p
     (folder / "train.py").write_text(programs.OF_A_CONFIGURATION)
     run = tuned(
         folder, f"python train.py {wide(folder)} --bs {{micro_batch}} --accum {{accumulation}}",
-        "--model", "./wide.json", "--max-probes", "4", device=cpu(budget(640 * MIB)), samples=8, foreseen=True,
+        "--model", "./tiny.json", "--max-probes", "4", device=cpu(budget(640 * MIB)), samples=8, foreseen=True,
     )  # fmt: skip
-    assert run.best.model.traced_as.name == "./wide.json"
+    assert run.best.model.traced_as.name == "./tiny.json"
     (first, *_) = run.record.history
     assert first.prediction is not None, "before any probe of the command taught anything"
     for trial in run.record.history:
