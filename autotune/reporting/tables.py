@@ -137,7 +137,7 @@ def path_steps(
 ) -> list[PathStep]:
     """Return the path through the graph; `history` tells what stands behind an edge.
 
-    A node is told with what of the `allowed` it was walked with.
+    A node is told with what of the `allowed` it was walked with, and with the precision that took the place of its own.
     """
     found = []
     trials = {trial.candidate: trial for trial in history}
@@ -147,7 +147,10 @@ def path_steps(
         after = space.graph.nodes[target].title if target in space.graph.nodes else "choose"
         grown = "up to " if node.grow is not None else ""
         by_consent = [one.name for one in changing(step.candidate) if one.name in allowed]
-        at = ", ".join([*by_consent, f"{grown}micro-batch {step.candidate.micro_batch}"])
+        precision = step.candidate.precision
+        own = (node.set or {}).get("precision", precision)
+        native = [f"in {precision}"] if precision != own and precision not in by_consent else []
+        at = ", ".join([*native, *by_consent, f"{grown}micro-batch {step.candidate.micro_batch}"])
         how = _way(step, trials.get(step.candidate)) if node.grow is None else _grown(step, history)
         found.append(PathStep(node.title, at, how, after))
     return found

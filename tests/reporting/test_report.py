@@ -187,6 +187,17 @@ def test_the_path_says_headroom_where_only_that_lacked():
     assert line(grow, "limit", beyond=crash()) == "larger ones did not train"
 
 
+def test_the_path_says_which_precision_took_the_place_of_an_emulated_one():
+    space = load_space("default")
+    steps = [
+        Step(node=space.graph.start, edge="ok", candidate=Candidate(precision=precision))
+        for precision in ("bf16", "fp32")
+    ]
+    native, replaced = path_lines(steps, space)
+    assert native.startswith("BF16 baseline (micro-batch 1): fits")
+    assert replaced.startswith("BF16 baseline (in fp32, micro-batch 1): fits")
+
+
 def watching(spec, tmp_path):
     with new_run(make_spec(), tmp_path / "runs") as paths:
         tune(make_spec(), paths, ArithmeticExecutor(Arithmetic(budget=1000)))
