@@ -171,9 +171,9 @@ def parse_lines(
             if line.endswith(_seal(plain, last)):  # whole, so it is no tear that may be dropped
                 version = version_in(lines[:number])
                 raise OtherVersion(
-                    f"{path}:{number}: {another_version(version)} wrote this line, which version {__version__} does not "
-                    f"read ({error.errors()[0]['msg']}). Nothing was changed; install the version that wrote it, or "
-                    f"start a new {noun}",
+                    f"{path}:{number}: {another_version(version)} wrote this line, which version {__version__} does "
+                    f"not read ({error.errors()[0]['msg']}). Nothing was changed; install the version that wrote it, "
+                    f"or start a new {noun}",
                     version,
                     about=noun,
                 ) from None

@@ -59,7 +59,9 @@ def runs(tmp_path):
     with Journal(paths.journal, paths.lock) as journal:
         journal.append(Asked.of(make_spec()))
     make("damaged").journal.write_text("{}\n{}\n")
-    _journal(make("other version"), Asked.of(make_spec()).model_dump_json(), '{"type":"opened","version":"0.0.7"}')
+    _journal(
+        make("other version"), Asked.of(make_spec()).model_dump_json(), '{"type":"opened","version":"0.0.7"}'
+    )
     return parent, made
 
 
@@ -83,7 +85,8 @@ def test_each_state_is_listed_the_newest_first(runs):
 
 
 @pytest.mark.parametrize(
-    ("version", "who"), [(__version__, "another version of autotune"), ("1.0\x1b[2J", "another version of autotune")]
+    ("version", "who"),
+    [(__version__, "another version of autotune"), ("1.0\x1b[2J", "another version of autotune")],
 )
 def test_a_spec_that_another_version_wrote_is_told_apart_from_damage(tmp_path, version, who):
     paths = create_run(make_spec(), tmp_path)
@@ -102,7 +105,13 @@ def test_the_list_says_how_many_it_leaves_out(runs):
     assert done.exit_code == 0
     assert "and 4 earlier: --last 5" in done.stdout
     data = json.loads(CliRunner().invoke(app, ["runs", "--runs", str(parent), "--json"]).stdout)
-    assert {run["state"] for run in data} == {"proven", "no winner", "interrupted", "damaged", "other version"}
+    assert {run["state"] for run in data} == {
+        "proven",
+        "no winner",
+        "interrupted",
+        "damaged",
+        "other version",
+    }
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])

@@ -60,7 +60,9 @@ def test_a_listing_leaves_out_scratch_runs_and_what_links_lead_to(tmp_path):
     assert {os.path.relpath(path, tmp_path) for path in found} == {"a.txt", "below/b.txt", "below/link"}
 
 
-def test_a_probe_compiles_nothing_beside_its_sources_where_the_variable_for_it_is_empty(tmp_path, monkeypatch):
+def test_a_probe_compiles_nothing_beside_its_sources_where_the_variable_for_it_is_empty(
+    tmp_path, monkeypatch
+):
     """As a Makefile leaves it that exports the variable without a value: to Python that is not set."""
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "")
     here = tmp_path / "here"
