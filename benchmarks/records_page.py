@@ -17,6 +17,7 @@ from typing import Any
 
 from autotune.candidate import AXES, Candidate
 from autotune.exports import EXPORTERS
+from autotune.exports.lightning import FSDP_ARGUMENTS
 from autotune.techniques.check import axis_of
 from autotune.units import GIB
 from benchmarks.markdown import NOT_MEASURED, block, fill, off, read, source, table
@@ -281,6 +282,12 @@ def exports() -> str:
     return block(table(("axis", *(f"`{name}`" for name in targets), "why a library may not have it"), rows))
 
 
+def fsdp_arguments() -> str:
+    """Return what stands for each argument of Lightning's FSDPStrategy."""
+    rows = [[f"`{name}`", stands] for name, stands in FSDP_ARGUMENTS.items()]
+    return block(table(("argument of `FSDPStrategy`", "with `ModelParallelStrategy`"), rows))
+
+
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "runs.md": {
         "probe overhead": probe_overhead,
@@ -290,7 +297,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "estimate.md": {"memory accuracy": memory_accuracy, "ladder": ladder_pricing, "coverage": coverage},
     "step_time.md": {"measured": step_time},
-    "exports.md": {"declared": exports},
+    "exports.md": {"fsdp": fsdp_arguments, "declared": exports},
 }
 """What fills which place of which page."""
 

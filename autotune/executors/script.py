@@ -34,7 +34,8 @@ WORKER = (sys.executable, "-I", "-S", str(RUNNER))
 MOST_PROOF_STEPS = 64
 """Optimizer steps of a proof, at most: as many as the watch keeps one by one."""
 QUIET = {"WANDB_MODE": "disabled", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-"""Set where the user has not set them: a probe reports to nobody, and writes beside no source file."""
+"""Set where the user has not set them: a probe reports to nobody, and writes beside no source file. Empty is not set:
+Python writes its bytecode then as well."""
 
 
 class ScriptExecutor:
@@ -124,7 +125,7 @@ class ScriptExecutor:
         argv, copies = with_copies(rendered, Path(launches.command.folder), place.scratch / "config")
         own = os.environ.get("PYTHONPATH")
         variables = {
-            **{name: value for name, value in QUIET.items() if name not in os.environ},
+            **{name: value for name, value in QUIET.items() if not os.environ.get(name)},
             **self.environment(candidate), **rendered.env,
             "PYTHONPATH": os.pathsep.join([str(SITE), own] if own else [str(SITE)]), "TMPDIR": str(short),
             "AUTOTUNE_WATCH": str(watch), "AUTOTUNE_WATCH_ASKED": json.dumps({**asked, "scratch": scratch}),

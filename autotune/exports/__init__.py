@@ -21,6 +21,7 @@ Exporter = Callable[[Best], dict[str, str]]
 
 EXPORTERS: dict[str, str] = {
     "torchtitan": "autotune.exports.torchtitan:export",
+    "litgpt": "autotune.exports.litgpt:export",
     "axolotl": "autotune.exports.axolotl:export",
     "llamafactory": "autotune.exports.llamafactory:export",
     "deepspeed": "autotune.exports.deepspeed:export",

@@ -2,8 +2,7 @@
 
 FSDP2 is what was measured of parameters in shards, so the strategy is `ModelParallelStrategy`, in which a module
 shards itself. Lightning's `FSDPStrategy` is torch's FSDP1, with other buffers, flat parameters, no processor: nothing
-of it was measured, so nothing is exported to it, and its own arguments (`auto_wrap_policy`, `limit_all_gathers`,
-`cpu_offload` and the like) have no technique here.
+of it was measured, so nothing is exported to it. `FSDP_ARGUMENTS` says what became of each of its arguments.
 """
 
 from __future__ import annotations
@@ -27,6 +26,26 @@ PACKAGE = "lightning"
 
 IN_SHARDS = ("fsdp2", "zero2")
 """Shardings whose parameters are in shards between steps: FSDP2's, by what is gathered again in backward."""
+
+FSDP_ARGUMENTS = {
+    "auto_wrap_policy": "`training.json: blocks`: the module shards each of these classes by itself, as measured",
+    "activation_checkpointing_policy": "`training.json: checkpointing`; `full` alone, as transformers does it",
+    "activation_checkpointing": "its older name",
+    "sharding_strategy": "`training.json: sharding`: `fsdp2` gathers again in backward, `zero2` does not",
+    "device_mesh": "all ranks shard together; `hsdp`, which replicates across nodes, is refused",
+    "mixed_precision": "`trainer.json: precision`, and `training.json: reduce_dtype`",
+    "limit_all_gathers": "nothing to limit: FSDP2 gathers one block ahead",
+    "backward_prefetch": "the same: one block ahead, as it was measured",
+    "forward_prefetch": "the same",
+    "use_orig_params": "nothing to choose: FSDP2 shards each parameter by itself, and makes no flat ones",
+    "cpu_offload": (
+        "refused as `offload`: FSDP2's offload was not measured under Lightning's loop, which clips on the device"
+    ),
+    "state_dict_type": (
+        "of checkpoints, which the script leaves to you (`trainer.json: enable_checkpointing` is false)"
+    ),
+}
+"""Arguments of `FSDPStrategy` and of FSDP1 that set memory: what stands for each under `ModelParallelStrategy`."""
 
 
 def _refuse_precision(best: Best) -> str | None:

@@ -2,16 +2,16 @@
 
 The model is `measured = (1 + s + s_rung) x raw + o + o_rung + noise`, every term Gaussian around 0, so that with no
 probe a prediction is what the raw model says, with one probe all rungs learn its offset, and with several on a rung
-that rung gets a slope of its own. The posterior is that of a Gaussian process with this linear kernel (Rasmussen and
-Williams 2006, section 2.1 and algorithm 2.1); there are never more than some tens of probes.
+that rung gets a slope of its own. The posterior is that of Bayesian linear regression (Rasmussen and Williams 2006,
+section 2.1.1). A probe says nothing of another rung's own terms but through what all share, so these are integrated out
+rung by rung, and everything is solved in matrices of two rows: n probes of r rungs take n + r steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import mul
 from typing import NamedTuple
 
 from autotune.units import MIB
@@ -57,38 +57,95 @@ class _Line(NamedTuple):
     shift: tuple[float, float]
     """Of the mean: bytes, and a share of the raw prediction."""
     variance: tuple[float, float, float]
-    """A quadratic in the raw prediction."""
+    """A quadratic in the raw prediction, with the noise of the next probe."""
+
+
+class _Known(NamedTuple):
+    """What the probes of one rung say of an offset and a slope, each probe weighted by the inverse of its variance."""
+
+    offset: float = 0.0
+    """Sum of the weights; the information on offset, both, and slope is a symmetric matrix."""
+    both: float = 0.0
+    slope: float = 0.0
+    shift: float = 0.0
+    """Weighted sum of what was measured beyond the raw predictions."""
+    tilt: float = 0.0
+    """The same times the raw predictions."""
+
+    def also(self, observation: Observation, noise: float) -> _Known:
+        """Return what is known with one more probe, whose variance is `noise`."""
+        weight = 1 / noise
+        by_raw = weight * observation.raw
+        beyond = observation.measured - observation.raw
+        return _Known(
+            self.offset + weight, self.both + by_raw, self.slope + by_raw * observation.raw,
+            self.shift + weight * beyond, self.tilt + by_raw * beyond,
+        )  # fmt: skip
+
+    def plus(self, other: _Known) -> _Known:
+        """Return what both say together."""
+        return _Known(*(one + more for one, more in zip(self, other, strict=True)))
+
+    def posterior(self, offset: float, slope: float) -> _Posterior:
+        """Return what follows of two terms, given their variances before."""
+        grown = self.offset * self.slope - self.both * self.both
+        scale = 1 + self.offset * offset + self.slope * slope + offset * slope * grown
+        kept = (
+            (1 + self.slope * slope) / scale, -self.both * offset / scale,
+            -self.both * slope / scale, (1 + self.offset * offset) / scale,
+        )  # fmt: skip
+        covariance = (kept[0] * offset, kept[1] * slope, kept[3] * slope)
+        passed = _Known(
+            (self.offset + slope * grown) / scale, self.both / scale, (self.slope + offset * grown) / scale,
+            kept[0] * self.shift + kept[2] * self.tilt, kept[1] * self.shift + kept[3] * self.tilt,
+        )  # fmt: skip
+        return _Posterior(kept, covariance, passed)
+
+
+class _Posterior(NamedTuple):
+    """What probes leave of two terms, an offset and a slope."""
+
+    kept: tuple[float, float, float, float]
+    """The matrix by which an error in what else is assumed of the same probes remains."""
+    covariance: tuple[float, float, float]
+    """Of offset, both, and slope."""
+    passed: _Known
+    """What the probes say of other terms, whatever these two are."""
 
 
 class Calibration:
     """The posterior given some probes. Immutable but for what it remembers."""
 
     def __init__(
-        self, prior: Prior, observations: Sequence[Observation] = (), factor: Sequence[list[float]] = ()
+        self,
+        prior: Prior,
+        observations: Sequence[Observation] = (),
+        known: Mapping[str, _Known] | None = None,
+        counted: int = 0,
     ) -> None:
-        """`factor` has the rows of the Cholesky factor that are known already, of the first observations."""
+        """`known` has by rung what the first `counted` observations say."""
         self.prior = prior
         self.observations = tuple(observations)
-        self._factor = list(factor)
-        for index in range(len(self._factor), len(self.observations)):
-            new = self.observations[index]
-            row = _forward(
-                self._factor, [self._covariance(new, before) for before in self.observations[:index]]
-            )
-            own = self._covariance(new, new) + self._noise(new.raw)
-            self._factor.append([*row, math.sqrt(own - sum(map(mul, row, row)))])
-        residuals = [observation.measured - observation.raw for observation in self.observations]
-        self._weights = _solve(self._factor, residuals)
-        self._observed = frozenset(observation.rung for observation in self.observations)
+        self._known = dict(known or {})
+        for new in self.observations[counted:]:
+            before = self._known.get(new.rung, _Known())
+            self._known[new.rung] = before.also(new, self._noise(new.raw))
+        shared = _Known()
+        for one in self._known.values():
+            shared = shared.plus(self._own(one).passed)
+        posterior = shared.posterior(prior.offset**2, prior.slope**2)
+        self._covariance = offset, both, slope = posterior.covariance
+        self._mean = offset * shared.shift + both * shared.tilt, both * shared.shift + slope * shared.tilt
         self._lines: dict[str | None, _Line] = {}
 
     def also(self, observation: Observation) -> Calibration:
         """Return the posterior given one more probe."""
-        return Calibration(self.prior, (*self.observations, observation), self._factor)
+        seen = (*self.observations, observation)
+        return Calibration(self.prior, seen, self._known, len(self.observations))
 
     def correct(self, rung: str, raw: float) -> Corrected:
         """Return what a probe of this rung would measure, whose raw prediction is `raw` bytes."""
-        (shift, by_raw), (variance, linear, square) = self._line(rung if rung in self._observed else None)
+        (shift, by_raw), (variance, linear, square) = self._line(rung if rung in self._known else None)
         shift += raw * by_raw
         variance += raw * (linear + raw * square)
         spread = Z * math.sqrt(max(0.0, variance))
@@ -97,51 +154,28 @@ class Calibration:
     def _line(self, rung: str | None) -> _Line:
         """Return what the observations say of a rung, None standing for all that were not probed; computed once."""
         if rung not in self._lines:
-            prior = self.prior
-            own = [observation.rung == rung for observation in self.observations]
-            # The covariance of `raw` with each observation is a line: offset + slope x raw.
-            offsets = [prior.offset**2 + prior.rung_offset**2 * mine for mine in own]
-            slopes = [
-                (prior.slope**2 + prior.rung_slope**2 * mine) * observation.raw
-                for mine, observation in zip(own, self.observations, strict=True)
-            ]
-            low, high = _forward(self._factor, offsets), _forward(self._factor, slopes)
-            # Before any probe, with the noise of the next; less what the observations tell.
-            fixed = prior.offset**2 + prior.rung_offset**2 + prior.noise_floor**2
-            square = prior.slope**2 + prior.rung_slope**2 + prior.noise**2
-            self._lines[rung] = _Line(
-                (_dot(offsets, self._weights), _dot(slopes, self._weights)),
-                (fixed - _dot(low, low), -2 * _dot(low, high), square - _dot(high, high)),
+            known = self._known[rung] if rung is not None else _Known()
+            # A rung's terms are those that all share and its own, which its probes tell from what they leave of these.
+            (a, b, c, d), own, _ = self._own(known)
+            offset, both, slope = self._covariance
+            shift, tilt = self._mean
+            top = a * offset + b * both, a * both + b * slope
+            bottom = c * offset + d * both, c * both + d * slope
+            mean = (
+                a * shift + b * tilt + own[0] * known.shift + own[1] * known.tilt,
+                c * shift + d * tilt + own[1] * known.shift + own[2] * known.tilt,
             )
+            variance = (
+                own[0] + top[0] * a + top[1] * b + self.prior.noise_floor**2,
+                2 * (own[1] + top[0] * c + top[1] * d),
+                own[2] + bottom[0] * c + bottom[1] * d + self.prior.noise**2,
+            )
+            self._lines[rung] = _Line(mean, variance)
         return self._lines[rung]
 
-    def _covariance(self, a: Observation, b: Observation) -> float:
-        prior = self.prior
-        value = prior.offset**2 + prior.slope**2 * a.raw * b.raw
-        if a.rung == b.rung:
-            value += prior.rung_offset**2 + prior.rung_slope**2 * a.raw * b.raw
-        return value
+    def _own(self, known: _Known) -> _Posterior:
+        """Return what the probes of a rung leave of its own terms."""
+        return known.posterior(self.prior.rung_offset**2, self.prior.rung_slope**2)
 
     def _noise(self, raw: float) -> float:
         return (self.prior.noise * raw) ** 2 + self.prior.noise_floor**2
-
-
-def _dot(one: Sequence[float], other: Sequence[float]) -> float:
-    return math.fsum(a * b for a, b in zip(one, other, strict=True))
-
-
-def _forward(lower: Sequence[list[float]], values: Sequence[float]) -> list[float]:
-    """Solve L x = values, where a row of L ends with its diagonal."""
-    result: list[float] = []
-    for row, value in zip(lower, values, strict=True):
-        result.append((value - sum(map(mul, row, result))) / row[len(result)])
-    return result
-
-
-def _solve(lower: list[list[float]], values: Sequence[float]) -> list[float]:
-    """Solve L L^T x = values."""
-    result = _forward(lower, values)
-    for row in range(len(lower) - 1, -1, -1):
-        rest = result[row] - sum(lower[k][row] * result[k] for k in range(row + 1, len(lower)))
-        result[row] = rest / lower[row][row]
-    return result

@@ -9,29 +9,32 @@ from typing import Any, Literal
 
 from rich.text import Text
 
+from autotune import __version__
 from autotune.errors import AutotuneError, InputError
 from autotune.outcome import Ok
 from autotune.reporting.columns import Column, FittingTable
-from autotune.run.events import Opened
+from autotune.run.events import Asked, Opened
 from autotune.run.folder import load_spec
 from autotune.run.journal import read_record
 from autotune.run.paths import RunPaths
 from autotune.run.proof import in_running
 from autotune.run.record import Record
-from autotune.run.sealed_lines import holder
+from autotune.run.sealed_lines import LARGEST, OtherVersion, another_version, holder, version_in
 from autotune.search.context import SearchContext
 from autotune.search.selection import score
 from autotune.specs import RunSpec
 from autotune.techniques.families import title as title_of
 from autotune.units import format_bytes, format_count
-from autotune.user_files import user_path
+from autotune.user_files import read_bytes, user_path
 
-State = Literal["proven", "predicted", "replayed", "no winner", "running", "interrupted", "damaged"]
-"""`proven` has a winner whose proof held, `predicted` and `replayed` have one of a device that is not there; `damaged`
-cannot be read."""
+State = Literal[
+    "proven", "predicted", "replayed", "no winner", "running", "interrupted", "other version", "damaged"
+]
+"""`proven` has a winner whose proof held, `predicted` and `replayed` have one of a device that is not there. Of an
+`other version` is what another autotune wrote and this one cannot read; `damaged` cannot be read by any."""
 _STYLES: dict[State, str] = {
     "proven": "green", "predicted": "yellow", "replayed": "yellow", "no winner": "red", "running": "cyan",
-    "interrupted": "yellow", "damaged": "red",
+    "interrupted": "yellow", "other version": "yellow", "damaged": "red",
 }  # fmt: skip
 
 
@@ -57,9 +60,12 @@ class Listed:
 
     @classmethod
     def read(cls, paths: RunPaths) -> Listed:
-        """Read a run; one that cannot be read is `damaged`."""
+        """Read a run; one that cannot be read is of an `other version` or `damaged`."""
         try:
             return cls._read(paths)
+        except OtherVersion as error:
+            why = f"{another_version(error.version)} wrote it, and {__version__} cannot read it"
+            return cls(name=paths.id, state="other version", why=why)
         except AutotuneError as error:
             return cls(name=paths.id, state="damaged", why=str(error).partition("\n")[0])
 
@@ -68,7 +74,7 @@ class Listed:
         record = read_record(paths.journal) if paths.journal.exists() else Record.of(())
         # What was asked for is in the journal too, which is read in a hundredth of the time.
         asked = record.asked
-        spec = load_spec(paths) if asked is None else RunSpec.load(asked.spec, str(paths.journal))
+        spec = load_spec(paths) if asked is None else _spec(asked, paths.journal)
         opened = next((entry for entry in record.entries if isinstance(entry, Opened)), None)
         return cls(
             name=paths.id, state=_state(paths, record, spec),
@@ -118,6 +124,15 @@ def _number(value: float | None) -> str:
 
 def _peak(run: Listed) -> str:
     return "-" if run.peak is None else format_bytes(run.peak)
+
+
+def _spec(asked: Asked, journal: Path) -> RunSpec:
+    """Return the spec that a journal's first line holds. Raises OtherVersion: whoever wrote that line could read it."""
+    try:
+        return RunSpec.load(asked.spec, str(journal))
+    except InputError as error:
+        version = version_in(read_bytes(journal, most=LARGEST).splitlines())
+        raise OtherVersion(str(error), version, about="run") from error
 
 
 def _state(paths: RunPaths, record: Record, spec: RunSpec) -> State:

@@ -86,7 +86,10 @@ class Journal:
 
 
 def read_record(path: Path) -> Record:
-    """Read a journal without locking it. Raises InputError when there is none, JournalError when damaged."""
+    """Read a journal without locking it. Raises InputError when there is none, JournalError when damaged.
+
+    OtherVersion is raised where another version wrote a line that this one cannot read.
+    """
     content = read_bytes(path, f"{path.parent} is not a run of autotune: {path.name}", LARGEST)
     return parse_journal(content, path)[0]
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -38,6 +40,17 @@ class JournalSubject:
     """Such as `run`."""
     in_use: str
     """What works on it, and what to do."""
+
+
+class OtherVersion(InputError):
+    """Another version of autotune wrote what this one cannot read: it is whole, and nothing was changed.
+
+    `version` is the one that the record names; None where it names none, or what is no version.
+    """
+
+    def __init__(self, message: str, version: str | None, about: str) -> None:
+        self.version = version
+        super().__init__(message, about=about)
 
 
 class SealedLines:
@@ -145,7 +158,7 @@ def parse_lines(
     """Hand each line to `refusal`, which takes it in or says why nobody writes it there.
 
     Returns the number of bytes that hold whole lines, and the last of these. Raises JournalError for a line that is
-    damaged and not the last, and for one that is refused; InputError for a whole line of another version.
+    damaged and not the last, and for one that is refused; OtherVersion for a whole line that another version wrote.
     """
     noun = recorded.noun
     whole, last = 0, b""
@@ -156,10 +169,12 @@ def parse_lines(
             entry = line_type.validate_json(plain)
         except ValidationError as error:
             if line.endswith(_seal(plain, last)):  # whole, so it is no tear that may be dropped
-                raise InputError(
-                    f"{path}:{number}: another version of autotune wrote this line, which version {__version__} does "
-                    f"not read ({error.errors()[0]['msg']}). Nothing was changed; install the version that the journal "
-                    f"names in its first lines, or start a new {noun}",
+                version = version_in(lines[:number])
+                raise OtherVersion(
+                    f"{path}:{number}: {another_version(version)} wrote this line, which version {__version__} does "
+                    f"not read ({error.errors()[0]['msg']}). Nothing was changed; install the version that wrote it, "
+                    f"or start a new {noun}",
+                    version,
                     about=noun,
                 ) from None
             if number == len(lines) - 1 and not lines[-1]:
@@ -186,6 +201,24 @@ def parse_lines(
     return whole, last
 
 
+def version_in(lines: Sequence[bytes]) -> str | None:
+    """Return the version of autotune that the last of these lines to name one names, whatever else stands there."""
+    for line in reversed(lines):
+        try:
+            named = json.loads(line).get("version")
+        except (ValueError, AttributeError, RecursionError):
+            continue
+        if isinstance(named, str) and _VERSION.fullmatch(named):
+            return named
+    return None
+
+
+def another_version(version: str | None) -> str:
+    """Return who wrote what cannot be read; a number says nothing where it is this version's too."""
+    return "another version of autotune" if version in (None, __version__) else f"autotune {version}"
+
+
+_VERSION = re.compile(r"[0-9A-Za-z.+!_-]{1,40}")
 _SEAL = b',"seal":"'
 _SEAL_SIZE = len(',"seal":"0123456789abcdef"}')
 

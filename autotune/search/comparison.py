@@ -154,13 +154,13 @@ def undominated(rated: Sequence[_Rated], objective: Objective) -> list[_Rated]:
     one whose step takes least time.
     """
     # Most are beaten by one of the best, which are asked first: by all, a thousand would be a million comparisons.
-    likely = sorted(rated, key=lambda entry: _rough(entry, objective))
+    likely = sorted(rated, key=lambda entry: rough(entry, objective))
     found = [entry for entry in rated if not any(is_better(other, entry, objective) for other in likely)]
     return found or ([min(rated, key=lambda entry: entry.seconds)] if rated else [])
 
 
-def _rough(entry: Rated, objective: Objective) -> float:
-    """Return what an objective makes small, intervals aside."""
+def rough(entry: Rated, objective: Objective) -> float:
+    """Return what an objective makes small, intervals aside: but for alternation, what is better has less of it."""
     match objective.name:
         case "memory":
             return entry.peak

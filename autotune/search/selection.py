@@ -20,6 +20,7 @@ from autotune.search.comparison import (
 )
 from autotune.search.context import SearchContext
 from autotune.search.drift import drift_of
+from autotune.search.layers import in_layers
 from autotune.specs import ModelFacts
 from autotune.timing.calibration import SpeedCalibration, SpeedSample
 from autotune.trial import History, Trial
@@ -158,17 +159,16 @@ def rank(
     enough = fast_enough(scores, objective)
     chosen_among = {id(entry) for entry in enough}
     too_slow = [entry for entry in scores if id(entry) not in chosen_among]
-    return [*_in_layers(enough, objective), *_in_layers(too_slow, SPEED)]
+    return [*_ordered(enough, objective), *_ordered(too_slow, SPEED)]
 
 
-def _in_layers(left: Sequence[Score], objective: Objective) -> list[Score]:
-    ranked: list[Score] = []
-    while left:
-        front = undominated(left, objective)
-        ranked += sorted(front, key=_order(front, objective))
-        first = {id(entry) for entry in front}
-        left = [entry for entry in left if id(entry) not in first]
-    return ranked
+def _ordered(scores: Sequence[Score], objective: Objective) -> list[Score]:
+    """Return these layer by layer, each in the order of what its members are told apart by."""
+    return [
+        entry
+        for layer in in_layers(scores, objective)
+        for entry in sorted(layer, key=_order(layer, objective))
+    ]
 
 
 def _order(front: Sequence[Score], objective: Objective) -> Callable[[Score], tuple[float, ...]]:

@@ -44,22 +44,23 @@ class Trained:
     ranks: list
     output: str
 
-    def check(self, best: Best, *, times: int | None = None, layers: int = LAYERS) -> None:
+    def check(self, best: Best, *, times: int | None = None, layers: int = LAYERS, before: int = 0) -> None:
         """Check micro-batch, accumulation, checkpointing, tokens a step and the number of processes.
 
-        `times` is how often a block is run for each micro-step; by the candidate's checkpointing unless given.
+        `times` is how often a block is run for each micro-step; by the candidate's checkpointing unless given. `before`
+        are calls of an evaluation ahead of the first step.
         """
         candidate = best.candidate
         times = times or (2 if candidate.checkpointing == "full" else 1)
         assert len(self.ranks) == best.gpus, self.output[-2000:]
         for rank in self.ranks:
             assert len(rank["steps"]) == STEPS
-            for step in rank["steps"]:
-                shapes = [call[:2] for call in step["calls"]]
+            for number, step in enumerate(rank["steps"]):
+                shapes = [call[:2] for call in step["calls"][0 if number else before :]]
                 assert shapes == [[candidate.micro_batch, best.seq_len]] * (
                     layers * times * best.accumulation.steps
                 )
-        first = self.ranks[0]["steps"][0]["calls"]
+        first = self.ranks[0]["steps"][0]["calls"][before:]
         tokens = sum(batch * length for batch, length, _ in first) // (layers * times) * best.gpus
         assert tokens == best.accumulation.effective
 
@@ -73,8 +74,8 @@ def best_of(tmp_path_factory):
     """Return a maker of `best.yaml` by real runs with one candidate each; the same one again is not run again."""
     known: dict[str, Best] = {}
 
-    def run(*, gpus: int = 1, **axes: str) -> Best:
-        key = json.dumps([gpus, axes], sort_keys=True)
+    def run(*, gpus: int = 1, model: str = "tiny-gpt2", **axes: str) -> Best:
+        key = json.dumps([gpus, model, axes], sort_keys=True)
         if key not in known:
             folder = tmp_path_factory.mktemp("run")
             text = SPACE.format(
@@ -83,7 +84,7 @@ def best_of(tmp_path_factory):
             )
             (folder / "one.yaml").write_text(text)
             ended = autotune(
-                "run", "--model", "tiny-gpt2", "--target-global-batch", f"{SAMPLES} samples", "--device", ROOMY,
+                "run", "--model", model, "--target-global-batch", f"{SAMPLES} samples", "--device", ROOMY,
                 "--gpus", str(gpus), "--headroom", "0", "--space", "one.yaml", "--strategy", "graph", *SHORT,
                 "--speed-tolerance", "0.9", cwd=folder,
             )  # fmt: skip

@@ -1,11 +1,13 @@
 """Lightning takes what was exported, and trains as it was measured."""
 
+import inspect
 import json
 
 import pytest
 
 from autotune.exports import export
 from autotune.exports.check import check
+from autotune.exports.lightning import FSDP_ARGUMENTS
 from tests.configurations import make_best
 from tests.consumers.conftest import PARAMETERS, STEPS
 
@@ -45,6 +47,22 @@ def test_lightning_trains_as_a_run_measured(gpus, candidate, best_of, train):
             assert (step["numbers"] < PARAMETERS * 0.6) if sharded else (step["numbers"] == PARAMETERS)
         if candidate.get("sharding") == "ddp":
             assert "DistributedDataParallel" in rank["wrappers"]
+
+
+def test_every_argument_of_fsdp_strategy_that_sets_memory_has_its_place_or_a_reason():
+    from lightning.pytorch.strategies import FSDPStrategy, ParallelStrategy
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    def arguments(of):
+        return set(inspect.signature(of.__init__).parameters)
+
+    both = arguments(FSDPStrategy) | arguments(FullyShardedDataParallel)
+    of_others = arguments(ParallelStrategy) | {
+        "process_group_backend", "timeout", "precision_plugin", "kwargs",  # of any strategy
+        "module", "process_group", "device_id", "sync_module_states", "param_init_fn",  # how ranks get a module
+        "ignored_modules", "ignored_states",  # none is left out
+    }  # fmt: skip
+    assert both - of_others == set(FSDP_ARGUMENTS)
 
 
 def test_two_steps_through_lightning_are_compared_with_the_record(best_of):

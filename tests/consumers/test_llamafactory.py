@@ -1,13 +1,17 @@
-"""LLaMA-Factory reads what was exported. It trains in an environment of its own: it wants an older transformers."""
+"""LLaMA-Factory reads what was exported, and trains it over the older libraries that it wants (llamafactory.txt)."""
 
+import os
 import sys
 import types
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 import pytest
 import yaml
 
+from autotune.exports import NOT_PROVEN
 from tests.configurations import make_best
+from tests.consumers.conftest import PARAMETERS, STEPS
 
 
 @pytest.fixture
@@ -44,3 +48,19 @@ def test_it_refuses_a_key_that_it_does_not_know(exported, read, monkeypatch):
     written = yaml.safe_load((folder / "train.yaml").read_text())
     with pytest.raises(ValueError):
         read({**written, "neat_paking": True})
+
+
+def test_llamafactory_trains_as_a_run_measured(best_of, train, tmp_path, monkeypatch):
+    best = best_of(precision="bf16", checkpointing="full")
+    older = Path(sys.executable).parent.parent / "llamafactory"
+    stand_in = Path(__file__).with_name("without_torchaudio")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(older), os.environ["PYTHONPATH"], str(stand_in)]))
+    monkeypatch.setenv("DISABLE_VERSION_CHECK", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    trained = train(best, "llamafactory", f"max_steps={STEPS}")
+    trained.check(best)
+    assert trained.dtypes() == {"torch.float32"}
+    for step in trained.ranks[0]["steps"]:
+        assert (step["optimizer"], step["fused"], step["dtypes"]) == ("AdamW", True, ["torch.float32"])
+        assert step["numbers"] == PARAMETERS
+    assert "transformers up to 5.6" in (tmp_path / "llamafactory" / NOT_PROVEN).read_text()

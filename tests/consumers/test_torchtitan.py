@@ -1,12 +1,15 @@
-"""torchtitan builds its own configuration from what was exported, and a model of the sizes that were measured."""
+"""torchtitan builds its own configuration from what was exported, and trains a model of the measured sizes."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from autotune.exports import NOT_PROVEN
+from autotune.exports.torchtitan import STEPS
 from autotune.models.resolve import resolve
 from tests.configurations import make_best
 
@@ -64,3 +67,19 @@ def test_torchtitan_reads_what_was_exported(options, checkpointing, loss, export
     assert (found["dtype"], found["products"]) == ("float32", products)
     assert (found["checkpointing"], found["loss"], found["shards"]) == (checkpointing, loss, 2)
     assert found["parameters"] == 125_248, "as transformers' own has"
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_torchtitan_trains_as_a_run_measured(checkpointing, best_of, train, tmp_path, monkeypatch):
+    """On a processor, with stand-ins for what it asks of a GPU (without_gpu)."""
+    best = best_of(model="tiny-llama", precision="fp32", checkpointing=checkpointing)
+    overlays = [os.environ["PYTHONPATH"], str(Path(__file__).with_name("without_gpu"))]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(overlays))
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    trained = train(best, "torchtitan", *STEPS, inside="FeedForward")
+    trained.check(best)
+    assert trained.dtypes() == {"torch.float32"}
+    for step in trained.ranks[0]["steps"]:
+        assert (step["optimizer"], step["dtypes"], step["numbers"]) == ("AdamW", ["torch.float32"], 125_248)
+    assert "model code of its own" in (tmp_path / "torchtitan" / NOT_PROVEN).read_text()

@@ -20,7 +20,7 @@ BASES = {"deepspeed": {"engine": "deepspeed", "sharding": "zero2"}}
 
 def best_for(target, **options):
     """Return a best configuration that a target can express, but for what is asked for beside it."""
-    models = {"torchtitan": resolve("tiny-llama", base=Path())}
+    models = dict.fromkeys(("torchtitan", "litgpt"), resolve("tiny-llama", base=Path()))
     return make_best(**{"model": models.get(target), **BASES.get(target, {}), **options})
 
 

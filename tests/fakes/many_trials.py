@@ -32,6 +32,7 @@ def with_trials(run: Reported, device: Arithmetic, count: int) -> Reported:
                 parameters=peak // 4, gradients=peak // 4, optimizer_state=0, activations=peak // 2, other=0
             ),
             timing=device.timing(candidate),
+            roofline=device.timing(candidate),
         )  # fmt: skip
         why = f"predicted {number % 40}% faster (± 12%) than bf16 at micro-batch {number % 64 + 1}"
         time = "2026-11-22T12:00:00+00:00"

@@ -3,6 +3,7 @@
 import itertools
 import random
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,8 @@ from autotune.memory.calibration import Calibration, Observation, Prior
 from autotune.units import GIB, MIB
 
 PRIOR = Prior(offset=200 * MIB)
+OF_SPEED = Prior(offset=0.3, slope=0.0, rung_offset=0.1, rung_slope=0.0, noise=0.0, noise_floor=0.05)
+POINTS = st.lists(st.tuples(st.sampled_from("abc"), st.floats(1e6, 1e11), st.floats(0.9, 1.2)), max_size=12)
 
 
 def test_without_probes_a_prediction_is_the_raw_one_with_an_interval():
@@ -55,11 +58,7 @@ def test_intervals_hold_what_they_promise():
     assert 0.91 <= inside / 400 <= 0.985
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from("abc"), st.floats(1e6, 1e11), st.floats(0.9, 1.2)), min_size=1, max_size=12
-    )
-)
+@given(POINTS.filter(bool))
 def test_more_probes_never_make_a_prediction_less_sure(points):
     seen = [Observation(rung, raw, raw * factor) for rung, raw, factor in points]
     widths = []
@@ -67,3 +66,80 @@ def test_more_probes_never_make_a_prediction_less_sure(points):
         corrected = Calibration(PRIOR, seen[:count]).correct("a", 1e10)
         widths.append(corrected.high - corrected.mean)
     assert all(later <= earlier * (1 + 1e-6) for earlier, later in itertools.pairwise(widths))
+
+
+def dense(prior, seen, rung, raw):
+    """Return mean and 95% half-width as a Gaussian process gives them, by the matrix of all covariances."""
+
+    def covariance(one, other):
+        shared = prior.offset**2 + prior.slope**2 * one[1] * other[1]
+        own = prior.rung_offset**2 + prior.rung_slope**2 * one[1] * other[1]
+        return shared + own * (one[0] == other[0])
+
+    def noise(size):
+        return (prior.noise * size) ** 2 + prior.noise_floor**2
+
+    matrix = numpy.array([[covariance(one, other) for other in seen] for one in seen])
+    matrix += numpy.diag([noise(one.raw) for one in seen])
+    at = numpy.array([covariance(one, (rung, raw)) for one in seen])
+    mean = raw + at @ numpy.linalg.solve(matrix, numpy.array([one.measured - one.raw for one in seen]))
+    variance = covariance((rung, raw), (rung, raw)) + noise(raw) - at @ numpy.linalg.solve(matrix, at)
+    return mean, 1.96 * variance**0.5
+
+
+@pytest.mark.parametrize("prior", [PRIOR, Prior(offset=0.0, slope=0.03)], ids=["as usual", "no offset"])
+@given(points=POINTS.filter(bool), raw=st.floats(1e6, 1e11))
+def test_each_rung_is_corrected_as_by_the_matrix_of_all_probes(prior, points, raw):
+    seen = [Observation(rung, size, size * factor) for rung, size, factor in points]
+    calibration = Calibration(prior, seen)
+    for rung in "abcd":
+        mean, half_width = dense(prior, seen, rung, raw)
+        corrected = calibration.correct(rung, raw)
+        assert corrected.mean == pytest.approx(mean, rel=1e-6)
+        assert corrected.high - corrected.mean == pytest.approx(half_width, rel=1e-4)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(-2, 2)), min_size=1, max_size=12))
+def test_so_is_speed_whose_raw_predictions_are_none(points):
+    seen = [Observation(rung, 0.0, off) for rung, off in points]
+    for rung in "abcd":
+        mean, half_width = dense(OF_SPEED, seen, rung, 0.0)
+        corrected = Calibration(OF_SPEED, seen).correct(rung, 0.0)
+        assert corrected.mean == pytest.approx(mean, rel=1e-9, abs=1e-9)
+        assert corrected.high - corrected.mean == pytest.approx(half_width, rel=1e-6)
+
+
+@given(POINTS)
+def test_one_probe_after_the_other_says_what_all_at_once_do(points):
+    seen = [Observation(rung, size, size * factor) for rung, size, factor in points]
+    calibration = Calibration(PRIOR)
+    for one in seen:
+        calibration = calibration.also(one)
+    assert calibration.correct("a", 1e10) == Calibration(PRIOR, seen).correct("a", 1e10)
+
+
+class Counted(float):
+    """A number that counts how often something is multiplied by it."""
+
+    times = 0
+
+    def __mul__(self, other):
+        Counted.times += 1
+        return float(self) * other
+
+    __rmul__ = __mul__
+
+
+def multiplications(count):
+    seen = [Observation(f"{index % 30}", Counted(GIB + index * MIB), 2.0 * GIB) for index in range(count)]
+    Counted.times = 0
+    calibration = Calibration(PRIOR, seen)
+    for rung in range(30):
+        calibration.correct(f"{rung}", float(GIB))
+    return Counted.times
+
+
+def test_twice_as_many_probes_take_twice_as_many_multiplications():
+    few, many = multiplications(500), multiplications(1000)
+    assert few > 0
+    assert many == 2 * few

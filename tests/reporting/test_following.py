@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from autotune import __version__
 from autotune.candidate import Candidate
 from autotune.cli import app
 from autotune.console import PlainConsole
@@ -22,12 +23,19 @@ from autotune.run.folder import create_run
 from autotune.run.journal import Journal, now, read_record
 from autotune.run.loop import tune
 from autotune.run.record import Record
+from autotune.run.sealed_lines import sealed
 from autotune.testing.arithmetic import Arithmetic
 from tests.fakes.executor import FACTS, ArithmeticExecutor
 from tests.fakes.runs import make_spec
 
 NEVER = Arithmetic(budget=1000, activations=2000, checkpointed=2000)
 """On which nothing fits."""
+
+
+def _journal(paths, *lines):
+    """Write a journal of these lines, each sealed behind the one before it."""
+    last = b""
+    paths.journal.write_bytes(b"".join((last := sealed(line.encode(), last)) + b"\n" for line in lines))
 
 
 @pytest.fixture
@@ -51,6 +59,9 @@ def runs(tmp_path):
     with Journal(paths.journal, paths.lock) as journal:
         journal.append(Asked.of(make_spec()))
     make("damaged").journal.write_text("{}\n{}\n")
+    _journal(
+        make("other version"), Asked.of(make_spec()).model_dump_json(), '{"type":"opened","version":"0.0.7"}'
+    )
     return parent, made
 
 
@@ -68,17 +79,39 @@ def test_each_state_is_listed_the_newest_first(runs):
     assert proven.started is not None
     assert Listed.read(made["no winner"]).why
     assert Listed.read(made["damaged"]).why
+    assert Listed.read(made["other version"]).why.startswith("autotune 0.0.7 wrote it")
     with Journal(made["interrupted"].journal, made["interrupted"].lock):
         assert Listed.read(made["interrupted"]).state == "running"
+
+
+@pytest.mark.parametrize(
+    ("version", "who"),
+    [(__version__, "another version of autotune"), ("1.0\x1b[2J", "another version of autotune")],
+)
+def test_a_spec_that_another_version_wrote_is_told_apart_from_damage(tmp_path, version, who):
+    paths = create_run(make_spec(), tmp_path)
+    asked = Asked.of(make_spec())
+    of_theirs = asked.model_copy(update={"spec": {**asked.spec, "of_another_time": 1}})
+    site = ArithmeticExecutor(Arithmetic(budget=1000)).describe()
+    opened = Opened(version=version, site=site, time="2026-11-22T12:00:00+00:00")
+    _journal(paths, of_theirs.model_dump_json(), opened.model_dump_json())
+    found = Listed.read(paths)
+    assert (found.state, found.why) == ("other version", f"{who} wrote it, and {__version__} cannot read it")
 
 
 def test_the_list_says_how_many_it_leaves_out(runs):
     parent, _ = runs
     done = CliRunner().invoke(app, ["runs", "--runs", str(parent), "--last", "1"])
     assert done.exit_code == 0
-    assert "and 3 earlier: --last 4" in done.stdout
+    assert "and 4 earlier: --last 5" in done.stdout
     data = json.loads(CliRunner().invoke(app, ["runs", "--runs", str(parent), "--json"]).stdout)
-    assert {run["state"] for run in data} == {"proven", "no winner", "interrupted", "damaged"}
+    assert {run["state"] for run in data} == {
+        "proven",
+        "no winner",
+        "interrupted",
+        "damaged",
+        "other version",
+    }
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
@@ -90,7 +123,7 @@ def test_runs_are_readable_in_every_window(runs, width):
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
-    for state in ("proven", "no winner", "interrupted", "damaged"):
+    for state in ("proven", "no winner", "interrupted", "damaged", "other version"):
         assert state in text
     shown = "model" in lines[0]
     assert shown if width == 200 else shown or "also shows" in lines[-1]

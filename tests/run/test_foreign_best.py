@@ -72,7 +72,7 @@ def test_an_exported_script_runs_nothing_that_a_file_says(target, tmp_path):
     }
     data["model"] |= {"name": HOSTILE, "config": {**data["model"]["config"], "x'\"\n": f"{HOSTILE}\n- a: b"}}
     data["candidate"] |= BASES.get(target, {})
-    if target == "torchtitan":
+    if target in ("torchtitan", "litgpt"):
         data["model"]["config"]["model_type"] = "llama"
     best = Best.from_yaml(json.dumps(data), "best.yaml")
     write_files(export(best, target), tmp_path)

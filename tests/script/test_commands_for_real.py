@@ -102,6 +102,20 @@ def test_torchrun_starts_two_ranks_and_each_has_the_budget(folder):
     assert result.leftovers == 0
 
 
+def test_what_accelerates_launcher_starts_is_watched_too(folder):
+    """One rank: on a processor it starts several by MPI alone."""
+    (folder / "train.py").write_text(programs.NANO)
+    device = CpuDevice(budget(256 * MIB))
+    launcher = f"{Path(sys.executable).parent / 'accelerate'} launch --cpu --num_processes {{gpus}}"
+    told = "--num_machines 1 --mixed_precision no --dynamo_backend no train.py"
+    command = parse_command(f"{launcher} {told} {TOLD}", None, None, folder)
+    result = ScriptExecutor([device]).run(requested(command, device), folder.parent / "probe", timeout=200)
+    assert isinstance(result.answer, Ok), result.answer
+    assert result.answer.optimizer_steps >= 2
+    assert result.leftovers == 0
+    assert [path.name for path in folder.iterdir()] == ["train.py"]
+
+
 def test_an_hf_trainer_script_by_its_shipped_mapping(folder):
     (folder / "train.py").write_text(programs.HF_TRAINER)
     device = CpuDevice(budget(512 * MIB))

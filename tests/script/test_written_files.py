@@ -5,8 +5,15 @@ import os
 import subprocess
 import sys
 
+from autotune.candidate import Candidate
+from autotune.devices.cpu import CpuDevice
+from autotune.executors.script import ScriptExecutor
+from autotune.probe.protocol import ProbeRequest
+from autotune.script.command import parse_command
 from autotune.script.runner import listing
 from autotune.script.watched import SITE, read_seen
+from autotune.specs import ModelSpec
+from autotune.units import GIB
 
 WRITES = """\
 import os, sys, sqlite3
@@ -51,3 +58,23 @@ def test_a_listing_leaves_out_scratch_runs_and_what_links_lead_to(tmp_path):
     (tmp_path / "below" / "link").symlink_to("/", target_is_directory=True)
     found = listing(str(tmp_path), [str(tmp_path / "scratch")])
     assert {os.path.relpath(path, tmp_path) for path in found} == {"a.txt", "below/b.txt", "below/link"}
+
+
+def test_a_probe_compiles_nothing_beside_its_sources_where_the_variable_for_it_is_empty(
+    tmp_path, monkeypatch
+):
+    """As a Makefile leaves it that exports the variable without a value: to Python that is not set."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "")
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "beside.py").write_text("")
+    (here / "train.py").write_text("import beside")
+    command = parse_command(f"{sys.executable} train.py {{micro_batch}} {{accumulation}}", None, None, here)
+    request = ProbeRequest(
+        kind="train", model=ModelSpec(name="train.py", source="command", command=command),
+        candidate=Candidate(micro_batch=1), seq_len=8, accumulation_steps=1, device="cpu", budget=GIB, seed=0,
+        sample_seconds=0.1, sample_steps=3, folder="", tokens_per_sample=8,
+    )  # fmt: skip
+    result = ScriptExecutor([CpuDevice(GIB)]).run(request, tmp_path / "probe", timeout=60)
+    assert not result.written
+    assert sorted(path.name for path in here.iterdir()) == ["beside.py", "train.py"]
