@@ -6,6 +6,7 @@ APART := $(abspath $(VENV))/apart
 LOWEST := $(abspath $(VENV))/lowest
 CONSUMERS := $(abspath $(VENV))/consumers
 LLAMAFACTORY := $(abspath $(VENV))/llamafactory
+AXOLOTL := $(abspath $(VENV))/axolotl
 PAGE := $(abspath $(VENV))/page
 CUDA := $(abspath $(VENV))/cuda-build
 CUDA_PYTHON ?= python3.12
@@ -51,9 +52,9 @@ apart: $(APART)/ready
 		PYTHONPATH=$(APART) DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" \
 		-k "float8 or deepspeed" --junit-xml=build/long/apart.xml $$folders; }
 
-consumers: $(CONSUMERS)/ready $(LLAMAFACTORY)/ready  ## the libraries that exports are for, pinned, in folders of their own (450 MiB)
+consumers: $(CONSUMERS)/ready $(LLAMAFACTORY)/ready $(AXOLOTL)/ready  ## the libraries that exports are for, pinned, in folders of their own (900 MiB)
 
-test-consumers: $(CONSUMERS)/ready $(LLAMAFACTORY)/ready  ## what is exported, validated and trained by the libraries that it is for
+test-consumers: consumers  ## what is exported, validated and trained by the libraries that it is for
 	PYTHONPATH=$(CONSUMERS) DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m consumers tests/consumers
 
 test-page: $(VENV)/ready $(PAGE)/ready  ## pages in Chromium (Debian: chromium nodejs npm): console, network, axe, screenshots
@@ -134,6 +135,11 @@ $(CONSUMERS)/ready: $(VENV)/ready consumers.txt
 $(LLAMAFACTORY)/ready: $(VENV)/ready llamafactory.txt
 	rm -rf $(LLAMAFACTORY)
 	$(BIN)/python -m pip install --quiet --no-deps --target $(LLAMAFACTORY) --requirement llamafactory.txt
+	touch $@
+
+$(AXOLOTL)/ready: $(VENV)/ready tests/consumers/axolotl.txt
+	rm -rf $(AXOLOTL)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(AXOLOTL) --requirement tests/consumers/axolotl.txt
 	touch $@
 
 $(PAGE)/ready: $(VENV)/ready tests/page/package.json

@@ -1,9 +1,16 @@
-"""axolotl reads what was exported. It trains in an environment of its own."""
+"""axolotl reads what was exported, and trains it over the older libraries that it wants (axolotl.txt)."""
+
+import os
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
 
+from autotune.exports import not_proven
+from autotune.exports.axolotl import STEPS
 from tests.configurations import make_best
+from tests.consumers.conftest import PARAMETERS
 
 
 @pytest.mark.parametrize(
@@ -24,3 +31,23 @@ def test_axolotl_takes_every_key_as_it_is_written(options, exported):
         if key != "datasets":
             assert getattr(getattr(config, key), "value", getattr(config, key)) == value, key
     assert [(entry.path, entry.type) for entry in config.datasets] == [("data/train.jsonl", "completion")]
+
+
+def test_axolotl_trains_as_a_run_measured(best_of, train, tmp_path, monkeypatch):
+    """In fp32, which it trains as it was measured; Triton and wandb, which it imports always, have stand-ins."""
+    best = best_of(precision="fp32", checkpointing="full")
+    here = Path(__file__)
+    overlays = [
+        str(Path(sys.executable).parent.parent / "axolotl"), os.environ["PYTHONPATH"],
+        str(here.with_name("without_gpu")), str(here.with_name("without_wandb")),
+    ]  # fmt: skip
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(overlays))
+    monkeypatch.setenv("AXOLOTL_DO_NOT_TRACK", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    trained = train(best, "axolotl", *STEPS)
+    trained.check(best)
+    assert trained.dtypes() == {"torch.float32"}
+    for step in trained.ranks[0]["steps"]:
+        assert (step["optimizer"], step["fused"], step["dtypes"]) == ("AdamW", True, ["torch.float32"])
+        assert step["numbers"] == PARAMETERS
+    assert not not_proven(best, "axolotl")

@@ -1,12 +1,15 @@
 """The exports to LLaMA-Factory and axolotl: what they would choose otherwise is written out, or told."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import yaml
 
 from autotune.exports import NOT_PROVEN, export, not_proven
 from autotune.exports.fields import CannotExport
+from autotune.run.write_best import write_files
 from tests.configurations import make_best
 
 
@@ -69,3 +72,13 @@ def test_a_model_for_another_task_is_refused(target):
     with pytest.raises(CannotExport) as refusal:
         export(best, target)
     assert set(refusal.value.reasons) == {"model"}
+
+
+def test_a_row_of_text_has_as_many_tokens_as_were_measured_with_one_for_its_end(tmp_path):
+    write_files(export(make_best(seq_len=32), "axolotl"), tmp_path)
+    subprocess.run([sys.executable, "make_inputs.py"], cwd=tmp_path, check=True)
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
+    rows = [json.loads(line)["text"] for line in (tmp_path / "data" / "train.jsonl").read_text().splitlines()]
+    assert {len(tokenizer.encode(row).ids) for row in rows} == {31}

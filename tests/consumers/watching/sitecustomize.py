@@ -1,12 +1,15 @@
 """Write what a training really ran, seen from outside by torch's global hooks: first on PYTHONPATH, no other change.
 
 AUTOTUNE_SEEN names a folder, in which each process that took an optimizer step leaves a file. AUTOTUNE_INSIDE names the
-class of the module, one in each block, whose calls are counted.
+class of the module, one in each block, whose calls are counted. A sitecustomize that this one hides is run too.
 """
 
 import atexit
 import json
 import os
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from pathlib import Path
 
 from autotune.watch.imports import after_import
@@ -36,6 +39,8 @@ class Seen:
             self.calls.append([*arguments[0].shape[:2], str(weight.dtype)])
 
     def after_step(self, optimizer, _arguments, _options):
+        if self.steps and not self.calls:
+            return  # of what holds the optimizer that stepped: torchtitan's container
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         local = [getattr(parameter, "_local_tensor", parameter) for parameter in parameters]
         self.steps.append({
@@ -57,3 +62,8 @@ class Seen:
 if "AUTOTUNE_SEEN" in os.environ:
     seen = Seen(os.environ["AUTOTUNE_SEEN"], os.environ["AUTOTUNE_INSIDE"])
     after_import("torch.optim.optimizer", seen.watch)
+
+here = Path(__file__).parent
+hidden = PathFinder.find_spec("sitecustomize", [path for path in sys.path if Path(path).absolute() != here])
+if hidden is not None:
+    hidden.loader.exec_module(module_from_spec(hidden))

@@ -3,7 +3,7 @@
 Its device is `cuda` wherever torch has no accelerator, and its log asks the device for its name and for memory. Its
 attention is torch's flex attention, which has no backward pass on a CPU: here the mask is written out for the attention
 that has one. Triton, which it imports always, is stood in for by `without_triton`, from when torch has found none. And
-it calls one function by the name that a later torch than 2.13 has for it.
+it calls one function by the name that a later torch than 2.13 has for it. axolotl 0.19 gets that Triton too.
 """
 
 import importlib
@@ -52,6 +52,10 @@ def on_cpu(utils):
     utils.device_type, utils.device_module = "cpu", Device("torch.cpu")
     if not hasattr(torch.distributed, "set_timeout"):
         torch.distributed.set_timeout = torch.distributed.distributed_c10d._set_pg_timeout
+    with_triton(utils)
+
+
+def with_triton(_module):
     for name in BEFORE_TRITON:
         importlib.import_module(name)
     sys.path.append(os.path.join(os.path.dirname(HERE), "without_triton"))
@@ -72,3 +76,4 @@ def with_backward(attention):
 
 after_import("torchtitan.tools.utils", on_cpu)
 after_import("torchtitan.models.common.attention", with_backward)
+after_import("axolotl.utils.trainer", with_triton)

@@ -1,4 +1,4 @@
-"""Stands for Triton where torch has none: torchtitan 0.3 imports it always, and calls its kernels on a GPU alone."""
+"""Stands for Triton where torch has none: torchtitan 0.3 and axolotl 0.19 import it always, for kernels on a GPU."""
 
 from triton import language  # noqa: F401
 
