@@ -265,6 +265,9 @@ class Predictor:
             candidate = rung.at(sizes[count - 1])
             if not within(self._surely_reserved(candidate, timeline)):
                 return False
+            most_reserved = self._reserved_at_most(candidate, timeline)
+            if most_reserved is not None and within(most_reserved):
+                return True
             usage = self._usage(candidate)
             return usage is not None and within(usage.total)
 
@@ -385,6 +388,15 @@ class Predictor:
             )
             known = self._reserved[candidate] = float(self.ground.held(candidate) + bytes_)
         return known
+
+    def _reserved_at_most(self, candidate: Candidate, timeline: Timeline) -> float | None:
+        """Return at most how many bytes are reserved, with what the process holds beside; None where it is not told."""
+        if self.ground.kind == "cpu" or candidate in self._used:
+            return None
+        bytes_ = self._requests_of(timeline, candidate).reserved_at_most(
+            candidate.micro_batch, candidate.expandable_segments, self.ground.blas_workspace
+        )
+        return None if bytes_ is None else float(self.ground.held(candidate) + bytes_)
 
     def _requests_of(self, timeline: Timeline, candidate: Candidate) -> Requests:
         """Return what a candidate asks for, composed once for the micro-batches that are tried in a row."""
