@@ -31,7 +31,7 @@ MOVED = 2.0
 
 
 DONOR = 3.0
-"""What a worker takes besides that is the first to trace over some parameters, and so their optimizer with the passes."""
+"""What tracing over parameters that a worker did not have before takes besides: it traces the optimizer too."""
 
 
 class Pieces(NamedTuple):
@@ -176,13 +176,15 @@ def shares(candidates: Sequence[Candidate], workers: int) -> list[list[Candidate
 
 def _parts(cluster: Sequence[tuple[Candidate, ...]], count: int) -> list[Sequence[tuple[Candidate, ...]]]:
     """Divide what runs on one model, which is then built several times; not where its block would be compiled so."""
-    count = 1 if cluster[0][0].compile != "none" else min(count, len(cluster))
+    count = 1 if cluster[0][0].compile != "none" else max(1, min(count, len(cluster)))
     return [cluster[first::count] for first in range(count)]
 
 
 def _load(groups: Sequence[tuple[Candidate, ...]]) -> float:
     """Return what one worker takes to trace groups, of what the passes of a small trace take."""
-    plainest = [first for first, *_ in groups if None not in packages(first).values()]  # others are refused at once
+    plainest = [
+        first for first, *_ in groups if None not in packages(first).values()
+    ]  # others are refused at once
     compiled = {_compiled(one) for one in plainest if one.compile != "none"}
     models = {_model(one) for one in plainest}
     donors = {one.with_plainest_passes() for one in plainest}
