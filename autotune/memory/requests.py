@@ -84,7 +84,9 @@ class Requests:
         self._program = program
         self._growths = growths or Growths()
         self._cuts = [start for start, phase, _ in program.marks if phase in {"forward", "optimizer"}]
+        self._with_workspaces: Numbers | None = None
         self._streams: dict[bool, _Stream] = {}
+        self._lines: tuple[Numbers, Numbers] | None = None
         self._large: dict[tuple[int, int], int] = {}
         """What expandable segments of the large pool come to, by micro-batch and workspace."""
 
@@ -92,11 +94,17 @@ class Requests:
         """Return the most bytes alive at one time, as `Timeline.allocated` does; with cuBLAS' workspaces, if given."""
         import numpy as np
 
-        sizes, events = self._base + self._slope * micro_batch, self._stream(blas_workspace).events
-        if blas_workspace:
-            sizes = np.append(sizes, [blas_workspace, blas_workspace])
+        events = self._events_of(blas_workspace)
         if not len(events):
             return 0
+        if self._rounding == 1 and not blas_workspace:  # the bytes after each event are on a line
+            if self._lines is None:
+                self._lines = self._levels(self._base, events), self._levels(self._slope, events)
+            base, slope = self._lines
+            return int((base + slope * micro_batch).max())
+        sizes = self._base + self._slope * micro_batch
+        if blas_workspace:
+            sizes = np.append(sizes, [blas_workspace, blas_workspace])
         return int(self._levels(-(-sizes // self._rounding) * self._rounding, events).max())
 
     def usage(
@@ -223,16 +231,24 @@ class Requests:
             highest = max(highest, most)
         return mapped(highest, small)
 
-    def _stream(self, blas_workspace: int) -> _Stream:
+    def _events_of(self, blas_workspace: int) -> Numbers:
         """Return all events; with a workspace those in which cuBLAS takes its two, as slots behind all others."""
+        import numpy as np
+
+        if not blas_workspace:
+            return self._events
+        if self._with_workspaces is None:
+            starts, behind = self._program.workspaces(), len(self._base)
+            self._with_workspaces = np.insert(self._events, starts, [behind, behind + 1])
+        return self._with_workspaces
+
+    def _stream(self, blas_workspace: int) -> _Stream:
+        """Return the events of `_events_of` with what is known of them. Computed once."""
         import numpy as np
 
         kind = blas_workspace > 0
         if kind not in self._streams:
-            events = self._events
-            if kind:
-                starts, behind = self._program.workspaces(), len(self._base)
-                events = np.insert(events, starts, [behind, behind + 1])
+            events = self._events_of(blas_workspace)
             slots = np.where(events >= 0, events, ~events)
             released = np.zeros(len(self._base) + 2, dtype=bool)
             released[slots[events < 0]] = True
