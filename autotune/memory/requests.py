@@ -226,7 +226,7 @@ class Requests:
         for begin, end in pairwise([0, *np.searchsorted(own, self._cuts).tolist(), len(own)]):
             if begin == end:
                 continue
-            digest = hashlib.blake2b(told[begin:end], digest_size=16).digest()
+            digest = hashlib.blake2b(told[begin:end].data, digest_size=16).digest()
             segment, most = self._growths.after(segment, digest, partial(stretch, begin, end))
             highest = max(highest, most)
         return mapped(highest, small)
