@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 from autotune.candidate import Candidate
@@ -265,6 +266,9 @@ class Predictor:
             candidate = rung.at(sizes[count - 1])
             if not within(self._surely_reserved(candidate, timeline)):
                 return False
+            most_reserved = self._reserved_at_most(candidate, timeline)
+            if most_reserved is not None and within(most_reserved):
+                return True
             usage = self._usage(candidate)
             return usage is not None and within(usage.total)
 
@@ -319,19 +323,29 @@ class Predictor:
         return self._timelines[alike]
 
     def _find_timeline(self, candidate: Candidate) -> Timeline | None:
-        plain = candidate.traced()
-        fixed = plain.model_copy(update={"expandable_segments": False})
-        same = (candidate, plain, fixed)
-        keys = [key for other in same for key in (other.key(), other.rung().key())]
-        for key in keys:
+        keys = partial(self._keys, candidate)
+        for key in keys():
             if key in self.timelines and self.timelines[key].covers(candidate.micro_batch):
                 return self.timelines[key]
         if candidate.checkpointed_blocks != "all":
-            for key in map(_of_any_number, keys):
+            for key in map(_of_any_number, keys()):
                 composed = self._with_checkpointed(key, candidate.checkpointed_blocks)
                 if composed is not None and composed.covers(candidate.micro_batch):
                     return composed
         return None
+
+    def _keys(self, candidate: Candidate) -> Iterator[str]:
+        """Yield by what a candidate's timeline may go, one after the other: most often the first one is there."""
+
+        def of(other: Candidate) -> Iterator[str]:
+            if self._exact:  # else none goes by a micro-batch
+                yield other.key()
+            yield other.rung().key()
+
+        yield from of(candidate)
+        plain = candidate.traced()
+        yield from of(plain)
+        yield from of(plain.model_copy(update={"expandable_segments": False}))
 
     def _with_checkpointed(self, key: str, count: int) -> Timeline | None:
         """Return the timeline of so many checkpointed blocks, made of one with another number; None without one."""
@@ -385,6 +399,15 @@ class Predictor:
             )
             known = self._reserved[candidate] = float(self.ground.held(candidate) + bytes_)
         return known
+
+    def _reserved_at_most(self, candidate: Candidate, timeline: Timeline) -> float | None:
+        """Return at most how many bytes are reserved, with what the process holds beside; None where it is not told."""
+        if self.ground.kind == "cpu" or candidate in self._used:
+            return None
+        bytes_ = self._requests_of(timeline, candidate).reserved_at_most(
+            candidate.micro_batch, candidate.expandable_segments, self.ground.blas_workspace
+        )
+        return None if bytes_ is None else float(self.ground.held(candidate) + bytes_)
 
     def _requests_of(self, timeline: Timeline, candidate: Candidate) -> Requests:
         """Return what a candidate asks for, composed once for the micro-batches that are tried in a row."""

@@ -23,6 +23,9 @@ from autotune.memory.unlimited import (
 from autotune.timeline.step_events import CUDA_BLOCK, PLACES
 from autotune.timeline.timeline import Timeline
 
+SIZE_BITS = 31
+"""Of a request in what tells stretches apart: it is less than `LARGEST` blocks."""
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -30,12 +33,20 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.int64]
 
 
-class _Asked(NamedTuple):
-    """What is asked for at one micro-batch."""
+class _Stream(NamedTuple):
+    """The events of a probe, at whatever micro-batch."""
 
     events: Numbers
     slots: Numbers
     """Of each event."""
+    for_good: NDArray[np.bool_]
+    """Whether an event allocates what is never released."""
+
+
+class _Asked(NamedTuple):
+    """What is asked for at one micro-batch."""
+
+    stream: _Stream
     sizes: Numbers
     """Bytes of each slot; at most 0 where it takes nothing on the device."""
     blocks: Numbers
@@ -74,17 +85,26 @@ class Requests:
         self._growths = growths or Growths()
         self._cuts = [start for start, phase, _ in program.marks if phase in {"forward", "optimizer"}]
         self._with_workspaces: Numbers | None = None
+        self._streams: dict[bool, _Stream] = {}
+        self._lines: tuple[Numbers, Numbers] | None = None
+        self._large: dict[tuple[int, int], int] = {}
+        """What expandable segments of the large pool come to, by micro-batch and workspace."""
 
     def allocated(self, micro_batch: int, blas_workspace: int = 0) -> int:
         """Return the most bytes alive at one time, as `Timeline.allocated` does; with cuBLAS' workspaces, if given."""
         import numpy as np
 
-        sizes, events = self._base + self._slope * micro_batch, self._events
-        if blas_workspace:
-            sizes = np.append(sizes, [blas_workspace, blas_workspace])
-            events = self._events_with_workspaces()
+        events = self._events_of(blas_workspace)
         if not len(events):
             return 0
+        if self._rounding == 1 and not blas_workspace:  # the bytes after each event are on a line
+            if self._lines is None:
+                self._lines = self._levels(self._base, events), self._levels(self._slope, events)
+            base, slope = self._lines
+            return int((base + slope * micro_batch).max())
+        sizes = self._base + self._slope * micro_batch
+        if blas_workspace:
+            sizes = np.append(sizes, [blas_workspace, blas_workspace])
         return int(self._levels(-(-sizes // self._rounding) * self._rounding, events).max())
 
     def usage(
@@ -103,22 +123,22 @@ class Requests:
         try:
             asked = self._asked(micro_batch, blas_workspace)
             taken, reserved = asked.taken, 0
-            for small in (True, False):
-                if expandable_segments:
-                    reserved += self._grown(asked, small)
-                    continue
-                own = asked.of_pool(small)
-                stream, sizes = asked.events[own].tolist(), asked.blocks.tolist()
-                found = reserved_by_segments(stream, sizes, small, max_split_size)
-                reserved += found.reserved
-                taken[own] = found.sizes
+            if expandable_segments:
+                reserved = self._grown(asked, small=True) + self._of_large(asked, micro_batch, blas_workspace)
+            else:
+                for small in (True, False):
+                    own = asked.of_pool(small)
+                    stream, sizes = asked.stream.events[own].tolist(), asked.blocks.tolist()
+                    found = reserved_by_segments(stream, sizes, small, max_split_size)
+                    reserved += found.reserved
+                    taken[own] = found.sizes
         except OutOfAddresses:
             allocator = CachingAllocator(None, expandable_segments, max_split_size)
             sizes = (self._base + self._slope * micro_batch).tolist()
             return simulated(self._program, sizes, allocator, blas_workspace)
-        signs = np.where(asked.events >= 0, 1, -1)
+        signs = np.where(asked.stream.events >= 0, 1, -1)
         return AllocatorUsage(
-            requested_peak=_most(np.maximum(asked.sizes[asked.slots], 0) * signs),
+            requested_peak=_most(np.maximum(asked.sizes[asked.stream.slots], 0) * signs),
             allocated_peak=_most(np.maximum(taken, 0) * signs) * CUDA_BLOCK,
             reserved_peak=reserved * CUDA_BLOCK,
             retries=0,
@@ -135,45 +155,66 @@ class Requests:
         try:
             asked = self._asked(micro_batch, blas_workspace)
             own = asked.of_pool(small=True)
-            alive = _most(asked.taken[own] * np.where(asked.events[own] >= 0, 1, -1))
-            return (mapped(alive, small=True) + self._grown(asked, small=False)) * CUDA_BLOCK
+            alive = _most(asked.taken[own] * np.where(asked.stream.events[own] >= 0, 1, -1))
+            large = self._of_large(asked, micro_batch, blas_workspace)
+            return (mapped(alive, small=True) + large) * CUDA_BLOCK
         except OutOfAddresses:
             return self.allocated(micro_batch, blas_workspace)
+
+    def reserved_at_most(
+        self, micro_batch: int, expandable_segments: bool = False, blas_workspace: int = 0
+    ) -> int | None:
+        """Return bytes that `usage` reserves at most, in less time: as if nothing in the small pool served again.
+
+        None where that is not told so: without expandable segments, or where addresses run out.
+        """
+        if not expandable_segments:
+            return None
+        try:
+            asked = self._asked(micro_batch, blas_workspace)
+            own = asked.of_pool(small=True)
+            made = int(asked.taken[own[asked.stream.events[own] >= 0]].sum())
+            return (
+                mapped(made, small=True) + self._of_large(asked, micro_batch, blas_workspace)
+            ) * CUDA_BLOCK
+        except OutOfAddresses:
+            return None
 
     def _asked(self, micro_batch: int, blas_workspace: int) -> _Asked:
         import numpy as np
 
-        sizes, events = self._base + self._slope * micro_batch, self._events
+        sizes, stream = self._base + self._slope * micro_batch, self._stream(blas_workspace)
         if blas_workspace:
             sizes = np.append(sizes, [blas_workspace, blas_workspace])
-            events = self._events_with_workspaces()
         blocks = -(-sizes // CUDA_BLOCK)
         if int(blocks.max(initial=0)) >= LARGEST:
             raise OutOfAddresses
-        slots = np.where(events >= 0, events, ~events)
-        return _Asked(events, slots, sizes, blocks, blocks[slots])
+        return _Asked(stream, sizes, blocks, blocks[stream.slots])
+
+    def _of_large(self, asked: _Asked, micro_batch: int, blas_workspace: int) -> int:
+        """Return the blocks that expandable segments of the large pool map. Computed once."""
+        key = micro_batch, blas_workspace
+        if key not in self._large:
+            self._large[key] = self._grown(asked, small=False)
+        return self._large[key]
 
     def _grown(self, asked: _Asked, small: bool) -> int:
         """Return the blocks that expandable segments of a pool map, stretch by stretch."""
         import numpy as np
 
         blocks, own = asked.blocks, asked.of_pool(small)
-        released = np.zeros(len(blocks), dtype=bool)
-        released[~asked.events[asked.events < 0]] = True
-        stream = asked.events[own]
-        for_good = stream >= 0
-        for_good[for_good] = ~released[stream[for_good]]
+        stream, for_good = asked.stream.events[own], asked.stream.for_good[own]
         cuts = np.searchsorted(own, self._cuts)
         at_once = np.zeros(len(own), dtype=bool)
         at_once[:-1] = (stream[:-1] >= 0) & (stream[1:] == ~stream[:-1])
         at_once[cuts[(cuts > 0) & (cuts < len(own))] - 1] = False  # what a stretch leaves the next one finds
-        told = np.stack(
-            [np.where(for_good, FOR_GOOD, np.where(at_once, AT_ONCE, stream)), asked.taken[own]], axis=1
-        )
-        stream = stream + FOR_GOOD * for_good + AT_ONCE * at_once
         kept = np.ones(len(own), dtype=bool)
         kept[1:] = ~at_once[:-1]
-        own, stream, told = own[kept], stream[kept], told[kept]
+        own, stream, for_good, at_once = own[kept], stream[kept], for_good[kept], at_once[kept]
+        # What tells a stretch from others: slots by their numbers where they are released later, and how much.
+        told = np.where(for_good, LARGEST - 1, np.where(at_once, LARGEST - 2, stream)) << SIZE_BITS
+        told += asked.taken[own]
+        stream += FOR_GOOD * for_good + AT_ONCE * at_once
         listed: list[list[int]] = []
 
         def stretch(begin: int, end: int) -> tuple[list[int], list[int], list[int]]:
@@ -185,19 +226,34 @@ class Requests:
         for begin, end in pairwise([0, *np.searchsorted(own, self._cuts).tolist(), len(own)]):
             if begin == end:
                 continue
-            digest = hashlib.blake2b(told[begin:end].tobytes(), digest_size=16).digest()
+            digest = hashlib.blake2b(told[begin:end].data, digest_size=16).digest()
             segment, most = self._growths.after(segment, digest, partial(stretch, begin, end))
             highest = max(highest, most)
         return mapped(highest, small)
 
-    def _events_with_workspaces(self) -> Numbers:
-        """Return the events in which cuBLAS takes its two workspaces, as slots behind all others, and keeps them."""
+    def _events_of(self, blas_workspace: int) -> Numbers:
+        """Return all events; with a workspace those in which cuBLAS takes its two, as slots behind all others."""
         import numpy as np
 
+        if not blas_workspace:
+            return self._events
         if self._with_workspaces is None:
             starts, behind = self._program.workspaces(), len(self._base)
             self._with_workspaces = np.insert(self._events, starts, [behind, behind + 1])
         return self._with_workspaces
+
+    def _stream(self, blas_workspace: int) -> _Stream:
+        """Return the events of `_events_of` with what is known of them. Computed once."""
+        import numpy as np
+
+        kind = blas_workspace > 0
+        if kind not in self._streams:
+            events = self._events_of(blas_workspace)
+            slots = np.where(events >= 0, events, ~events)
+            released = np.zeros(len(self._base) + 2, dtype=bool)
+            released[slots[events < 0]] = True
+            self._streams[kind] = _Stream(events, slots, (events >= 0) & ~released[slots])
+        return self._streams[kind]
 
     def _levels(self, sizes: Numbers, events: Numbers) -> Numbers:
         import numpy as np

@@ -102,14 +102,16 @@ class JournalOrder:
         return self._not_at_work() or self._busy() or found
 
     def _not_searching(self) -> str | None:
-        return self._not_inspected() or ("the search was over then" if self._searched else None)
+        if self._running and self._inspected and not self._searched and self._active is None:
+            return None  # of most lines, at one look
+        return self._not_inspected() or "the search was over then"
 
     def _not_ending(self) -> str | None:
         return self._not_inspected() or (None if self._searched else "the search was not over then")
 
     def _started(self, entry: Started) -> str | None:
         number, known = entry.number, self._probes.get(entry.number)
-        pending = sorted(self._tally.pending)
+        pending = sorted(self._tally.pending) if self._tally.pending else ()
         if number not in pending and (known or pending or number != len(self._probes) + 1):
             return f"probe {pending[0] if pending else len(self._probes) + 1} was to be started then"
         if known and (known.candidate, known.node) != (entry.candidate, entry.node):

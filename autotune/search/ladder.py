@@ -70,16 +70,16 @@ class Ladder:
 
     def plain(self, candidate: Candidate) -> Candidate:
         """Return a candidate without the techniques that cost time to save memory."""
-        plain = self._plain.get(candidate)
+        rung = candidate.rung()
+        plain = self._plain.get(rung)
         if plain is None:
             # How many blocks are checkpointed goes with that they are.
             slower = [
                 axis for axis in self._axes if axis in OPEN or slowdown(axis, getattr(candidate, axis)) > 1
             ]
             changes = {axis: getattr(self._base, axis) for axis in slower}
-            rung = candidate.rung().model_copy(update=changes)
-            plain = self._plain[candidate] = rung.at(candidate.micro_batch)
-        return plain
+            plain = self._plain[rung] = rung.model_copy(update=changes) if changes else rung
+        return plain.at(candidate.micro_batch)
 
     def differing(self, rung: Candidate) -> tuple[str, ...]:
         """Return the axes in which a rung differs from its reference."""

@@ -14,10 +14,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from autotune.candidate import Candidate
-from autotune.timeline.depth import NotAlike, Spans
+from autotune.timeline.common_blocks import CommonBlocks
+from autotune.timeline.depth import NotAlike
 from autotune.timeline.divided_step import DividedStep
 from autotune.timeline.joined_step import joined_step
 from autotune.timeline.op_difference import added, difference
+from autotune.timeline.recent import Recent
 from autotune.timeline.step_events import Slots, StepEvents, renamed, survivors
 from autotune.timeline.timeline import Timeline
 
@@ -38,10 +40,10 @@ def joined(candidate: Candidate, common: Timeline, rest: Timeline, blocks: Timel
         return None
     slots = _Slots(rest, blocks)
     try:
-        micro, spans = _step([_divided(one, one.micro, _spans(one)) for one in timelines], slots)
+        micro, spans = joined_step(_COMMON.of(common, rest, False), _divided(blocks, False), slots.of_rest)
         single, alone = None, None
         if blocks.single is not None:
-            single, alone = _step([_divided(one, one.single, _single_spans(one)) for one in timelines], slots)
+            single, alone = joined_step(_COMMON.of(common, rest, True), _divided(blocks, True), slots.of_rest)
     except NotAlike:
         return None
     if not _leave_the_same(blocks, slots.slots, micro):
@@ -118,23 +120,17 @@ class _Slots:
         return self._new[slot]
 
 
-def _spans(timeline: Timeline) -> Spans | None:
-    return None if timeline.blocks is None else timeline.blocks.micro
-
-
-def _single_spans(timeline: Timeline) -> Spans | None:
-    return None if timeline.blocks is None else timeline.blocks.single
-
-
-def _divided(timeline: Timeline, step: StepEvents | None, spans: Spans | None) -> DividedStep:
+def _divided(timeline: Timeline, single: bool) -> DividedStep:
+    step = timeline.single if single else timeline.micro
+    assert timeline.blocks is not None, "joinable timelines know their blocks"
+    spans = timeline.blocks.single if single else timeline.blocks.micro
     if step is None or spans is None:
         raise NotAlike("where blocks lie is not known")
     return DividedStep(timeline.slots, step, spans)
 
 
-def _step(steps: list[DividedStep], slots: _Slots) -> tuple[StepEvents, Spans]:
-    common, rest, blocks = steps
-    return joined_step(common, rest, blocks, slots.of_rest)
+def _common(common: Timeline, rest: Timeline, single: bool) -> CommonBlocks:
+    return CommonBlocks(_divided(common, single), _divided(rest, single))
 
 
 def _leave_the_same(blocks: Timeline, slots: Slots, micro: StepEvents) -> bool:
@@ -155,3 +151,7 @@ def _leave_the_same(blocks: Timeline, slots: Slots, micro: StepEvents) -> bool:
 def _renamed(segment: StepEvents, names: dict[int, int]) -> StepEvents:
     events = [event if event >= 0 else ~names.get(~event, ~event) for event in segment.events]
     return StepEvents(events, segment.marks)
+
+
+_COMMON = Recent(_common)
+"""One loss is joined with many ways to run blocks."""

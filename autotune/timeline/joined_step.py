@@ -2,62 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from autotune.timeline.common_blocks import LAST, CommonBlocks, Names, paired
 from autotune.timeline.depth import NotAlike, Span, Spans
-from autotune.timeline.divided_step import DividedStep, Key, ReleaseGroup, made_in
+from autotune.timeline.divided_step import DividedStep, Key, made_in
 from autotune.timeline.step_events import Accumulated, StepEvents
 
 ROUNDING = 64
 """Bytes by which sizes may differ that two traces found at other micro-batches, 2 and 3 or 32 and 33."""
 
-LAST = 2
-"""Of the stretches before, between and behind the blocks the last."""
-
-
-class _Names:
-    """Which slot of one micro-step stands for which of another."""
-
-    def __init__(self) -> None:
-        self.of: dict[int, int] = {}
-        self.back: dict[int, int] = {}
-
-    def add(self, our: int, their: int) -> None:
-        """Say that a slot stands for another. Raises NotAlike where it stands for a third."""
-        if self.of.setdefault(our, their) != their or self.back.setdefault(their, our) != our:
-            raise NotAlike("slots do not correspond")
-
 
 def joined_step(
-    common: DividedStep, rest: DividedStep, blocks: DividedStep, new: Callable[[int], int]
+    shown: CommonBlocks, blocks: DividedStep, new: Callable[[int], int]
 ) -> tuple[StepEvents, Spans]:
     """Return the micro-step with the blocks of `blocks` and what is beside blocks in `rest`, and where blocks lie.
 
-    Its slots are those of `blocks`, and those that `new` gives for a slot of `rest`. Raises NotAlike where `common`
-    does not have the blocks of `rest`, or what is beside blocks in `blocks`.
+    `shown` has both `rest` and `common`, which tells what is beside blocks. Slots are those of `blocks`, and those that
+    `new` gives for a slot of `rest`. Raises NotAlike where `common` does not have what is beside blocks in `blocks`.
     """
-    if not list(common.passes) == list(rest.passes) == list(blocks.passes):
+    if list(shown.common.passes) != list(blocks.passes):
         raise NotAlike("the blocks are others")
-    return _Joining(common, rest, blocks, new).run()
+    return _Joining(shown, blocks, new).run()
 
 
 class _Joining:
-    def __init__(
-        self, common: DividedStep, rest: DividedStep, blocks: DividedStep, new: Callable[[int], int]
-    ) -> None:
-        self._common, self._rest, self._blocks, self._new = common, rest, blocks, new
-        self._rest_of = _Names()
-        """Of slots of `common`: within blocks, and what of those made beside them is known to be the same."""
-        self._let_go_by_blocks: set[int] = set()
-        """Slots of `common` that are made beside blocks, and released by these."""
-        self._blocks_of = _Names()
+    def __init__(self, shown: CommonBlocks, blocks: DividedStep, new: Callable[[int], int]) -> None:
+        self._common, self._rest, self._blocks, self._new = shown.common, shown.rest, blocks, new
+        self._rest_of, self._let_go_by_blocks = shown.rest_of, shown.let_go_by_blocks
+        self._anchors = shown.anchors
+        self._blocks_of = Names()
         """Of slots of `common` that are made beside blocks."""
         self._groups: list[tuple[set[int], list[int]]] = []
         """What of blocks is released in one row beside them, in `common` and in `blocks`."""
         self._group: dict[int, int] = {}
         """By a slot of `rest`."""
-        self._anchors: dict[int | None, int | None] = {}
-        """Of what is made before and behind the blocks in `common`, what is so in `rest`; None stands for the end."""
         self._anchored: dict[int | None, list[int]] = {}
         """By such a slot of `rest`: what of the blocks of `blocks` is released before it is made."""
         self._at_the_end = blocks.released_when_forward_ends()
@@ -78,7 +57,6 @@ class _Joining:
         """Where positions of `rest` beside blocks are in the result."""
 
     def run(self) -> tuple[StepEvents, Spans]:
-        self._compare_blocks()
         self._compare_beside()
         self._match_groups()
         before, between, behind = self._rest.stretches()
@@ -98,67 +76,12 @@ class _Joining:
             [spans["forward", one] for one in numbers], [spans["backward", one] for one in numbers]
         )
 
-    def _compare_blocks(self) -> None:
-        """Find what of `common` is what of `rest`. Raises NotAlike where their blocks differ."""
-        common, rest, names = self._common, self._rest, self._rest_of
-        # What is made before the blocks and behind them first: a loss changes little of that.
-        for part in (0, LAST):
-            ours, theirs = (step.rows(step.stretches()[part]) for step in (common, rest))
-            made = [[step.size(row.made) for row in rows if row.made is not None]
-                    for step, rows in ((common, ours), (rest, theirs))]  # fmt: skip
-            if made[0] != made[1]:
-                continue
-            for our, their in zip(ours, theirs, strict=True):
-                self._pair_rows(our, their)
-            if part == LAST:
-                self._anchors[None] = None
-        for key, span in common.passes.items():
-            for our, their in _paired(common.rows(span), rest.rows(rest.passes[key])):
-                self._compare_row(our.released, their.released)
-                if our.made is not None and their.made is not None:
-                    if common.size(our.made) != rest.size(their.made):
-                        raise NotAlike("blocks make other sizes")
-                    names.add(our.made, their.made)
-        ours_arrive = [(names.of[slot], *told) for slot, *told in common.arrivals(common.within)]
-        if sorted(ours_arrive) != rest.arrivals(rest.within):
-            raise NotAlike("other gradients arrive in blocks")
-
-    def _pair_rows(self, ours: ReleaseGroup, theirs: ReleaseGroup) -> None:
-        """Note what two rows beside blocks have alike, where that is plain."""
-        common, rest = self._common, self._rest
-        if ours.made is not None and theirs.made is not None:
-            self._rest_of.add(ours.made, theirs.made)
-            self._anchors[ours.made] = theirs.made
-        our = [slot for slot in ours.released if slot in common.beside and slot not in self._rest_of.of]
-        their = [slot for slot in theirs.released if slot in rest.beside and slot not in self._rest_of.back]
-        for slot in our:
-            size = common.size(slot)
-            found = [other for other in their if rest.size(other) == size]
-            if len(found) == 1 and sum(common.size(one) == size for one in our) == 1:
-                self._rest_of.add(slot, found[0])
-
-    def _compare_row(self, ours: Sequence[int], theirs: Sequence[int]) -> None:
-        """Compare what blocks release in a row; what was made beside them may be known by that alone."""
-        common, rest, names = self._common, self._rest, self._rest_of
-        self._let_go_by_blocks |= common.beside.intersection(ours)
-        known = {names.of[slot] for slot in ours if slot in names.of}
-        built = {slot for slot in ours if slot not in common.within and slot not in common.beside}
-        our = [slot for slot in ours if slot not in names.of and slot not in built]
-        their = [slot for slot in theirs if slot not in known and slot not in built]
-        if len(ours) != len(theirs) or len(our) != len(their) or not {*our} <= common.beside:
-            raise NotAlike("blocks release other things")
-        pairs = zip(sorted(our, key=common.size), sorted(their, key=rest.size), strict=True)
-        for one, other in pairs:
-            if other not in rest.beside or common.size(one) != rest.size(other):
-                raise NotAlike("blocks release other sizes")
-            names.add(one, other)
-
     def _compare_beside(self) -> None:
         """Find what of `common` is what of `blocks`. Raises NotAlike where what is beside their blocks differs."""
         common, blocks, names = self._common, self._blocks, self._blocks_of
         stretches = zip(common.stretches(), blocks.stretches(), strict=True)
         for part, (one, other) in enumerate(stretches):
-            for ours, theirs in _paired(common.rows(one), blocks.rows(other)):
+            for ours, theirs in paired(common.rows(one), blocks.rows(other)):
                 ends = ours.made is None and part < LAST
                 of_blocks = {slot for slot in ours.released if slot in common.within}
                 there = [slot for slot in theirs.released if slot in blocks.within]
@@ -275,14 +198,6 @@ class _Joining:
         if len(found) != len(self._blocks.step.accumulated):
             raise NotAlike("other gradients arrive")
         return sorted(found, key=lambda entry: entry.position)
-
-
-def _paired(
-    ours: Sequence[ReleaseGroup], theirs: Sequence[ReleaseGroup]
-) -> Iterator[tuple[ReleaseGroup, ReleaseGroup]]:
-    if len(ours) != len(theirs):
-        raise NotAlike("more is made in one than in the other")
-    return zip(ours, theirs, strict=True)
 
 
 def _about(ours: tuple[int, int, int], theirs: tuple[int, int, int]) -> bool:

@@ -9,18 +9,15 @@ trace of that candidate with the offload, or with DDP, shows.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from threading import Lock
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from autotune.timeline.depth import Span, Spans
 from autotune.timeline.op_difference import Difference, added, difference
+from autotune.timeline.recent import Recent
 from autotune.timeline.step_events import CATEGORIES, Slots, StepEvents
 from autotune.timeline.timeline import Timeline
-
-REMEMBERED = 4
-"""Timelines that are kept with what was made of them, of about 1 MB each."""
 
 
 class Leaving(NamedTuple):
@@ -101,28 +98,6 @@ def _shown(plain: Timeline, donor: Timeline, in_place: bool) -> _Shown | None:
         return None
     more = difference(plain.work, donor.work)
     return None if more is None else _Shown(ours, begun, whole, more)
-
-
-_Result = TypeVar("_Result")
-
-
-class _Recent(Generic[_Result]):
-    """Remembers what a function made of two timelines, the last few: of a ladder the same are asked for in a row."""
-
-    def __init__(self, function: Callable[[Timeline, Timeline, bool], _Result]) -> None:
-        self._function = function
-        self._known: dict[tuple[int, int, bool], tuple[Timeline, Timeline, _Result]] = {}
-        self._lock = Lock()
-
-    def of(self, one: Timeline, other: Timeline, in_place: bool) -> _Result:
-        """Return the result for these very timelines, made once; they are kept, and so are their numbers their own."""
-        key = id(one), id(other), in_place
-        with self._lock:
-            known = self._known.pop(key, None) or (one, other, self._function(one, other, in_place))
-            while len(self._known) >= REMEMBERED:
-                self._known.pop(next(iter(self._known)))
-            self._known[key] = known
-        return known[2]
 
 
 def _begun(plain: Timeline, donor: Timeline) -> list[_Begun] | None:
@@ -271,5 +246,5 @@ def _told(segment: StepEvents, slots: Slots) -> list[object]:
     return [*told, tuple(sorted(row)), [phase for _, phase in segment.marks]]
 
 
-_GONE = _Recent(_leaving)
-_SHOWN = _Recent(_shown)
+_GONE = Recent(_leaving)
+_SHOWN = Recent(_shown)

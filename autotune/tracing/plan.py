@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from autotune.candidate import ON_ONE_MODEL, PASSES, Candidate, alike
+from autotune.techniques.check import packages
 from autotune.techniques.sharding import IN_SHARDS
 
 UPDATE_SHARE = 0.3
@@ -17,8 +18,20 @@ COMPILING = 14.0
 """What compiling a block takes of what a trace of passes does; others that compile it alike find it."""
 
 
-SHARDED = 2.5
-"""How many times as long passes take, and building a model, which is as much, where FSDP2 gathers parameters."""
+SHARDED = 1.4
+"""How many times as long passes take where FSDP2 gathers parameters."""
+
+
+SHARDING = 4.0
+"""What building a model takes there; elsewhere it is as much as the passes of a small trace."""
+
+
+MOVED = 2.0
+"""How many times as long passes take whose activations leave the device: through more of the blocks."""
+
+
+DONOR = 3.0
+"""What tracing over parameters that a worker did not have before takes besides: it traces the optimizer too."""
 
 
 class Pieces(NamedTuple):
@@ -136,24 +149,22 @@ WITHIN_BLOCKS = ("checkpointing", "checkpointed_blocks", "compile", "activation_
 def shares(candidates: Sequence[Candidate], workers: int) -> list[list[Candidate]]:
     """Divide candidates among at most so many workers, as evenly as may be.
 
-    What is alike is traced together, and what runs on the same model, which is built, and its block compiled, once. In
-    a share those come first whose optimizers are traced: they serve the others.
+    What is alike is traced together, and what runs on the same model, which is built, and its block compiled, once; if
+    that is even, also what has the same parameters, over which an optimizer is traced once. In a share those come first
+    whose optimizers are traced: they serve the others.
     """
-    divided: list[list[tuple[Candidate, ...]]] = [[] for _ in range(max(1, workers))]
-    loads = [0.0] * len(divided)
     clusters: dict[Candidate, list[tuple[Candidate, ...]]] = {}
     for group in alike(candidates):
         clusters.setdefault(_compiled(group[0]), []).append(group)
-    even = sum(map(_load, clusters.values())) / len(divided)
+    even = sum(map(_load, clusters.values())) / max(1, workers)
     parts = [
         part
         for cluster in clusters.values()
         for part in (_parts(cluster, math.ceil(_load(cluster) / even)) if even else [cluster])
     ]
+    divided: list[list[tuple[Candidate, ...]]] = [[] for _ in range(max(1, workers))]
     for part in sorted(parts, key=_load, reverse=True):
-        least = loads.index(min(loads))
-        divided[least] += part
-        loads[least] += _load(part)
+        min(divided, key=lambda share: _load([*share, *part])).extend(part)
     models = list(dict.fromkeys(map(_model, candidates)))
 
     def order(group: tuple[Candidate, ...]) -> tuple[bool, int, bool]:
@@ -165,16 +176,30 @@ def shares(candidates: Sequence[Candidate], workers: int) -> list[list[Candidate
 
 def _parts(cluster: Sequence[tuple[Candidate, ...]], count: int) -> list[Sequence[tuple[Candidate, ...]]]:
     """Divide what runs on one model, which is then built several times; not where its block would be compiled so."""
-    count = 1 if cluster[0][0].compile != "none" else min(count, len(cluster))
+    count = 1 if cluster[0][0].compile != "none" else max(1, min(count, len(cluster)))
     return [cluster[first::count] for first in range(count)]
 
 
-def _load(cluster: Sequence[tuple[Candidate, ...]]) -> float:
-    """Return what tracing groups takes, of what the passes of a small trace do."""
-    compiling = COMPILING if cluster[0][0].compile != "none" else 0.0
-    models = {_model(first) for first, *_ in cluster}
-    passes = sum(SHARDED if _sharded(one) else 1.0 for one in [*models, *(first for first, *_ in cluster)])
-    return compiling + passes + UPDATE_SHARE * sum(len(group) - 1 for group in cluster)
+def _load(groups: Sequence[tuple[Candidate, ...]]) -> float:
+    """Return what one worker takes to trace groups, of what the passes of a small trace take."""
+    plainest = [
+        first for first, *_ in groups if None not in packages(first).values()
+    ]  # others are refused at once
+    compiled = {_compiled(one) for one in plainest if one.compile != "none"}
+    models = {_model(one) for one in plainest}
+    donors = {one.with_plainest_passes() for one in plainest}
+    return (
+        COMPILING * len(compiled)
+        + sum(SHARDING if _sharded(one) else 1.0 for one in models)
+        + sum(_pace(one) * (MOVED if one.activation_offload else 1.0) for one in plainest)
+        + sum(DONOR * _pace(one) for one in donors)
+        + UPDATE_SHARE * sum(len(group) - 1 for group in groups)
+    )
+
+
+def _pace(candidate: Candidate) -> float:
+    """Return how many times as long passes take for how parameters lie."""
+    return SHARDED if _sharded(candidate) else 1.0
 
 
 def _sharded(candidate: Candidate) -> bool:

@@ -79,6 +79,8 @@ def test_what_is_reserved_without_a_limit_is_what_the_whole_simulation_reserves(
     peak = timeline.peak(micro_batch, accumulating, blas_workspace=workspace).bytes
     surely = requests.reserved_at_least(micro_batch, expandable, workspace)
     assert peak <= requests.allocated(micro_batch, workspace) <= surely <= expected.reserved_peak
+    at_most = requests.reserved_at_most(micro_batch, expandable, workspace)
+    assert expected.reserved_peak <= at_most if expandable else at_most is None
     for other in (micro_batch, 2, 3):  # with what was remembered of others
         again = Requests(timeline, other, accumulating, growths).usage(other, expandable, limit, workspace)
         assert again == allocator_usage(

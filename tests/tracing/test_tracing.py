@@ -401,3 +401,12 @@ def test_what_runs_on_one_model_is_traced_by_one_worker_as_long_as_that_is_even(
     away = {"compile": "regional", "activation_offload": True}
     gathered = [Candidate(sharding=sharding, **away) for sharding in ("fsdp2", "zero2")]
     assert len(shares(gathered, 2)) == 1, "FSDP2 gathers the same parameters for both"
+
+
+def test_what_is_refused_for_lack_of_a_package_takes_no_workers_time(monkeypatch):
+    lacking = [Candidate(kernels="liger", checkpointing=how) for how in ("none", "full")]
+    monkeypatch.setattr("autotune.techniques.check.installed", lambda _: None)
+    first, second = shares([*lacking, *PASSES], 2)
+    assert {*first, *second} == {*lacking, *PASSES}
+    traced = [[one for one in share if one.kernels == "torch"] for share in (first, second)]
+    assert sorted(map(len, traced)) == [1, 2]
