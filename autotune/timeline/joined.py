@@ -153,5 +153,5 @@ def _renamed(segment: StepEvents, names: dict[int, int]) -> StepEvents:
     return StepEvents(events, segment.marks)
 
 
-_COMMON = Recent(_common)
-"""One loss is joined with many ways to run blocks."""
+_COMMON = Recent(_common, remembered=16)
+"""One loss is joined with many ways to run blocks, as traces come: gpt2-xl's ladder has eight pairs, each twice."""

@@ -17,8 +17,10 @@ _Result = TypeVar("_Result")
 class Recent(Generic[_Result]):
     """Remembers what a function made of two timelines and a switch, the last few times."""
 
-    def __init__(self, function: Callable[[Timeline, Timeline, bool], _Result]) -> None:
-        self._function = function
+    def __init__(
+        self, function: Callable[[Timeline, Timeline, bool], _Result], remembered: int = REMEMBERED
+    ) -> None:
+        self._function, self._remembered = function, remembered
         self._known: dict[tuple[int, int, bool], tuple[Timeline, Timeline, _Result]] = {}
         self._lock = Lock()
 
@@ -27,7 +29,7 @@ class Recent(Generic[_Result]):
         key = id(one), id(other), in_place
         with self._lock:
             known = self._known.pop(key, None) or (one, other, self._function(one, other, in_place))
-            while len(self._known) >= REMEMBERED:
+            while len(self._known) >= self._remembered:
                 self._known.pop(next(iter(self._known)))
             self._known[key] = known
         return known[2]
