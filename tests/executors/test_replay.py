@@ -81,7 +81,7 @@ def test_predictions_come_from_the_record_and_cost_what_they_cost(file, tmp_path
     assert len(record.history) < len(without.history)
 
 
-def test_a_strategy_that_prices_is_told_the_speed_that_was_recorded(file, tmp_path):
+def test_every_strategy_is_told_the_speed_that_was_recorded(file, tmp_path):
     _, record, _ = run(file, tmp_path, strategy="guided")
     assert record.inspection.speed == SPEED
     for trial in record.history:
@@ -90,7 +90,7 @@ def test_a_strategy_that_prices_is_told_the_speed_that_was_recorded(file, tmp_pa
                 trial.outcome.timing.micro_step.mean
             )
     _, walked, _ = run(file, tmp_path / "graph", strategy="graph")
-    assert walked.inspection.speed is None
+    assert walked.inspection.speed == SPEED
 
 
 def test_a_replay_cut_short_goes_on_to_the_same_end(file, tmp_path):
