@@ -34,23 +34,27 @@ test: style  ## what needs no GPU, in ten minutes; what compares speeds comes la
 side-by-side: $(VENV)/ready
 	$(SIDE_BY_SIDE) $(TWO_MORE) -m "not gpu and not alone and not long and not cluster"
 
-# SECONDS of the clock choose what fits: first what the record does not hold, then what passed longest ago.
+# SECONDS of the clock choose what fits: first what the record does not hold, then what passed longest ago. Results get
+# their name when all has passed: of tests that were interrupted, some would else stand for the whole part.
 test-long: $(APART)/ready  ## the rest that needs no GPU (minutes a file, DeepSpeed, torchao), with a record of it
 	$(LONG) begin build/long $(SECONDS)
 	$(MAKE) --jobs=2 long apart
-	files=$$($(LONG) picked alone build/long) && { test -z "$$files" || \
-		$(BIN)/python -m pytest -m "alone and long" --junit-xml=build/long/alone.xml $$files; }
+	files=$$($(LONG) picked alone build/long) && { test -z "$$files" || { \
+		$(BIN)/python -m pytest -m "alone and long" --junit-xml=build/long/alone.running.xml $$files && \
+		mv build/long/alone.running.xml build/long/alone.xml; }; }
 	$(LONG) end build/long
 
 long: $(APART)/ready
-	files=$$($(LONG) picked long build/long) && { test -z "$$files" || \
-		$(SIDE_BY_SIDE) -m "long and not alone" --junit-xml=build/long/long.xml $$files; }
+	files=$$($(LONG) picked long build/long) && { test -z "$$files" || { \
+		$(SIDE_BY_SIDE) -m "long and not alone" --junit-xml=build/long/long.running.xml $$files && \
+		mv build/long/long.running.xml build/long/long.xml; }; }
 
 # One process more: what it tests waits for ranks and for a compiler.
 apart: $(APART)/ready
-	folders=$$($(LONG) picked apart build/long) && { test -z "$$folders" || \
+	folders=$$($(LONG) picked apart build/long) && { test -z "$$folders" || { \
 		PYTHONPATH=$(APART) DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" \
-		-k "float8 or deepspeed" --junit-xml=build/long/apart.xml $$folders; }
+		-k "float8 or deepspeed" --junit-xml=build/long/apart.running.xml $$folders && \
+		mv build/long/apart.running.xml build/long/apart.xml; }; }
 
 consumers: $(CONSUMERS)/ready $(LLAMAFACTORY)/ready $(AXOLOTL)/ready  ## the libraries that exports are for, pinned, in folders of their own (900 MiB)
 

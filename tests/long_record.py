@@ -39,7 +39,7 @@ APART = "apart"
 """The part that needs libraries of their own folder; `make apart` picks its tests by name, of these folders."""
 FOLDERS_OF_APART = ("tests/memory", "tests/numerics")
 COMMANDS = ("long", APART, "alone")
-"""Each leaves a junit file of its name. One file can have tests for `long` and others for `alone`."""
+"""Each leaves a junit file of its name once all its tests have passed. A file can have tests for `long` and `alone`."""
 SIDE_BY_SIDE = 2.3
 """Seconds of tests that pass in a second on two cores, where several run at a time; measured, and alone it is 1."""
 UNKNOWN = 60.0
@@ -225,6 +225,12 @@ def end(root: Path, folder: Path) -> dict[str, Any]:
         raise ValueError(f"{', '.join(changed)} changed while the tests ran: run make test-long again")
     run = datetime.fromtimestamp(begun["at"], UTC).isoformat(timespec="seconds")
     results = _results(folder)
+    if unfinished := [
+        command
+        for command in COMMANDS
+        if picked(root, folder, command) and not (folder / f"{command}.xml").exists()
+    ]:
+        raise ValueError(f"{', '.join(unfinished)}: not all tests passed, or they were interrupted")
     if missing := begun["parts"].keys() - results:
         raise ValueError(f"{folder} holds no results of {', '.join(sorted(missing))}")
     record = read(root)

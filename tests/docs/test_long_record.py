@@ -142,9 +142,10 @@ def test_a_run_of_some_parts_leaves_the_others_as_they_were(root):
     commands = {command: long_record.picked(root, folder, command) for command in long_record.COMMANDS}
     assert commands == {"long": [COMMANDS], APART: [], "alone": [COMMANDS]}
     (folder / "long.xml").write_text(ONE.format("e2e.test_long", 4))
+    (folder / "alone.xml").write_text(ONE.format("e2e.test_long", 3))
     after = long_record.end(root, folder)
     assert after["parts"][SUMS] == before["parts"][SUMS]
-    assert after["parts"][COMMANDS]["seconds"] == 4
+    assert after["parts"][COMMANDS]["seconds"] == 7
     assert long_record.check(root, THEIRS) is None
 
 
@@ -153,14 +154,31 @@ def test_nothing_is_recorded_of_a_failure_of_what_did_not_run_or_of_code_that_ch
         ran(root, "<failure/>")
     folder = root / "build"
     long_record.begin(root, folder, THEIRS)
+    with pytest.raises(
+        ValueError, match=r"long, apart, alone: not all tests passed, or they were interrupted"
+    ):
+        long_record.end(root, folder)
+    for command in long_record.COMMANDS:
+        (folder / f"{command}.xml").write_text(ONE.format("e2e.test_other", 1))
     with pytest.raises(ValueError) as missing:
         long_record.end(root, folder)
-    assert all(part in str(missing.value) for part in (*THEIRS, APART))
+    assert all(part in str(missing.value) for part in THEIRS)
     (root / "autotune" / "cli.py").write_text("# edited")
     (root / "autotune" / "new.py").write_text("")
     with pytest.raises(ValueError) as changed:
         long_record.end(root, folder)
     assert "autotune/cli.py, autotune/new.py" in str(changed.value)
+    assert not (root / long_record.RECORD).exists()
+
+
+def test_a_part_whose_tests_that_run_alone_were_interrupted_has_not_passed(root):
+    """Its tests that run beside others did pass, and say nothing of those."""
+    folder = root / "build" / "long"
+    long_record.begin(root, folder, THEIRS)
+    (folder / "long.xml").write_text(JUNIT.format(""))
+    (folder / "apart.xml").write_text(ONE.format("memory.test_float8", 23))
+    with pytest.raises(ValueError, match=r"^alone: "):
+        long_record.end(root, folder)
     assert not (root / long_record.RECORD).exists()
 
 
@@ -172,7 +190,7 @@ def test_what_python_compiles_while_tests_run_is_no_change_of_code(root, folder)
     compiled = root / folder / "__pycache__" / "observe.cpython-311.pyc"
     compiled.parent.mkdir(parents=True)
     compiled.write_bytes(b"")
-    with pytest.raises(ValueError, match="holds no results"):
+    with pytest.raises(ValueError, match="not all tests passed"):
         long_record.end(root, begun)
     assert not old(root) ^ {*THEIRS, APART}
 
