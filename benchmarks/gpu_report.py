@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.devices.gpu import DRIFT, SLACK
-from autotune.memory.predictor import CUDA_CONTEXT, CUDA_CONTEXT_SPREAD, NCCL_BUFFERS, NCCL_SPREAD
+from autotune.memory.device_overhead import CUDA_CONTEXT, CUDA_CONTEXT_SPREAD, NCCL_BUFFERS, NCCL_SPREAD
 from autotune.timing.collectives import ACHIEVED
 from autotune.timing.roofline import ATTENTION, ELEMENTWISE, HOST_LINK, LAUNCH, MATRIX, MEMORY, START
 from autotune.units import GIB, MIB

@@ -6,7 +6,8 @@ import statistics
 
 from autotune.candidate import Candidate
 from autotune.devices.recorded_grid import GridHeader, GridTrace
-from autotune.memory.predictor import DeviceOverhead, Predictor
+from autotune.memory.device_overhead import DeviceOverhead
+from autotune.memory.predictor import Predictor
 from autotune.outcome import StepTiming
 from autotune.timing.roofline import Machine
 from autotune.timing.step_predictor import StepPredictor

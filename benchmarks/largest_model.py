@@ -27,7 +27,7 @@ from autotune.candidate import Candidate
 from autotune.devices.hardware import Hardware, find_hardware, table
 from autotune.devices.simulated import HOST_MEMORY
 from autotune.memory.closed_form import Architecture, Setup, estimate
-from autotune.memory.predictor import CUDA_CONTEXT
+from autotune.memory.device_overhead import CUDA_CONTEXT
 from autotune.probe.protocol import ProbeRequest
 from autotune.specs import Goal, ModelSpec
 from autotune.units import GIB

@@ -30,7 +30,8 @@ from rich.table import Table  # noqa: E402
 from autotune.candidate import Candidate  # noqa: E402
 from autotune.devices.hardware import Hardware, find_hardware  # noqa: E402
 from autotune.devices.simulated import SimulatedDevice  # noqa: E402
-from autotune.memory.predictor import DeviceOverhead, Predictor  # noqa: E402
+from autotune.memory.device_overhead import DeviceOverhead  # noqa: E402
+from autotune.memory.predictor import Predictor  # noqa: E402
 from autotune.models.resolve import resolve  # noqa: E402
 from autotune.outcome import Ok, Oom, Outcome  # noqa: E402
 from autotune.probe.protocol import ProbeRequest  # noqa: E402

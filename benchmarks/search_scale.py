@@ -28,7 +28,8 @@ from rich.table import Table
 
 from autotune.candidate import AXES, Candidate, choices
 from autotune.errors import InputError
-from autotune.memory.predictor import DeviceOverhead, Predictor
+from autotune.memory.device_overhead import DeviceOverhead
+from autotune.memory.predictor import Predictor
 from autotune.options import StrategyName
 from autotune.run.events import Asked, Entry, Finished, Inspected, Opened, Started
 from autotune.run.journal import read_record

@@ -16,7 +16,7 @@ from autotune.devices.device import PREPARE_TIMEOUT, DeviceBusy, UnusableDevice
 from autotune.devices.hardware import lookup
 from autotune.devices.host import available_memory, free_disk
 from autotune.devices.monitor.monitor import Gpu, Monitor, MonitorError
-from autotune.memory.predictor import CUDA_CONTEXT
+from autotune.memory.device_overhead import CUDA_CONTEXT
 from autotune.specs import DeviceFacts
 from autotune.units import MIB, format_bytes
 

@@ -9,7 +9,7 @@ from autotune.candidate import Candidate, OffloadPlace, allocator_options
 from autotune.devices.gpu import own_options
 from autotune.devices.hardware import Hardware
 from autotune.devices.unused import UnusedDevice
-from autotune.memory.predictor import CUDA_CONTEXT
+from autotune.memory.device_overhead import CUDA_CONTEXT
 from autotune.specs import DeviceFacts
 from autotune.units import GIB
 

@@ -10,8 +10,9 @@ from pydantic import Field
 
 from autotune.candidate import Candidate
 from autotune.devices.hardware import Hardware
+from autotune.memory.device_overhead import DeviceOverhead
 from autotune.memory.host_footprint import loader_bytes
-from autotune.memory.predictor import DeviceOverhead, Predictor
+from autotune.memory.predictor import Predictor
 from autotune.outcome import Breakdown, Phase, StepTiming
 from autotune.timeline.timeline import Peak, Timeline, Unfused
 from autotune.units import format_bytes

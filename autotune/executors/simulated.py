@@ -15,7 +15,8 @@ from autotune.candidate import Candidate, OffloadPlace
 from autotune.devices.simulated import SimulatedDevice
 from autotune.executors.executor import ProbeResult
 from autotune.memory.allocator import OutOfDeviceMemory
-from autotune.memory.predictor import CUDA_CONTEXT, DeviceOverhead, breakdown
+from autotune.memory.device_overhead import CUDA_CONTEXT, DeviceOverhead
+from autotune.memory.predictor import breakdown
 from autotune.memory.reserved import allocator_usage
 from autotune.outcome import Lost, Memory, Ok, Oom, Outcome, Phase, PhaseReport, Unsupported
 from autotune.probe.classify import classify

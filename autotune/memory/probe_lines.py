@@ -13,7 +13,8 @@ from typing import Literal
 
 from autotune.candidate import Candidate
 from autotune.memory.calibration import Corrected, Z
-from autotune.memory.predictor import DeviceOverhead, Predictor
+from autotune.memory.device_overhead import DeviceOverhead
+from autotune.memory.predictor import Predictor
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Phase
 from autotune.prediction import Prediction
 from autotune.trial import History

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from autotune.candidate import Candidate
 from autotune.devices.hardware import Hardware, lookup
-from autotune.memory.predictor import DeviceOverhead, Predictor
+from autotune.memory.device_overhead import DeviceOverhead
+from autotune.memory.predictor import Predictor
 from autotune.outcome import Ok, StepTiming
 from autotune.prediction import Prediction
 from autotune.probe.protocol import ProbeRequest, Progress

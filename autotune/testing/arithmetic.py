@@ -10,7 +10,8 @@ from functools import cache
 from itertools import product
 
 from autotune.candidate import Candidate, Checkpointing, Offload, choices
-from autotune.memory.predictor import DeviceOverhead, Predictor
+from autotune.memory.device_overhead import DeviceOverhead
+from autotune.memory.predictor import Predictor
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Outcome, Sample, StepTiming
 from autotune.search.context import SearchContext
 from autotune.search.strategy import Done, Learn, Strategy

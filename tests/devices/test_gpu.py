@@ -15,7 +15,7 @@ from autotune.devices.device import DeviceBusy
 from autotune.devices.gpu import DRIFT, SLACK, CudaDevice
 from autotune.devices.monitor.monitor import MemoryUse, MonitorError
 from autotune.devices.monitor.nvml import NvmlLibrary
-from autotune.memory.predictor import CUDA_CONTEXT
+from autotune.memory.device_overhead import CUDA_CONTEXT
 from autotune.units import GIB, MIB
 from tests.fakes.nvml import H100, T4, UNKNOWN, FakeNvml
 

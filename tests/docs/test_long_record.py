@@ -154,10 +154,9 @@ def test_nothing_is_recorded_of_a_failure_of_what_did_not_run_or_of_code_that_ch
         ran(root, "<failure/>")
     folder = root / "build"
     long_record.begin(root, folder, THEIRS)
-    with pytest.raises(
-        ValueError, match=r"long, apart, alone: not all tests passed, or they were interrupted"
-    ):
+    with pytest.raises(ValueError) as unfinished:
         long_record.end(root, folder)
+    assert all(command in str(unfinished.value) for command in long_record.COMMANDS)
     for command in long_record.COMMANDS:
         (folder / f"{command}.xml").write_text(ONE.format("e2e.test_other", 1))
     with pytest.raises(ValueError) as missing:
@@ -177,8 +176,9 @@ def test_a_part_whose_tests_that_run_alone_were_interrupted_has_not_passed(root)
     long_record.begin(root, folder, THEIRS)
     (folder / "long.xml").write_text(JUNIT.format(""))
     (folder / "apart.xml").write_text(ONE.format("memory.test_float8", 23))
-    with pytest.raises(ValueError, match=r"^alone: "):
+    with pytest.raises(ValueError) as unfinished:
         long_record.end(root, folder)
+    assert str(unfinished.value).startswith("alone: ")
     assert not (root / long_record.RECORD).exists()
 
 

@@ -318,7 +318,8 @@ def test_ranks_that_share_a_model_are_not_sharded_unless_there_are_more():
 
 
 def test_the_largest_micro_batch_is_found_with_few_simulations(monkeypatch):
-    from autotune.memory.predictor import DeviceOverhead, Predictor
+    from autotune.memory.device_overhead import DeviceOverhead
+    from autotune.memory.predictor import Predictor
     from autotune.memory.requests import Requests
 
     simulated = []

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from autotune.devices.find import find
 from autotune.executors.simulated import SimulatedExecutor
-from autotune.memory.predictor import CUDA_CONTEXT, NCCL_BUFFERS
+from autotune.memory.device_overhead import CUDA_CONTEXT, NCCL_BUFFERS
 from autotune.options import Limits
 from autotune.outcome import Crash, Ok, Oom, Unsupported
 from autotune.probe.exit import Exit, Report

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.memory.predictor import GLOO_GROUP, NCCL_BUFFERS, DeviceOverhead, Predictor
+from autotune.memory.device_overhead import GLOO_GROUP, NCCL_BUFFERS, DeviceOverhead
+from autotune.memory.predictor import Predictor
 from autotune.memory.reserved import allocator_usage
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Sample, StepTiming
 from autotune.timeline.curve import curve

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from autotune.candidate import Candidate
-from autotune.memory.predictor import DeviceOverhead, Predictor
+from autotune.memory.device_overhead import DeviceOverhead
+from autotune.memory.predictor import Predictor
 from autotune.options import RunOptions
 from autotune.run.probing import probe_request
 from autotune.run.spec import to_spec

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.memory.predictor import DeviceOverhead, Predictor
+from autotune.memory.device_overhead import DeviceOverhead
+from autotune.memory.predictor import Predictor
 from autotune.options import Limits
 from autotune.outcome import Ok, Oom, Sample, StepTiming, Unsupported
 from autotune.search import prospects

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.memory.predictor import DeviceOverhead, Predictor
+from autotune.memory.device_overhead import DeviceOverhead
+from autotune.memory.predictor import Predictor
 from autotune.outcome import Ok, Oom, Unsupported
 from autotune.search.context import SearchContext
 from autotune.search.guided import Guided

@@ -3,8 +3,9 @@
 import pytest
 
 from autotune.candidate import Candidate
+from autotune.memory.device_overhead import DeviceOverhead
 from autotune.memory.fewest_checkpointed import Untraced, fewest_checkpointed
-from autotune.memory.predictor import DeviceOverhead, Predictor
+from autotune.memory.predictor import Predictor
 from autotune.timeline.checkpointed import numbers_covered, with_checkpointed
 from autotune.timeline.depth import NotAlike
 from autotune.timeline.timeline import Timeline
