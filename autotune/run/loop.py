@@ -241,7 +241,10 @@ class _Run:
         timeout = self.spec.limits.probe_timeout
         with self.journal.doing("trace"):
             self.predictions.recall(
-                record.traced, lambda candidate: self.request(candidate, "trace"), timeout
+                record.traced,
+                lambda candidate: self.request(candidate, "trace"),
+                timeout,
+                self.callbacks.tracing,
             )
 
     def price(self, wanted: Sequence[Candidate]) -> bool:

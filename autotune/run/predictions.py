@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from autotune.candidate import Candidate
@@ -21,6 +22,9 @@ from autotune.timing.roofline import Machine
 from autotune.timing.step_predictor import StepPredictor
 from autotune.tracing.client import Tracer
 from autotune.trial import History
+
+AT_A_TIME = 8
+"""Rungs that are traced again together when a run goes on."""
 
 
 class Predictions:
@@ -66,14 +70,26 @@ class Predictions:
         return candidate.rung() in self._untraceable or self.predictor.covers(candidate)
 
     def recall(
-        self, entries: Iterable[RungTraced], request: Callable[[Candidate], ProbeRequest], timeout: float
+        self,
+        entries: Sequence[RungTraced],
+        request: Callable[[Candidate], ProbeRequest],
+        timeout: float,
+        tracing: Callable[[Sequence[Candidate]], None],
     ) -> None:
-        """Learn again what an earlier start of the run knew."""
-        for entry in entries:
-            if entry.reason:
-                self._untraceable.add(entry.candidate.rung())
-            elif not self.knows(entry.candidate):
-                self.learn(request(entry.candidate), timeout)
+        """Learn again what an earlier start of the run knew.
+
+        What the cache does not hold any more is traced again, as many at a time as a search asks for, since each worker
+        imports torch anew; `tracing` is told before.
+        """
+        self._untraceable |= {entry.candidate.rung() for entry in entries if entry.reason}
+        traced = [entry.candidate for entry in entries if not entry.reason]
+        for start in range(0, len(traced), AT_A_TIME):
+            new = [one for one in traced[start : start + AT_A_TIME] if not self.knows(one)]
+            if not new:
+                continue
+            first, *others = new
+            asked = request(first).model_copy(update={"also": tuple(others)})
+            self.learn(asked, timeout, _at_first(partial(tracing, new)))
 
     def learn(
         self,
@@ -127,6 +143,19 @@ class Predictions:
     def _timing(self, candidate: Candidate) -> StepTiming | None:
         """Return the roofline's times, uncorrected; None for hardware that the table does not know."""
         return None if self.speed is None else self.speed.timing(candidate)
+
+
+def _at_first(tell: Callable[[], None]) -> Callable[[Progress], None]:
+    """Return what calls `tell` at the first progress of a worker, and at no other: what is cached makes none."""
+    told = False
+
+    def hear(_: Progress) -> None:
+        nonlocal told
+        if not told:
+            told = True
+            tell()
+
+    return hear
 
 
 def _machine(row: Hardware | None, inspected: Inspected) -> Machine | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from autotune.candidate import Candidate
 from autotune.options import Limits
+from autotune.probe.protocol import Progress
 from autotune.run.best import Best
 from autotune.run.folder import create_run
 from autotune.run.loop import tune
@@ -42,14 +43,23 @@ class ArithmeticTracer:
         self.device = device
         self.untraceable = untraceable
         self.traced: list[Candidate] = []
+        self.together: list[int] = []
+        """How many rungs each request asked for."""
 
     def trace(self, request, folder, *, timeout, on_progress=None) -> dict[Candidate, Trace]:
         assert request.kind == "trace"
+        wanted = (request.candidate, *request.also)
         if not request.evaluation:
-            self.traced.append(request.candidate.rung())
-        if title_of(request.candidate.rung()) == self.untraceable:
-            return {request.candidate: Trace(None, "operator x needs values; probe it instead", 1.0)}
-        return {request.candidate: Trace(timeline(self.device, request.candidate), seconds=1.0)}
+            self.together.append(len(wanted))
+            self.traced += [candidate.rung() for candidate in wanted]
+        if on_progress is not None:
+            on_progress(Progress(phase="start"))
+        return {candidate: self._trace(candidate) for candidate in wanted}
+
+    def _trace(self, candidate: Candidate) -> Trace:
+        if title_of(candidate.rung()) == self.untraceable:
+            return Trace(None, "operator x needs values; probe it instead", 1.0)
+        return Trace(timeline(self.device, candidate), seconds=1.0)
 
 
 BIG = Arithmetic(budget=1000).in_units(16 * MIB)

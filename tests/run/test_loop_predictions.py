@@ -7,6 +7,7 @@ from rich.console import Console
 from autotune.candidate import Candidate
 from autotune.outcome import Oom
 from autotune.reporting.document import document, print_report
+from autotune.reporting.live import Terminal
 from autotune.run.best import Best
 from autotune.run.folder import create_run
 from autotune.run.journal import read_record
@@ -84,6 +85,25 @@ def test_a_resumed_run_foresees_what_it_foresaw(tmp_path):
         ours, theirs = read_record(cut.journal), read_record(paths.journal)
         assert [trial.candidate for trial in ours.history] == [trial.candidate for trial in theirs.history]
         assert [entry.candidate for entry in ours.skipped] == [entry.candidate for entry in theirs.skipped]
+
+
+def test_what_the_cache_has_lost_is_said_and_traced_again_together(tmp_path):
+    """One by one, each would wait for a worker that imports torch, and nobody would know what for."""
+    _, paths, before = foreseen(tmp_path)
+    decided = paths.journal.read_text().splitlines()
+    ended = next(place for place, line in enumerate(decided) if '"searched"' in line)
+    paths.journal.write_text("\n".join(decided[:ended]) + "\n")
+    tracer = ArithmeticTracer(BIG)
+    with (tmp_path / "screen.txt").open("w") as file:
+        tune(
+            make_spec(),
+            paths,
+            ArithmeticExecutor(BIG),
+            Terminal(Console(file=file, width=160), make_spec()),
+            tracer,
+        )
+    assert (tracer.traced, tracer.together) == (before.traced, [len(before.traced)])
+    assert "tracing bf16 and 1 more" in (tmp_path / "screen.txt").read_text()
 
 
 def test_a_report_shows_predictions_and_what_was_passed_over(tmp_path):
