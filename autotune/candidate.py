@@ -174,6 +174,12 @@ class Candidate(Frozen):
             object.__setattr__(self, "_hash", known)
         return known
 
+    def __eq__(self, other: object) -> bool:
+        """Tell whether all fields are equal, at one look: what pydantic compares besides, a candidate does not have."""
+        if self is other:
+            return True
+        return type(other) is type(self) and self.__dict__ == other.__dict__
+
     def key(self) -> str:
         """Return the canonical text of all fields, the same for equal candidates in any process."""
         return _key(self)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from autotune.candidate import AXES, Candidate, DeviceKind, choices
 from autotune.environment import how_to_install, installed, look_around
 from autotune.outcome import Cause, Unsupported
 from autotune.site import MachineFacts
-from autotune.techniques.axis import Axis, Context, Rule, Value
+from autotune.techniques.axis import Axis, CheckFunction, Context, Rule, Value
 from autotune.techniques.families import DECLARED
 from autotune.techniques.sharding import SHARDINGS
 
@@ -52,6 +54,31 @@ def _exclusions() -> Iterator[Exclusion]:
 RULES = tuple(_exclusions())
 """What holds in every search space, because the techniques themselves exclude each other."""
 
+
+class _Asked(NamedTuple):
+    """What a value of an axis asks of a candidate and of its context."""
+
+    axis: str
+    rules: tuple[Rule, ...]
+    checks: tuple[CheckFunction, ...]
+    value: Value
+    anything: bool
+    """Whether it asks anything of the context."""
+
+
+@lru_cache(maxsize=None, typed=True)  # a search asks this of each of its candidates, on every axis
+def _asked(name: str, chosen: Any) -> _Asked:
+    """Return what a value of an axis asks, its rules in the order of `RULES`."""
+    axis = axis_of(name)
+    value = axis.declared(chosen)
+    rules = tuple(one.rule for one in RULES if one.axis == name and one.covers(chosen))
+    needs = bool(value.gpu_only or value.dtypes or value.packages or value.needs_compiler)
+    return _Asked(name, rules, axis.checks, value, needs or bool(axis.checks))
+
+
+_NAMES = tuple(axis.name for axis in DECLARED)
+_chosen = attrgetter(*_NAMES)
+
 _ANYWHERE = Context()
 
 
@@ -77,19 +104,22 @@ def refusals(candidate: Candidate, context: Context = _ANYWHERE) -> tuple[Refusa
 
     Each sentence is given once, with the first axis that has it.
     """
+    asked = [_asked(name, value) for name, value in zip(_NAMES, _chosen(candidate), strict=True)]
     found = [
-        Refusal(one.axis, "axes", one.rule.excluding(candidate), one.rule.because)
-        for one in RULES
-        if one.broken_by(candidate)
+        Refusal(one.axis, "axes", excluding, rule.because)
+        for one in asked
+        for rule in one.rules
+        if (excluding := rule.excluding(candidate))
     ]
     kind = context.kind or (context.device.kind if context.device else None)
-    for axis in DECLARED:
-        value = axis.declared(getattr(candidate, axis.name))
+    for one in asked:
+        if not one.anything:
+            continue
         said: list[tuple[Cause, str]] = [
-            ("context", reason) for look in axis.checks if (reason := look(candidate, context))
+            ("context", reason) for look in one.checks if (reason := look(candidate, context))
         ]
-        said += _lacking(value, context, kind)
-        found += [Refusal(axis.name, cause, (), reason) for cause, reason in said]
+        said += _lacking(one.value, context, kind)
+        found += [Refusal(one.axis, cause, (), reason) for cause, reason in said]
     first: dict[str, Refusal] = {}
     for refused in found:
         first.setdefault(refused.reason, refused)

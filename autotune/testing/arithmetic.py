@@ -65,8 +65,7 @@ class Arithmetic:
 
     def timing(self, candidate: Candidate) -> StepTiming:
         """Return the same as a prediction: what it prices speed by is the device itself."""
-        micro, step = (Sample(mean=seconds, half_width=None, count=0) for seconds in self.times(candidate))
-        return StepTiming(micro_step=micro, last_micro_step=micro, optimizer_step=step)
+        return _predicted(*self.times(candidate))
 
 
 def foreseeing(device: Arithmetic, factor: float = 1.0) -> Predictor:
@@ -77,6 +76,12 @@ def foreseeing(device: Arithmetic, factor: float = 1.0) -> Predictor:
         # What else a rung says changes nothing in a timeline.
         timelines |= dict.fromkeys((rung.key() for rung in rungs), timeline(device, rungs[0], factor))
     return Predictor(timelines, DeviceOverhead("cpu", 0, 0))
+
+
+@cache  # of few times there are many candidates, and who times a search would time pydantic
+def _predicted(micro: float, step: float) -> StepTiming:
+    micro_step, optimizer_step = (Sample(mean=seconds, half_width=None, count=0) for seconds in (micro, step))
+    return StepTiming(micro_step=micro_step, last_micro_step=micro_step, optimizer_step=optimizer_step)
 
 
 @cache

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from torch._dynamo.utils import counters
 
 from autotune.worker.build.composition import SharedModel
 from autotune.worker.tracing import shared_training
+from autotune.worker.tracing.fakes.compiler import kept_programs
 from autotune.worker.tracing.shared_training import shared_trainings
 from autotune.worker.tracing.trace import trace, trace_alike
 from tests.data.requests import family, request
@@ -70,3 +72,13 @@ def test_what_goes_wrong_on_a_model_ends_it_for_others(monkeypatch):
             found = trace_alike(asked, (), donor=donor)[asked.candidate]
             assert found.facts["rung"] == asked.candidate.rung().key()
     assert len(built) == 2
+
+
+def test_a_block_that_was_compiled_is_not_compiled_again_where_it_is_sharded_already():
+    fields = {"compile": "regional", "offload": "full"}
+    with kept_programs(), shared_trainings():
+        donor = trace(of(**fields))
+        assert counters["stats"]["unique_graphs"]
+        asked = of(**fields, checkpointing="full")
+        trace_alike(asked, (), donor=donor)
+        assert not counters["stats"]["unique_graphs"]

@@ -1,5 +1,6 @@
 """The optimizer of one timeline under the passes of another is what a trace of both together gives."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,3 +127,28 @@ def test_what_does_not_fit_is_not_composed():
     lora = request(family("llama"), Path(), precision="bf16", adapters="lora")
     (adapted,) = trace_alike(lora, ()).values()
     assert with_optimizer(Candidate(), adapted, plain, donor) is None, "fewer gradients"
+
+
+def unmade(program):
+    """Return what a program releases that is not there."""
+    there = Counter()
+    found = []
+    for event in program.events:
+        there[event if event >= 0 else ~event] += 1 if event >= 0 else -1
+        if event < 0 and there[~event] < 0:
+            found.append(~event)
+    return found
+
+
+def test_of_optimizers_that_move_the_parameters_each_has_those_of_the_build():
+    """The second ZeRO-1 over the same passes released what the first had moved them to."""
+    asked = request(family("llama"), Path(), precision="bf16", sharding="ddp")
+    asked = asked.model_copy(update={"world_size": 2})
+    members = [asked.candidate.model_copy(update=other) for other in SHARDED]
+    ((_, *rest),) = alike([asked.candidate, *members])
+    found = trace_alike(asked, rest)
+    for candidate in members:
+        own = trace(as_asked(asked, candidate))
+        timeline = found.get(candidate, own)  # what is left out is traced by itself
+        assert said(timeline) == said(own)
+        assert [unmade(timeline.program(size, True)) for size in (1, 2)] == [[], []]

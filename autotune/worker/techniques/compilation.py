@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -43,7 +44,7 @@ def compile_blocks(
     # In this process: a pool of compilers would be processes that import torch, for a single block.
     torch._inductor.config.compile_threads = 1
     for block in blocks.modules:
-        compiled = compile_forward(block.forward, noting)
+        compiled = compile_forward(_own_forward(block), noting)
         block.forward = compiled if kept == 1 else _looked_into(block, compiled)
     if kept == 1 and not noting:
         return nullcontext()
@@ -52,6 +53,20 @@ def compile_blocks(
     # For every thread, unlike torch's own `patch`. A program from autograd's cache would note nothing.
     changes: list[tuple[Any, str, Any]] = [(config, "enable_autograd_cache", False)] if noting else []
     return replaced([*changes, (config, "activation_memory_budget", kept)])
+
+
+def _own_forward(block: nn.Module) -> Callable[..., Any]:
+    """Return a block's forward as it was before FSDP2 gave the block a class of its own.
+
+    A training compiles before it shards. A trace may find the block sharded, and transformers wraps the forward of that
+    class too: to the compiler it would be another, and be compiled anew.
+    """
+    forward: Callable[..., Any] = block.forward
+    # Some 30 MiB, which are there where anything is sharded.
+    sharding = sys.modules.get("torch.distributed.fsdp")
+    if sharding is not None and "forward" not in vars(block) and isinstance(block, sharding.FSDPModule):
+        forward = super(sharding.FSDPModule, block).forward
+    return forward
 
 
 def compile_forward(forward: Callable[..., Any], noting: bool) -> Callable[..., Any]:

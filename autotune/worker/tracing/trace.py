@@ -294,7 +294,8 @@ def _affine(
                 updates = tracer.two_updates_of(partial(composition.make_optimizer, alone, training))
             except (CannotRun, DataDependentOutputException, UnsupportedOperatorException):
                 break  # tracing it by itself says why
-            if updates is None:
+            # ZeRO-1 moves the parameters: another one would take them from where the first has put them.
+            if updates is None or not _releases_its_own(building, updates.making):
                 break
             made = StepEvents([*building.events, *updates.making.events], building.marks)
             back = renamed(left, small)
