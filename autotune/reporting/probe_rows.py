@@ -99,15 +99,21 @@ def _row(trial: Trial, context: SearchContext, speed: _Speed, fastest: float, wh
         f"{speed.measured or speed.at_most or 0:.0f}" if speed.largest() else "-", "-", "-",
     )  # fmt: skip
     first = "winner" if why == WINNER else ""
+    cells = (
+        f'<span class="what">{escaped(title_of(candidate))}</span>'
+        f'<span class="small">micro-batch {format_count(candidate.micro_batch)}</span>'
+        f'<span class="{state}">{_MARKS[state]} {escaped(verdict(outcome, context))}</span>',
+        _memory(trial, context),
+        _speed_cell(trial, speed, fastest),
+        escaped(why_cell(trial, context.space)),
+        "<strong>the winner</strong>" if why == WINNER else escaped(why),
+    )
+    # A browser lays out a cell's block when it comes near the window; of a table's own parts it would lay out all.
     return (
         f'<tr id="probe-{trial.number}" class="{first}" data-kind="{state}" data-keys="{" ".join(keys)}">'
         f'<td class="c1">{trial.number}</td>'
-        f'<td><span class="what">{escaped(title_of(candidate))}</span>'
-        f'<span class="small">micro-batch {format_count(candidate.micro_batch)}</span>'
-        f'<span class="{state}">{_MARKS[state]} {escaped(verdict(outcome, context))}</span></td>'
-        f"<td>{_memory(trial, context)}</td><td>{_speed_cell(trial, speed, fastest)}</td>"
-        f"<td>{escaped(why_cell(trial, context.space))}</td>"
-        f"<td>{'<strong>the winner</strong>' if why == WINNER else escaped(why)}</td></tr>"
+        + "".join(f'<td><div class="cell">{cell}</div></td>' if cell else "<td></td>" for cell in cells)
+        + "</tr>"
     )
 
 
