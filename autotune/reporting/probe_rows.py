@@ -21,6 +21,8 @@ from autotune.trial import Trial
 from autotune.units import format_bytes, format_count, format_duration
 
 _WIDE = 200.0
+_MANY = 100
+"""Probes of which a browser lays out those near the window alone: a picture of the whole page shows fewer whole."""
 _KINDS = {"ok": "good", "oom": "bad"}
 _MARKS = {"good": "✓", "bad": "✕", "odd": "!"}
 
@@ -65,13 +67,14 @@ def probe_table(run: Reported) -> str:
         f'<th scope="col" class="{kind}"{" data-sort" * sorts}>{escaped(title)}</th>'
         for title, kind, sorts in heads
     )
+    many = " many" if len(record.history) > _MANY else ""
     return (
         _tools(record.history, context)
         + legend({**NAMES, **refused})
         + '<p class="note">Each bar is the peak of a device; the line across it is the budget'
         + (", the dashed one what may be taken of it" if context.usable < context.budget else "")
         + ". A thin bracket is the predicted peak with its 95% interval.</p>"
-        f'<table class="probes"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+        f'<table class="probes{many}"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
     )
 
 
@@ -108,7 +111,6 @@ def _row(trial: Trial, context: SearchContext, speed: _Speed, fastest: float, wh
         escaped(why_cell(trial, context.space)),
         "<strong>the winner</strong>" if why == WINNER else escaped(why),
     )
-    # A browser lays out a cell's block when it comes near the window; of a table's own parts it would lay out all.
     return (
         f'<tr id="probe-{trial.number}" class="{first}" data-kind="{state}" data-keys="{" ".join(keys)}">'
         f'<td class="c1">{trial.number}</td>'
