@@ -22,7 +22,7 @@ from autotune.run.journal import read_record
 from autotune.run.paths import RunPaths
 from autotune.run.record import Record
 from autotune.specs import RunSpec
-from autotune.units import format_bytes
+from autotune.units import format_bytes, format_counted
 
 if TYPE_CHECKING:
     import pandas
@@ -59,6 +59,16 @@ class Run:
 
         rows = trial_rows(self._reported)
         return pandas.DataFrame(rows, columns=list(COLUMNS)).convert_dtypes()
+
+    def __repr__(self) -> str:
+        """Return a line: all that its files say would be pages."""
+        decided = self.record.decided
+        if decided is None:
+            state = "not finished"
+        else:
+            state = "no winner" if decided.winner is None else f"won by probe {decided.winner}"
+        probes = format_counted(len(self.record.history), "probe")
+        return f"<Run {self.paths.root}: {self.spec.model.name} on {self.spec.device}, {probes}, {state}>"
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows of it: the winner, or how far it is, and all trials."""

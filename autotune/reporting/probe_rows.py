@@ -21,6 +21,8 @@ from autotune.trial import Trial
 from autotune.units import format_bytes, format_count, format_duration
 
 _WIDE = 200.0
+_MANY = 100
+"""Probes of which a browser lays out those near the window alone: a picture of the whole page shows fewer whole."""
 _KINDS = {"ok": "good", "oom": "bad"}
 _MARKS = {"good": "✓", "bad": "✕", "odd": "!"}
 
@@ -65,13 +67,14 @@ def probe_table(run: Reported) -> str:
         f'<th scope="col" class="{kind}"{" data-sort" * sorts}>{escaped(title)}</th>'
         for title, kind, sorts in heads
     )
+    many = " many" if len(record.history) > _MANY else ""
     return (
         _tools(record.history, context)
         + legend({**NAMES, **refused})
         + '<p class="note">Each bar is the peak of a device; the line across it is the budget'
         + (", the dashed one what may be taken of it" if context.usable < context.budget else "")
         + ". A thin bracket is the predicted peak with its 95% interval.</p>"
-        f'<table class="probes"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+        f'<table class="probes{many}"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
     )
 
 
@@ -99,15 +102,20 @@ def _row(trial: Trial, context: SearchContext, speed: _Speed, fastest: float, wh
         f"{speed.measured or speed.at_most or 0:.0f}" if speed.largest() else "-", "-", "-",
     )  # fmt: skip
     first = "winner" if why == WINNER else ""
+    cells = (
+        f'<span class="what">{escaped(title_of(candidate))}</span>'
+        f'<span class="small">micro-batch {format_count(candidate.micro_batch)}</span>'
+        f'<span class="{state}">{_MARKS[state]} {escaped(verdict(outcome, context))}</span>',
+        _memory(trial, context),
+        _speed_cell(trial, speed, fastest),
+        escaped(why_cell(trial, context.space)),
+        "<strong>the winner</strong>" if why == WINNER else escaped(why),
+    )
     return (
         f'<tr id="probe-{trial.number}" class="{first}" data-kind="{state}" data-keys="{" ".join(keys)}">'
         f'<td class="c1">{trial.number}</td>'
-        f'<td><span class="what">{escaped(title_of(candidate))}</span>'
-        f'<span class="small">micro-batch {format_count(candidate.micro_batch)}</span>'
-        f'<span class="{state}">{_MARKS[state]} {escaped(verdict(outcome, context))}</span></td>'
-        f"<td>{_memory(trial, context)}</td><td>{_speed_cell(trial, speed, fastest)}</td>"
-        f"<td>{escaped(why_cell(trial, context.space))}</td>"
-        f"<td>{'<strong>the winner</strong>' if why == WINNER else escaped(why)}</td></tr>"
+        + "".join(f'<td><div class="cell">{cell}</div></td>' if cell else "<td></td>" for cell in cells)
+        + "</tr>"
     )
 
 

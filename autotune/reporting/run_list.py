@@ -13,19 +13,19 @@ from autotune import __version__
 from autotune.errors import AutotuneError, InputError
 from autotune.outcome import Ok
 from autotune.reporting.columns import Column, FittingTable
-from autotune.run.events import Asked, Opened
-from autotune.run.folder import load_spec
+from autotune.run.events import Opened
+from autotune.run.folder import load_spec, spec_asked
 from autotune.run.journal import read_record
 from autotune.run.paths import RunPaths
 from autotune.run.proof import in_running
 from autotune.run.record import Record
-from autotune.run.sealed_lines import LARGEST, OtherVersion, another_version, holder, version_in
+from autotune.run.sealed_lines import OtherVersion, another_version, holder
 from autotune.search.context import SearchContext
 from autotune.search.selection import score
 from autotune.specs import RunSpec
 from autotune.techniques.families import title as title_of
 from autotune.units import format_bytes, format_count
-from autotune.user_files import read_bytes, user_path
+from autotune.user_files import user_path
 
 State = Literal[
     "proven", "predicted", "replayed", "no winner", "running", "interrupted", "other version", "damaged"
@@ -74,7 +74,7 @@ class Listed:
         record = read_record(paths.journal) if paths.journal.exists() else Record.of(())
         # What was asked for is in the journal too, which is read in a hundredth of the time.
         asked = record.asked
-        spec = load_spec(paths) if asked is None else _spec(asked, paths.journal)
+        spec = load_spec(paths) if asked is None else spec_asked(asked, paths)
         opened = next((entry for entry in record.entries if isinstance(entry, Opened)), None)
         return cls(
             name=paths.id, state=_state(paths, record, spec),
@@ -124,15 +124,6 @@ def _number(value: float | None) -> str:
 
 def _peak(run: Listed) -> str:
     return "-" if run.peak is None else format_bytes(run.peak)
-
-
-def _spec(asked: Asked, journal: Path) -> RunSpec:
-    """Return the spec that a journal's first line holds. Raises OtherVersion: whoever wrote that line could read it."""
-    try:
-        return RunSpec.load(asked.spec, str(journal))
-    except InputError as error:
-        version = version_in(read_bytes(journal, most=LARGEST).splitlines())
-        raise OtherVersion(str(error), version, about="run") from error
 
 
 def _state(paths: RunPaths, record: Record, spec: RunSpec) -> State:

@@ -82,7 +82,7 @@ def changes_table(found: Tradeoffs) -> FittingTable:
     return FittingTable([
         Column("axis", [change.axis for change in changes]),
         Column("step", [step_text(change) for change in changes], least=12),
-        Column("peak", [peak_change(change, found) for change in changes], justify="right"),
+        Column("peak", [peak_change(change, found) for change in changes], least=12, justify="right"),
         Column("tokens/s", [speed_change(change, found) for change in changes], justify="right"),
         Column("evidence", [_evidence(change.known) for change in changes]),
         Column("", [change_note(change) for change in changes], leaves=1, least=24, style="dim"),

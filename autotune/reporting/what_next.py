@@ -16,7 +16,7 @@ def what_next(paths: RunPaths, best: Best) -> list[str]:
         what = "such a GPU" if best.evidence == "predicted" else "the recorded device"
         verifying = f"and on a machine with {what}, which proves it:\n{verifying}"
     return [
-        f"{paths.best} is what training starts from" + (", as its `command` says" if best.command else ""),
+        f"training starts from {paths.best}" + (", as its `command` says" if best.command else ""),
         *(command("export", paths.root, "--to", target) for target in possible(best)),
         *verifying.splitlines(),
         *([command("resume", paths.root, "--retry-lost")] if best.unknown else []),

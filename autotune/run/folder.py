@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
+from autotune import __version__
 from autotune.commands import command
 from autotune.errors import InputError, RunEdited, nearest
 from autotune.json_schema import reference, schema_name, written_text
@@ -24,9 +25,10 @@ from autotune.run.events import Asked, Started
 from autotune.run.journal import read_record
 from autotune.run.paths import RunPaths
 from autotune.run.record import Record
+from autotune.run.sealed_lines import LARGEST, OtherVersion, another_version, version_in
 from autotune.script.command import digests
 from autotune.specs import ModelSpec, RunSpec
-from autotune.user_files import parse_yaml, read_text, require_kind, user_path
+from autotune.user_files import parse_yaml, read_bytes, read_text, require_kind, user_path
 
 RUN_TITLE = "spec.yaml of a run of autotune"
 CHANGES = 5
@@ -130,19 +132,48 @@ def find_best(name: str, parent: Path) -> Path:
 
 
 def load_spec(paths: RunPaths) -> RunSpec:
-    """Read what a run was asked for. Raises InputError when the file is unreadable, not a spec, or was edited."""
+    """Read what a run was asked for. Raises InputError when the file is unreadable, not a spec, or was edited.
+
+    OtherVersion is raised where another version wrote the run and this one cannot read it.
+    """
     source = str(paths.spec)
     data = parse_yaml(read_text(paths.spec), source)
-    require_kind(data, "the spec.yaml of a run", source)
-    spec = RunSpec.load(data, source)
-    if paths.journal.exists():
-        require_unedited(spec, read_record(paths.journal), paths)
+    record = read_record(paths.journal) if paths.journal.exists() else Record.of(())
+    try:
+        require_kind(data, "the spec.yaml of a run", source)
+        spec = RunSpec.load(data, source)
+    except InputError:
+        if record.asked is not None:
+            spec_asked(record.asked, paths)  # what no edit of the file explains
+        raise
+    require_unedited(spec, record, paths)
     return spec
 
 
+def spec_asked(asked: Asked, paths: RunPaths) -> RunSpec:
+    """Return the spec that a journal's first line holds. Raises OtherVersion: whoever wrote that line could read it."""
+    try:
+        return RunSpec.load(asked.spec, paths.journal.name)
+    except InputError as error:
+        version = version_in(read_bytes(paths.journal, most=LARGEST).splitlines())
+        keys = ", ".join(error.about[:CHANGES])
+        raise OtherVersion(
+            f"{paths.root}: {another_version(version)} wrote this run, and version {__version__} does not read what "
+            f"it was asked for{f' (the keys {keys})' if keys else ''}. Nothing was changed; install the version that "
+            "wrote it, or start a new run with `autotune run`",
+            version,
+            about="run",
+        ) from error
+
+
 def require_unedited(spec: RunSpec, record: Record, paths: RunPaths) -> None:
-    """Raise RunEdited where a run was asked for something else when it began: what was measured is of that."""
+    """Raise RunEdited where a run was asked for something else when it began: what was measured is of that.
+
+    Raises OtherVersion where this version cannot read what that was.
+    """
     if record.asked is None or (now := Asked.of(spec)).digest == record.asked.digest:
+        return
+    if spec_asked(record.asked, paths) == spec:  # written before a field was there that has its default
         return
     before, after = _leaves(record.asked.spec), _leaves(now.spec)
     changed = [name for name in {**before, **after} if before.get(name, _NONE) != after.get(name, _NONE)]

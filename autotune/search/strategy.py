@@ -11,7 +11,7 @@ from autotune.prediction import Prediction
 from autotune.search.context import SearchContext
 from autotune.search.path import SearchEnd, Step
 from autotune.trial import History
-from autotune.units import format_duration
+from autotune.units import format_counted, format_duration
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def decide(strategy: Strategy, history: History, context: SearchContext) -> Deci
 def _spent(history: History, limits: Limits) -> tuple[str, SearchEnd] | None:
     """Return which limit has ended the search, in words and typed, or None."""
     if len(history) >= limits.max_probes:
-        return f"stopped after {limits.max_probes} probes (--max-probes)", "max_probes"
+        return f"stopped after {format_counted(limits.max_probes, 'probe')} (--max-probes)", "max_probes"
     seconds = sum(trial.seconds for trial in history)
     if limits.time_budget is not None and seconds >= limits.time_budget:
         return f"stopped after {format_duration(seconds)} of probes (--time-budget)", "time_budget"

@@ -51,6 +51,12 @@ def test_results_show_themselves_as_tables_and_names_stay_text(run):
         assert f"<td style='text-align:left'>{trial.number}</td>" in run._repr_html_()
 
 
+def test_a_run_is_a_line_where_only_text_is_shown(run):
+    assert repr(run).count("\n") == 0
+    assert len(repr(run)) < 300
+    assert f"won by probe {run.record.decided.winner}>" in repr(run)
+
+
 def test_a_run_without_a_winner_says_so(tmp_path):
     paths = create_run(make_spec(), tmp_path)
     with pytest.raises(autotune.NothingFits):
@@ -62,6 +68,7 @@ def test_a_run_without_a_winner_says_so(tmp_path):
     run = autotune.load_run(paths.root)
     assert run.best is None
     assert "no winner" in run._repr_html_()
+    assert repr(run).endswith("no winner>")
     assert len(run.trials) == len(run.record.history)
 
 

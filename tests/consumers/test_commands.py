@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,31 @@ def test_a_script_of_deepspeed(folder):
     assert (
         run.best.command.keys["ds.json"]["train_micro_batch_size_per_gpu"] == run.best.candidate.micro_batch
     )
+
+
+def test_two_ranks_of_deepspeeds_own_launcher(folder):
+    """It starts a launcher, and that the ranks, which it ends as soon as one of them fails, as by an OOM.
+
+    It needs no ssh where no host is named. Whoever runs two trainings on a machine names their ports.
+    """
+    with_program(folder, "deepspeed_script")
+    shutil.copy(PROGRAMS / "deepspeed.json", folder / "ds.json")
+    run = tuned(
+        folder,
+        f"deepspeed --num_gpus {{gpus}} --master_port {free_port()} train.py --deepspeed_config ds.json",
+        "--axes", "deepspeed", "--gpus", "2", "--max-probes", "4", device="cpu:620MiB", samples=32,
+    )  # fmt: skip
+    assert run.best.gpus == 2
+    assert "--num_gpus 2" in " ".join(run.best.command.argv)
+    for trial in run.record.history:
+        if isinstance(trial.outcome, Ok):
+            assert len(trial.outcome.memory.by_rank) == 2
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
 
 
 def test_a_script_of_transformers_trainer(folder):

@@ -100,3 +100,16 @@ def test_a_peak_is_the_recorded_one_within_the_tolerance_of_proofs(peak, other, 
     found = judge(best_of(GIB), peak, 100.0, other, Limits())
     assert found.passed is passed
     assert json.loads(found.model_dump_json())["judged"] is not other
+
+
+@pytest.mark.parametrize(("peak", "passed"), [(61, True), (3, True), (66 + 80, False)])
+def test_what_a_compiler_takes_is_no_other_peak_on_a_processor(peak, passed):
+    """The kernel counts it beside the tensors, when it was recorded as well."""
+    best = best_of(3 * MIB, compile="regional")
+    memory = best.memory.model_copy(update={"baseline": 341 * MIB, "device_peak": (341 + 66) * MIB})
+    best = best.model_copy(
+        update={"memory": memory, "device": best.device.model_copy(update={"kind": "cpu"})}
+    )
+    found = judge(best, peak * MIB, 100.0, False, Limits())
+    assert found.passed is passed
+    assert "66 MiB with libraries" in found.why

@@ -122,6 +122,14 @@ def test_the_report_has_both_as_tables_and_the_end_of_a_run_has_not(predicted):
     assert max(map(len, text_of(predicted, width=80).splitlines())) <= 200
 
 
+def test_in_a_narrow_window_each_evidence_is_a_whole_word(predicted):
+    text = text_of(predicted, width=80)
+    steps = text.partition("One step from the winner")[2].partition("Rejected")[0]
+    words = {line.split()[-1] for line in steps.splitlines() if "->" in line}
+    assert words <= {"measured", "predicted", "unknown", "refused"}
+    assert max(len(line) for line in steps.splitlines()) <= 80
+
+
 def test_the_page_has_the_same_with_a_picture(predicted, tmp_path):
     text = page(Reported.read(predicted))
     for heading in (

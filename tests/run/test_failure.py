@@ -88,7 +88,7 @@ def test_a_limit_that_ended_the_search_is_named(tmp_path):
     error, paths = end(
         tmp_path, limits={"max_probes": 1}, bf16=NonFinite(phase="forward", step=1, what="loss")
     )
-    assert "stopped after 1 probes (--max-probes); allow more" in error.headline
+    assert "stopped after 1 probe (--max-probes); allow more" in error.headline
     assert read_record(paths.journal).entries[-2].reason == "max_probes"
 
 
