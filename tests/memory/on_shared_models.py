@@ -82,3 +82,23 @@ def test_a_block_that_was_compiled_is_not_compiled_again_where_it_is_sharded_alr
         asked = of(**fields, checkpointing="full")
         trace_alike(asked, (), donor=donor)
         assert not counters["stats"]["unique_graphs"]
+
+
+def test_a_block_under_ddp_is_compiled_as_on_one_device():
+    """torch would cut it where a bucket of DDP's 25 MiB is full, and this block fills two."""
+    wide = family("gpt2", n_layer=2, n_embd=1024, n_head=16)
+    alone, replicated = (
+        trace(
+            request(
+                wide, Path(), device="cuda:0", seq_len=64, compile="regional", sharding=sharding
+            ).model_copy(update={"world_size": ranks})
+        ).work
+        for sharding, ranks in (("none", 1), ("ddp", 8))
+    )
+    for phase in ("forward", "backward"):
+        of_block, cut = (
+            [(one.name, count) for one, count in work.of(phase, 2) if one.name.startswith("triton")]
+            for work in (alone, replicated)
+        )
+        assert of_block
+        assert sorted(cut) == sorted(of_block)

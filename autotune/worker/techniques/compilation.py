@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -46,13 +46,17 @@ def compile_blocks(
     for block in blocks.modules:
         compiled = compile_forward(_own_forward(block), noting)
         block.forward = compiled if kept == 1 else _looked_into(block, compiled)
-    if kept == 1 and not noting:
-        return nullcontext()
     from torch._functorch import config
 
-    # For every thread, unlike torch's own `patch`. A program from autograd's cache would note nothing.
-    changes: list[tuple[Any, str, Any]] = [(config, "enable_autograd_cache", False)] if noting else []
-    return replaced([*changes, (config, "activation_memory_budget", kept)])
+    # For every thread, unlike torch's own `patch`.
+    changes: list[tuple[Any, str, Any]] = [
+        # Else a block under DDP is cut where a bucket is full: more kernels, and gradients no sooner than by the block.
+        (torch._dynamo.config, "optimize_ddp", False),
+        (config, "activation_memory_budget", kept),
+    ]
+    if noting:  # a program from autograd's cache would note nothing
+        changes.append((config, "enable_autograd_cache", False))
+    return replaced(changes)
 
 
 def _own_forward(block: nn.Module) -> Callable[..., Any]:
