@@ -308,6 +308,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record")
     parser.add_argument("--smallest", action="store_true", help=SMALLEST)
     options = parser.parse_args()
+    if options.drawn < 1:
+        parser.error("--drawn: at least one rung is compared with a trace of its own")
     if options.smallest:
         cases = {"tiny-gpt2": TINY}
         axes: tuple[str, ...] | None = ("checkpointing", "optimizer_kernel")

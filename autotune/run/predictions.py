@@ -16,15 +16,13 @@ from autotune.prediction import Prediction
 from autotune.probe.protocol import ProbeRequest, Progress
 from autotune.run.events import Inspected, RungTraced
 from autotune.search.context import SearchContext
+from autotune.search.strategy import TRACED_AT_A_TIME
 from autotune.specs import DeviceFacts
 from autotune.timing.calibration import SpeedCalibration, SpeedSample
 from autotune.timing.roofline import Machine
 from autotune.timing.step_predictor import StepPredictor
 from autotune.tracing.client import Tracer
 from autotune.trial import History
-
-AT_A_TIME = 8
-"""Rungs that are traced again together when a run goes on."""
 
 
 class Predictions:
@@ -83,8 +81,8 @@ class Predictions:
         """
         self._untraceable |= {entry.candidate.rung() for entry in entries if entry.reason}
         traced = [entry.candidate for entry in entries if not entry.reason]
-        for start in range(0, len(traced), AT_A_TIME):
-            new = [one for one in traced[start : start + AT_A_TIME] if not self.knows(one)]
+        for start in range(0, len(traced), TRACED_AT_A_TIME):
+            new = [one for one in traced[start : start + TRACED_AT_A_TIME] if not self.knows(one)]
             if not new:
                 continue
             first, *others = new

@@ -28,13 +28,10 @@ from autotune.search.graph_walk import GraphWalk
 from autotune.search.prospects import Prospect, Prospects
 from autotune.search.room import SURE, Room
 from autotune.search.selection import Score, rank
-from autotune.search.strategy import Decision, Done, Learn, Try
+from autotune.search.strategy import TRACED_AT_A_TIME, Decision, Done, Learn, Try
 from autotune.techniques.families import title as title_of
 from autotune.trial import History
 from autotune.units import format_bytes, format_duration
-
-BATCH = 8
-"""Rungs that are traced at a time: what they show may make the others needless."""
 
 
 class Guided:
@@ -140,7 +137,7 @@ class _Search:
         wanted.sort(key=lambda one: -one.improvement)
         if wanted:
             why = f"{len(wanted)} rungs could be faster than {_named(best.trial.candidate)}"
-            return Learn(tuple(one.candidate for one in wanted[:BATCH]), why)
+            return Learn(tuple(one.candidate for one in wanted[:TRACED_AT_A_TIME]), why)
         if leader is not None:
             ahead = len({one.candidate.rung() for one in hopeful})
             why = _why(leader, best)

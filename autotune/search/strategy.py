@@ -50,6 +50,10 @@ class Done:
     skipped: tuple[Skip, ...] = ()
 
 
+TRACED_AT_A_TIME = 8
+"""Rungs that are traced together: they share a worker, and what they show may make further ones needless."""
+
+
 @dataclass(frozen=True)
 class Learn:
     """Trace these rungs before anything is decided."""

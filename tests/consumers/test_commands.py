@@ -82,6 +82,24 @@ def test_a_script_of_lightning(folder):
     assert all("matplotlib" in name for name in run.record.written), "its list of fonts, made once in a home"
 
 
+def test_two_ranks_of_lightnings_own_command_line(folder):
+    """LightningCLI, and Lightning's own launcher: the first rank starts the second, with the same arguments."""
+    with_program(folder, "lightning_cli_script")
+    run = tuned(
+        folder,
+        "python train.py fit --trainer.accelerator cpu --trainer.strategy ddp --trainer.max_epochs 100 "
+        "--trainer.enable_progress_bar false --trainer.logger false",
+        "--axes", "lightning_cli", "--gpus", "2", "--max-probes", "5", device="cpu:1000MiB", samples=16,
+    )  # fmt: skip
+    told = " ".join(run.best.command.argv)
+    assert "--trainer.devices=2" in told
+    assert f"--data.batch_size={run.best.candidate.micro_batch}" in told
+    for trial in run.record.history:
+        if isinstance(trial.outcome, Ok):
+            assert len(trial.outcome.memory.by_rank) == 2
+    assert all("matplotlib" in name for name in run.record.written)
+
+
 def with_inputs(folder: Path, *more: str) -> None:
     for name in ("inputs", *more):
         subprocess.run([sys.executable, str(PROGRAMS / f"{name}.py"), str(folder)], check=True)

@@ -41,7 +41,7 @@ class Tuned:
 def tuned(
     folder: Path, command: str, *options: str, device: str, samples: int, foreseen: bool = False
 ) -> Tuned:
-    """Run a command in the folder where its script lies, and check what the issue of it asks.
+    """Run a command in the folder where its script lies, and check what must hold of every such run.
 
     A proven winner at the global batch, memory that was really refused on the way (unless `foreseen`), files as they
     were, none that is not named, and no process left. HOME is an empty folder beside.
