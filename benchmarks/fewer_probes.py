@@ -5,13 +5,15 @@
 Each case is tuned twice on the cpu device by the strategy `graph`, which walks the same way with predictions and
 without, first with `--no-predict`, then with predictions and an empty cache of
 traces, so that tracing is paid for. Both runs measure for real and prove their winner. Probes are counted with those
-that ran out of memory; the proof is not counted. Where the winners differ, the last column gives the time of the
-predicted run's global step over that of the other: on a busy machine the speeds of neighbouring micro-batches differ
-by less than their noise.
+that ran out of memory; the proof is not counted. The two runs of a case are minutes apart, in which a machine may
+become slower: where their winners differ, both are measured again, in rounds of which each measures both, every other
+round backwards, and the last column is the predicted run's share of the other's speed.
 
 Targets, over all cases: at most 0.6 as many probes as without it, at most a quarter as many that run out of memory,
-and the same rung in every case. No number was asked first: these were set on 2026-11-22, after the record of the day
-before had shown 26 probes against 53, 1 out of memory against 12, and the same rung in all of its cases.
+and in every case the same winner, or one at least 97% as fast when both are measured again. No number was asked first:
+these were set on 2026-11-22, after the record of the day before had shown 26 probes against 53, 1 out of memory against
+12, and the same rung in all of its cases. Until 2026-11-25 that was the third target: it also failed where the run
+without predictions had taken a slower rung.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import sys
 import tempfile
@@ -30,12 +33,19 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.api import load_run, tune
+from autotune.candidate import Candidate
+from autotune.devices.recorded_grid import append_line, read_grid
 from autotune.errors import NothingFits
 from autotune.outcome import Oom
+from autotune.probe.warm import WarmLauncher
 from autotune.run.best import Best
 from autotune.techniques.families import title as title_of
 from autotune.tracing.cache import VARIABLE
+from benchmarks.grid_definitions import Definition
+from benchmarks.grid_oracle import paired, rounds_of
+from benchmarks.grid_recorder import LIMITS, Recorder, begin
 from benchmarks.memory_accuracy import model_spec
+from benchmarks.record_grid import repeat
 from benchmarks.recording import RESULTS, record
 from benchmarks.verdict import SMALLEST, unmeasured, verdict
 
@@ -71,12 +81,16 @@ CASES = (
 )
 SEQ_LEN = 128
 TARGET = "16 samples"
-PROBES, OOM = 0.6, 0.25
+PROBES, OOM, SPEED = 0.6, 0.25, 0.97
 """Targets: shares of those without predictions."""
+ROUNDS = 5
+"""In which winners that differ are measured again."""
 
 
-def run(model: str, device: str, predict: bool, folder: Path, smallest: bool) -> dict[str, Any]:
-    """Tune once and return what it took."""
+def run(
+    model: str, device: str, predict: bool, folder: Path, smallest: bool
+) -> tuple[dict[str, Any], Candidate | None]:
+    """Tune once and return what it took, and what won."""
     os.environ[VARIABLE] = str(folder / "cache")
     runs = folder / ("predicted" if predict else "blind")
     config = folder / f"{model.lower()}.json"
@@ -95,7 +109,7 @@ def run(model: str, device: str, predict: bool, folder: Path, smallest: bool) ->
     seconds = time.monotonic() - began
     done = load_run("last", runs)
     history = done.record.history
-    return {
+    took = {
         "probes": len(history),
         "oom": sum(isinstance(trial.outcome, Oom) for trial in history),
         "winner": f"{title_of(best.candidate)} x {best.candidate.micro_batch}" if best else "nothing fits",
@@ -106,6 +120,33 @@ def run(model: str, device: str, predict: bool, folder: Path, smallest: bool) ->
         "errors": [error for trial in history if (error := trial.error()) is not None],
         "tried": [f"{title_of(trial.candidate)} x {trial.candidate.micro_batch}: {trial.outcome.kind}"
                   for trial in history],
+    }  # fmt: skip
+    return took, best.candidate if best else None
+
+
+def share_of(
+    model: str, device: str, ours: Candidate, blind: Candidate, folder: Path, console: Console
+) -> dict[str, Any]:
+    """Measure two winners again in alternation: how fast ours is beside the other, and the interval (95%) of that."""
+    preset, changes = MODELS[model]
+    definition = Definition(
+        f"{model} {device}", "two winners", preset, changes, SEQ_LEN, device, TARGET,
+        {"checkpointing": ("none", "full"), "offload": ("none", "optimizer", "full")},
+    )  # fmt: skip
+    path = folder / "winners.jsonl"
+    with WarmLauncher() as launcher:
+        recorder = Recorder.of(definition, path, launcher)
+        append_line(path, begin(definition, recorder, LIMITS))
+        repeat(recorder, [ours, blind], ROUNDS, console)
+    speeds = rounds_of(read_grid(path), (ours, blind))
+    if len(speeds) < 2:
+        raise unmeasured(
+            "fewer_probes", f"{model} {device}: a winner did not train when it was measured again"
+        )
+    mean, half = paired(speeds[ours], speeds[blind])
+    return {
+        "share": math.exp(mean), "interval": [math.exp(mean - half), math.exp(mean + half)],
+        "rounds": {"predicted": list(speeds[ours]), "blind": list(speeds[blind])},
     }  # fmt: skip
 
 
@@ -118,21 +159,23 @@ def main() -> int:
     options = parser.parse_args()
     console = Console(width=160)
     table = Table(
-        "case", "probes", "without", "OOM", "without", "winner", "without", "seconds", "without", "step"
+        "case", "probes", "without", "OOM", "without", "winner", "without", "seconds", "without", "speed"
     )
     rows: list[dict[str, Any]] = []
     for model, device in (SMALLEST_CASE,) if options.smallest else CASES:
         if options.only.lower() not in model.lower():
             continue
         with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-            blind = run(model, device, False, Path(folder), options.smallest)
-            ours = run(model, device, True, Path(folder), options.smallest)
-        ratio = ours["global_step"] / blind["global_step"] if ours["global_step"] else 1.0
-        rows.append(
-            {"model": model, "device": device, "predicted": ours, "blind": blind, "step_ratio": ratio}
-        )
+            blind, theirs = run(model, device, False, Path(folder), options.smallest)
+            ours, mine = run(model, device, True, Path(folder), options.smallest)
+            again: dict[str, Any] = {"share": 0.0 if mine is None and theirs is not None else 1.0}
+            if mine is not None and theirs is not None and mine != theirs and not options.smallest:
+                again = share_of(model, device, mine, theirs, Path(folder), console)
+        rows.append({"model": model, "device": device, "predicted": ours, "blind": blind, "again": again})
         cells = [(ours[key], blind[key]) for key in ("probes", "oom", "winner", "seconds")]
-        table.add_row(f"{model} {device}", *(str(cell) for pair in cells for cell in pair), f"{ratio:.2f}")
+        table.add_row(
+            f"{model} {device}", *(str(cell) for pair in cells for cell in pair), f"{again['share']:.2f}"
+        )
         console.print(f"{model} {device}: {ours['probes']} probes against {blind['probes']}")
     if not rows:
         raise unmeasured("fewer_probes", f"no model has {options.only!r} in its name")
@@ -155,7 +198,11 @@ def main() -> int:
     )
     summary = {"same_winner": same, "same_rung": same_rung, **totals}
     console.print(record("fewer_probes", rows, options.out, smallest=options.smallest, **summary))
-    missed = [] if same_rung == len(rows) else [f"the same rung in every case: {same_rung} of {len(rows)}"]
+    missed = [
+        f"{row['model']} {row['device']}: a winner {SPEED:.0%} as fast as without: {row['again']['share']:.1%}"
+        for row in rows
+        if row["again"]["share"] < SPEED
+    ]
     if not options.smallest:
         for key, share in (("probes", PROBES), ("oom", OOM)):
             ours, blind = totals[f"{key}_predicted"], totals[f"{key}_blind"]

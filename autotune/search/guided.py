@@ -133,11 +133,10 @@ class _Search:
         hopeful = [one for one in found if self._is_worthwhile(one)]
         leader = min(hopeful, key=lambda one: self._order(one, best.seconds), default=None)
         guesses = self._prospects.to_trace(rungs, best.seconds, leader)
-        wanted = [one for one in guesses if self._is_worthwhile(one)]
-        wanted.sort(key=lambda one: -one.improvement)
-        if wanted:
+        worthwhile = sorted(filter(self._is_worthwhile, guesses), key=lambda one: -one.improvement)
+        if wanted := tuple(dict.fromkeys(one.candidate.rung() for one in worthwhile)):
             why = f"{len(wanted)} rungs could be faster than {_named(best.trial.candidate)}"
-            return Learn(tuple(one.candidate for one in wanted[:TRACED_AT_A_TIME]), why)
+            return Learn(wanted[:TRACED_AT_A_TIME], why)
         if leader is not None:
             ahead = len({one.candidate.rung() for one in hopeful})
             why = _why(leader, best)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ class Prospect(NamedTuple):
     improvement: float
     """Expected, as a share of the best."""
     cost: float
-    """Seconds that its probe takes; of a rung to be traced, that a probe of it takes at least."""
+    """Seconds that its probe takes."""
     traced: bool
 
 
@@ -93,41 +94,47 @@ class Prospects:
         return [one._replace(improvement=one.improvement * room.fit(one.candidate)) for one in found]
 
     def to_trace(self, rungs: dict[Candidate, None], best: float, leader: Prospect | None) -> list[Prospect]:
-        """Return every rung that can still be traced and whose parts are known, as fast as it may be.
+        """Return what may come of every rung that can still be traced and whose parts are known, by micro-batch.
 
-        That is at the largest micro-batch that can be hoped for. Its parts are the rungs that differ from the reference
-        by one of its techniques; these are traced before it, so that most combinations never are. While there is a
-        `leader`, which would be probed next, a combination has to come before it: tracing it shows no more than how its
-        techniques combine, and what a probe of the leader shows is of use for both.
+        That is the largest micro-batch that can be hoped for, and of a combination also halves of it, whose probes are
+        shorter. The parts of a rung are those that differ from the reference by one of its techniques; these are traced
+        before it, so that most combinations never are, and what a probe of them takes besides steps is all that counts
+        against them: each tells of many rungs. While there is a `leader`, which would be probed next, a combination has
+        to come before it: tracing it shows no more than how its techniques combine, and what a probe of the leader
+        shows is of use for both.
         """
-        uncertain: list[_Priced] = []
+        parts: list[_Priced] = []
         combined: list[_Priced] = []
         for rung in rungs:
             if self._room.is_known(rung) or self._room.is_closed(rung, 1):
                 continue
-            parts = self._ladder.parts(rung)
-            if not all(self._room.is_known(part) for part in parts if part != rung):
+            before = self._ladder.parts(rung)
+            if not all(self._room.is_known(part) for part in before if part != rung):
                 continue
-            size = self._room.hoped(rung)
-            if size == 0:
+            sizes = self._room.hoped_and_halves(rung)
+            if not sizes:
                 continue
-            seconds = self._guess(rung, size)
+            # Without a guess, the reference itself is to be traced first.
+            alone = rung in before or self._guess(rung, sizes[0]) is None
+            if alone or self._simulated:
+                sizes = sizes[:1]
+            guesses = {size: self._guess(rung, size) or best for size in sizes}
             some = self._partial.hoped(rung)
-            if some is not None and seconds is not None and some.seconds < seconds:
-                size, seconds = some.candidate.micro_batch, some.seconds
-            # Without one, the reference itself is to be traced first.
-            guess = _Priced(rung.at(size), best if seconds is None else seconds, False)
-            (uncertain if leader is None or seconds is None or rung in parts else combined).append(guess)
-        found = self._judged(uncertain, best)
-        if leader is not None:
-            found += self._judged(combined, leader.expected.seconds, COMBINED)
-        found += self._partly(rungs, leader.expected.seconds if leader else best)
-        # A smaller micro-batch may be as fast, so only what any probe of it takes counts against it.
+            if some is not None and some.seconds < guesses[sizes[0]]:
+                size = some.candidate.micro_batch
+                guesses[size] = min(some.seconds, guesses.get(size, math.inf))
+            kind = parts if alone else combined
+            kind.extend(_Priced(rung.at(size), seconds, False) for size, seconds in guesses.items())
+        to_beat, spread = (best, None) if leader is None else (leader.expected.seconds, COMBINED)
         return [
-            one._replace(candidate=rung, cost=0.0 if self._simulated else self._cost.start(rung.compile))
-            for one in found
-            for rung in [one.candidate.rung()]
+            *(one._replace(cost=self._least_cost(one)) for one in self._judged(parts, best)),
+            *self._judged(combined, to_beat, spread),
+            *self._partly(rungs, to_beat),
         ]
+
+    def _least_cost(self, one: Prospect) -> float:
+        """Return the seconds that a probe of any micro-batch takes beside its steps."""
+        return 0.0 if self._simulated else self._cost.start(one.candidate.compile)
 
     def _partly(self, rungs: dict[Candidate, None], to_beat: float) -> list[Prospect]:
         """Return what traced rungs with checkpointed blocks ask for before a number of these can be chosen."""

@@ -178,6 +178,15 @@ class Room:
         size = self._context.ladder.guess_size(rung, (1 + SLACK) * self._context.usable, self._takes)
         return self.largest(rung) if size is None else self._context.batches(rung).up_to(0, size) or 0
 
+    def hoped_and_halves(self, rung: Candidate) -> list[int]:
+        """Return `hoped`, and then each half the one before, whose probe is shorter. Empty where there is no hope."""
+        batches, size = self._context.batches(rung), self.hoped(rung) or None
+        sizes: list[int] = []
+        while size is not None:
+            sizes.append(size)
+            size = batches.up_to(0, size // 2)
+        return sizes
+
     def guess_taken(self, rung: Candidate) -> Taken | None:
         """Return what a rung takes, by its trace or else by its techniques one by one; None where these are unknown."""
         return self._takes(rung) or self._context.ladder.guess_taken(rung, self._takes)
