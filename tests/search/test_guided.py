@@ -223,6 +223,21 @@ def test_a_probe_that_would_not_save_its_own_time_in_the_training_is_not_made():
     assert "--training-time" in done.why
 
 
+def test_a_combination_whose_probe_would_not_save_its_own_time_is_not_traced():
+    device = roomy()
+    context = make_context(device, target=16_000)
+
+    def combined(training_time):
+        limits = Limits(training_time=training_time)
+        history, traced, _ = search(device, replace(context, limits=limits))
+        return sum(len(context.ladder.differing(rung)) > 1 for rung in traced), history[-1].candidate
+
+    assert combined(3600.0)[0] > 20
+    none, last = combined(20.0)
+    assert none == 0, "steps of each take longer than a training of 20 s would save"
+    assert last.loss == "chunked", "what one technique alone gives is looked at all the same"
+
+
 def test_of_micro_batches_that_are_as_fast_the_one_with_the_shortest_probe_is_taken():
     device = Techniques(budget=2000, overhead=0.0, per_sample=30.0).in_units(UNIT)
     history, _, _ = search(device, make_context(device, "basic", target=160_000))
