@@ -31,7 +31,7 @@ class Prospect(NamedTuple):
     improvement: float
     """Expected, as a share of the best."""
     cost: float
-    """Seconds that its probe takes."""
+    """Seconds that its probe takes; of a technique that is to be traced, what one takes at least."""
     traced: bool
 
 
