@@ -7,6 +7,7 @@ LOWEST := $(abspath $(VENV))/lowest
 CONSUMERS := $(abspath $(VENV))/consumers
 LLAMAFACTORY := $(abspath $(VENV))/llamafactory
 AXOLOTL := $(abspath $(VENV))/axolotl
+LAUNCHERS := $(abspath $(VENV))/launchers
 PAGE := $(abspath $(VENV))/page
 CUDA := $(abspath $(VENV))/cuda-build
 CUDA_PYTHON ?= python3.12
@@ -56,7 +57,7 @@ apart: $(APART)/ready
 		-k "float8 or deepspeed" --junit-xml=build/long/apart.running.xml $$folders && \
 		mv build/long/apart.running.xml build/long/apart.xml; }; }
 
-consumers: $(CONSUMERS)/ready $(LLAMAFACTORY)/ready $(AXOLOTL)/ready  ## the libraries that exports are for, pinned, in folders of their own (900 MiB)
+consumers: $(CONSUMERS)/ready $(LLAMAFACTORY)/ready $(AXOLOTL)/ready $(LAUNCHERS)/ready  ## the libraries that exports are for, pinned, in folders of their own (1.4 GiB)
 
 test-consumers: consumers  ## what is exported, validated and trained by the libraries that it is for
 	PYTHONPATH=$(CONSUMERS) DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m consumers tests/consumers
@@ -134,6 +135,13 @@ $(APART)/ready: $(VENV)/ready
 $(CONSUMERS)/ready: $(VENV)/ready consumers.txt
 	rm -rf $(CONSUMERS)
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-deps --target $(CONSUMERS) --requirement consumers.txt
+	touch $@
+
+# What starts exports elsewhere, by its own readers: they share nothing with what trains, so with all their dependencies.
+$(LAUNCHERS)/ready: $(VENV)/ready
+	rm -rf $(LAUNCHERS)
+	$(BIN)/python -m venv $(LAUNCHERS)
+	$(LAUNCHERS)/bin/python -m pip install --quiet skypilot==0.14.1 kubernetes-validate==1.37.0
 	touch $@
 
 $(LLAMAFACTORY)/ready: $(VENV)/ready llamafactory.txt
