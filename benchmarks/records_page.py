@@ -70,7 +70,7 @@ def fewer_probes() -> str:
                 row["model"], row["device"], *(f"{run['probes']} ({run['oom']} OOM)" for run in (ours, blind)),
                 *(f"{run['seconds']:.0f} s" for run in (ours, blind)), ours["winner"],
                 "the same" if blind["winner"] == ours["winner"] else blind["winner"],
-                _beside(row["again"]),
+                _beside(row.get("again", {})),
             ]
         )  # fmt: skip
     without = "with `--no-predict`"
@@ -89,7 +89,7 @@ def fewer_probes() -> str:
         f"Together {document['probes_predicted']} probes instead of {document['probes_blind']}, of which "
         f"{document['oom_predicted']} instead of {document['oom_blind']} ran out of memory, in "
         f"{document['seconds_predicted']:.0f} s instead of {document['seconds_blind']:.0f} s.",
-        "Winners that differ were measured again, in alternation: the share has its 95% interval.",
+        "Where the winners differ and both were measured again, in alternation, the share has its 95% interval.",
     ]  # fmt: skip
     return block([*table(heads, rows), "", *said, source(document)])
 
@@ -137,7 +137,7 @@ def racing_saving() -> str:
 
 
 def _beside(again: dict[str, Any]) -> str:
-    """Return how fast a winner is beside another, with the interval where both were measured again."""
+    """Return how fast a winner is beside another, with the interval; a dash where they were not measured again."""
     if "interval" not in again:
         return "-"
     low, high = again["interval"]
