@@ -44,16 +44,29 @@ class Trained:
     ranks: list
     output: str
 
-    def check(self, best: Best, *, times: int | None = None, layers: int = LAYERS, before: int = 0) -> None:
+    def check(
+        self,
+        best: Best,
+        *,
+        times: int | None = None,
+        layers: int = LAYERS,
+        before: int = 0,
+        groups_end: bool = True,
+    ) -> None:
         """Check micro-batch, accumulation, checkpointing, tokens a step and the number of processes.
 
         `times` is how often a block is run for each micro-step; by the candidate's checkpointing unless given. `before`
-        are calls of an evaluation ahead of the first step.
+        are calls of an evaluation ahead of the first step. `groups_end` is False where the library keeps its process
+        groups out of the script's reach: gloo's threads then outlive the training, and can end a process as its
+        interpreter ends.
         """
         candidate = best.candidate
         times = times or (2 if candidate.checkpointing == "full" else 1)
         assert len(self.ranks) == best.gpus, self.output[-2000:]
         for rank in self.ranks:
+            assert (rank["of_groups"] == []) == groups_end, (
+                "threads of process groups when the training has ended"
+            )
             assert len(rank["steps"]) == STEPS
             for number, step in enumerate(rank["steps"]):
                 shapes = [call[:2] for call in step["calls"][0 if number else before :]]

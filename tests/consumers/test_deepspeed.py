@@ -70,7 +70,7 @@ def test_deepspeed_takes_every_key_as_it_is_written(candidate, device, exported,
 def test_two_ranks_train_under_deepspeed_as_a_run_measured(candidate, best_of, train):
     best = best_of(gpus=2, engine="deepspeed", **candidate)
     trained = train(best, "deepspeed", "--steps", str(STEPS))
-    trained.check(best)
+    trained.check(best, groups_end=candidate["sharding"] != "zero3")
     assert trained.dtypes() == {"torch.bfloat16" if candidate["precision"] == "bf16" else "torch.float32"}
     for rank in trained.ranks:
         assert "DeepSpeedEngine" in rank["wrappers"]

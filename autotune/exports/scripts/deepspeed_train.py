@@ -13,6 +13,7 @@ from pathlib import Path
 import deepspeed
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before there is a process group: it would keep that for good, as a default
 from data import ExampleData
 from model import SETTINGS, build_model
 
@@ -46,7 +47,7 @@ def main() -> None:
     check()
     train(steps)
     gc.collect()  # the engine goes before the process group
-    dist.destroy_process_group()
+    deepspeed.comm.destroy_process_group()  # DeepSpeed's own: torch's leaves the groups that it remembers
 
 
 def train(steps: int) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import lightning
 import torch
+import torch.distributed.nn  # before there is a process group: it would keep that for good, as a default
 from data import ExampleData
 from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy

@@ -5,10 +5,16 @@ micro-batch samples of at most the measured length. The rest of the loop is your
 """
 
 import argparse
+import gc
 import os
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
+# Before there is a process group: what is in them would keep it for good, as the default of an argument.
+import torch.distributed.nn
+import torch.distributed.optim
+from torch.distributed.tensor import debug
 from torch.utils.data import default_collate
 
 from autotune.probe.protocol import ProbeRequest
@@ -32,15 +38,16 @@ def main() -> None:
         "--scratch", type=Path, help="folder for the files of offload; default: a temporary one"
     )
     arguments = parser.parse_args()
-    if arguments.scratch:
-        train(arguments.steps, arguments.scratch)
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        train(arguments.steps, Path(scratch))
+    with ExitStack() as ending:
+        scratch = arguments.scratch or Path(ending.enter_context(tempfile.TemporaryDirectory()))
+        train(arguments.steps, scratch, ending)
+        if torch.distributed.is_initialized():
+            debug._clear_sharding_prop_cache()  # DTensor remembers meshes, and these the process group
+        gc.collect()  # the training goes before the process group: gloo can wait for itself when DDP goes last
 
 
-def train(steps: int, scratch: Path) -> list[float]:
-    """Take `steps` optimizer steps; print and return the loss of each."""
+def train(steps: int, scratch: Path, ending: ExitStack) -> list[float]:
+    """Take `steps` optimizer steps; print and return the loss of each. What is left to close goes to `ending`."""
     best = Best.from_yaml(BEST.read_text("utf-8"), str(BEST))
     device = best.device.torch_name
     if best.gpus > 1 and best.device.kind == "cuda":
@@ -64,27 +71,25 @@ def train(steps: int, scratch: Path) -> list[float]:
             folder=str(scratch),
         )
     )
+    ending.callback(training.close)
     losses = []
     batch_at, close = feed(training, best)
-    try:
-        for step in range(steps):
-            total = 0.0
-            indices = range(step * accumulation, (step + 1) * accumulation)
-            batches = [batch_at(index, micro_batch) for index in indices]
-            # Padded batches have unequal numbers of targets: each loss counts for as many as it has.
-            for index, batch, share in zip(indices, batches, training.shares(batches), strict=True):
-                with training.reduction(index == indices[-1]):
-                    loss = training.loss(training.place(batch))
-                    (loss * share).backward()
-                total += float(loss.detach()) * share
-            training.optimizer.step()
-            training.optimizer.zero_grad()
-            losses.append(training.ranks.mean(total))
-            if training.ranks.rank == 0:
-                print(f"loss {losses[-1]:.4f}", flush=True)
-    finally:
-        close()
-        training.close()
+    ending.callback(close)
+    for step in range(steps):
+        total = 0.0
+        indices = range(step * accumulation, (step + 1) * accumulation)
+        batches = [batch_at(index, micro_batch) for index in indices]
+        # Padded batches have unequal numbers of targets: each loss counts for as many as it has.
+        for index, batch, share in zip(indices, batches, training.shares(batches), strict=True):
+            with training.reduction(index == indices[-1]):
+                loss = training.loss(training.place(batch))
+                (loss * share).backward()
+            total += float(loss.detach()) * share
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        losses.append(training.ranks.mean(total))
+        if training.ranks.rank == 0:
+            print(f"loss {losses[-1]:.4f}", flush=True)
     return losses
 
 

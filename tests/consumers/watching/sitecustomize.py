@@ -55,7 +55,12 @@ class Seen:
 
     def write(self):
         if self.steps:
-            text = json.dumps({"steps": self.steps, "wrappers": sorted(self.wrappers)})
+            threads = [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]
+            text = json.dumps({
+                "steps": self.steps,
+                "wrappers": sorted(self.wrappers),
+                "of_groups": [name for name in threads if "gloo" in name],
+            })  # fmt: skip
             (self.folder / f"{os.environ.get('RANK', '0')}.json").write_text(text)
 
 
