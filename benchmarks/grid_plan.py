@@ -2,40 +2,62 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from functools import partial
 
 from autotune.candidate import Candidate
 from autotune.devices.recorded_grid import GridHeader, GridTrace
 from autotune.memory.device_overhead import DeviceOverhead
 from autotune.memory.predictor import Predictor
 from autotune.outcome import StepTiming
+from autotune.search.context import SearchContext
 from autotune.timing.roofline import Machine
 from autotune.timing.step_predictor import StepPredictor
 from autotune.tracing.replay import unpacked
+from autotune.units import MIB
 from benchmarks.grid_oracle import search_context, told
 
 BESIDE = 0.6
 """Seconds of a warm trial beside its steps, about: fork, build and end."""
 
 
+def memory_model(header: GridHeader, traces: dict[Candidate, GridTrace]) -> Predictor:
+    """Return what is known of memory before anything was measured."""
+    ground = DeviceOverhead.measured(header.site.device.kind, header.baseline)
+    predictor = Predictor({}, ground, partial(_accumulates, search_context(header)))
+    for one, line in traces.items():
+        if line.timeline:
+            predictor = predictor.with_timeline(one, unpacked(line.timeline, header.name))
+    return predictor
+
+
+def _accumulates(context: SearchContext, one: Candidate) -> bool:
+    return context.batches(one).accumulation(one.micro_batch).steps > 1
+
+
+def budget_for(header: GridHeader, traces: dict[Candidate, GridTrace], candidate: Candidate) -> int:
+    """Return the budget (bytes, whole MiB) of which a traced candidate is predicted to leave the headroom, and no more.
+
+    Raises KeyError where it was not traced.
+    """
+    bounds = memory_model(header, {candidate.rung(): traces[candidate.rung()]}).bounds(candidate)
+    if bounds is None:
+        raise KeyError(candidate.key())
+    return math.ceil(bounds.mean / (1 - header.goal.headroom) / MIB) * MIB
+
+
 def expected(
     header: GridHeader, traces: dict[Candidate, GridTrace], trials: list[Candidate]
 ) -> tuple[dict[Candidate, int], dict[Candidate, StepTiming]]:
     """Return the peaks (bytes) and step times that the models expect, of trials that they can price."""
-    context = search_context(header)
-    ground = DeviceOverhead.measured(header.site.device.kind, header.baseline)
-
-    def accumulates(one: Candidate) -> bool:
-        return context.batches(one).accumulation(one.micro_batch).steps > 1
-
-    predictor = Predictor({}, ground, accumulates)
-    for one, line in traces.items():
-        if line.timeline:
-            predictor = predictor.with_timeline(one, unpacked(line.timeline, header.name))
+    predictor = memory_model(header, traces)
     peaks = {one: round(bounds.mean) for one in trials if (bounds := predictor.bounds(one)) is not None}
     if header.speed is None:
         return peaks, {}
-    speed = StepPredictor(predictor, Machine.measured(header.speed), accumulates)
+    speed = StepPredictor(
+        predictor, Machine.measured(header.speed), partial(_accumulates, search_context(header))
+    )
     return peaks, {one: timing for one in peaks if (timing := speed.timing(one)) is not None}
 
 

@@ -79,7 +79,7 @@ def main() -> int:
         devices = {"exact": Tried(budget, settings), "defaults": Defaults(budget)}
         request = ProbeRequest(
             kind="train", model=resolve(arguments.model, base=Path.cwd()),
-            candidate=Candidate(micro_batch=arguments.micro_batch), seq_len=arguments.seq_len,
+            candidate=Candidate(precision="fp32", micro_batch=arguments.micro_batch), seq_len=arguments.seq_len,
             accumulation_steps=2, device="cpu", budget=budget, seed=0,
             sample_seconds=1.0 if arguments.smallest else 30.0, sample_steps=6, folder="",
         )  # fmt: skip

@@ -52,6 +52,7 @@ from benchmarks.grid_definitions import LIVE, Definition
 from benchmarks.grid_definitions import SMALLEST as SMALLEST_GRID
 from benchmarks.grid_oracle import Oracle, rounds_of, search_context, target_speed, told
 from benchmarks.grid_recorder import LIMITS, Recorder, begin, request
+from benchmarks.live_cases import under_budget
 from benchmarks.long_training import LONG_WORKER, TIMEOUT
 from benchmarks.peer_searches import PEERS, Tried
 from benchmarks.peers import OURS, ReplaySession, Result, account, missed_by, result_of, table_of
@@ -238,7 +239,7 @@ def main() -> int:
         raise unmeasured("peers_live", f"no case is called {', '.join(options.names)}")
     console, rows = Console(width=180), []
     began, load = time.monotonic(), os.getloadavg()[0]
-    for definition in cases:
+    for definition in cases if options.smallest else map(under_budget, cases):
         with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".recording-") as folder:
             rows += live(definition, Path(folder), options.smallest, console)
     missed = [*missed_by(rows), *unsafe(rows)]

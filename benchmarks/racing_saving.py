@@ -49,6 +49,7 @@ from benchmarks.grid_definitions import LIVE, Definition
 from benchmarks.grid_definitions import SMALLEST as SMALLEST_GRID
 from benchmarks.grid_oracle import paired, rounds_of, told
 from benchmarks.grid_recorder import LIMITS, Recorder, begin
+from benchmarks.live_cases import under_budget
 from benchmarks.peers import OURS
 from benchmarks.peers_live import compared
 from benchmarks.recording import RESULTS, record
@@ -177,7 +178,7 @@ def main() -> int:
         limits = limits.model_copy(update={"max_probes": 2, "sample_time": 0.3})
     console, load = Console(width=180), os.getloadavg()[0]
     rows: list[dict[str, Any]] = []
-    for definition in cases:
+    for definition in cases if options.smallest else map(under_budget, cases):
         for number, strategy in enumerate(strategies):
             with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".racing-saving-") as temporary:
                 folder, found = Path(temporary), dict[bool, Searched]()

@@ -13,6 +13,7 @@ from autotune.testing.grids import CONDITIONS, arithmetic_lines
 from autotune.units import MIB
 from benchmarks.grid_definitions import DEFINITIONS
 from benchmarks.grid_oracle import Oracle, compare, rounds_of, search_context, target_speed
+from benchmarks.grid_plan import budget_for, memory_model
 
 DEVICE = Arithmetic(budget=600).in_units(MIB)
 
@@ -66,6 +67,18 @@ def test_what_slows_down_in_the_same_rounds_is_told_apart_all_the_same():
     assert (found.fastest, found.rounds) == (one, 4) or found.fastest == third
     assert set(found.equals) == {one, third}, "3% slower in every round, though rounds differ by half"
     assert set(found.compared) == {one, other, third}
+
+
+def test_a_budget_for_a_candidate_leaves_the_headroom_and_no_more(grid):
+    plain = Oracle(grid).plain()
+    for candidate in (plain.at(2), plain.at(3)):
+        budget = budget_for(grid.header, grid.traces, candidate)
+        peak = memory_model(grid.header, grid.traces).bounds(candidate).mean
+        usable = 1 - grid.header.goal.headroom
+        assert (budget - MIB) * usable < peak <= budget * usable
+        assert budget % MIB == 0
+    with pytest.raises(KeyError):
+        budget_for(grid.header, {}, plain.at(2))
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda one: one.name)
