@@ -77,7 +77,8 @@ class Definition:
     changes: Mapping[str, Any]
     """Of the preset's configuration, to make it small."""
     seq_len: int
-    device: str
+    device: str | None
+    """With its budget; None where that suits the machine at hand (`live_cases.py`)."""
     target: str = "6 samples"
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: LADDER)
     precision: str = "bf16"
@@ -95,6 +96,7 @@ class Definition:
 
     def device_spec(self) -> DeviceSpec:
         """Return the device that is recorded."""
+        assert self.device is not None, f"{self.name} has no budget of its own"
         return DeviceSpec.parse(self.device)
 
     def space(self) -> Space:
@@ -206,27 +208,26 @@ LIVE: tuple[Definition, ...] = (
     Definition(
         "live-pythia", "parallel attention and feed-forward, untied head", "pythia-160m",
         {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
-         "vocab_size": 12000}, 128, "cpu:1GiB", "8 samples",
-        precision="fp32",
+         "vocab_size": 12000}, 128, None, "8 samples", precision="fp32",
     ),
     Definition(
         "live-qwen", "grouped queries with biases, a vocabulary of 16,000", "qwen2.5-0.5b",
         {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "max_window_layers": 4, "layer_types": None, "vocab_size": 16000}, 128, "cpu:1GiB",
+         "num_key_value_heads": 2, "max_window_layers": 4, "layer_types": None, "vocab_size": 16000}, 128, None,
         "8 samples", precision="fp32",
     ),
     Definition(
         "live-gpt2", "another width, depth and length than any grid's GPT-2", "gpt2",
-        {"n_embd": 192, "n_layer": 3, "n_head": 3, "vocab_size": 6000}, 144, "cpu:1GiB", "8 samples", precision="fp32",
+        {"n_embd": 192, "n_layer": 3, "n_head": 3, "vocab_size": 6000}, 144, None, "8 samples", precision="fp32",
     ),
     Definition(
         "live-bert", "an encoder of another shape", "bert-base",
         {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 4,
-         "vocab_size": 8000}, 128, "cpu:1GiB", "8 samples", WITHOUT_LOSS, "fp32",
+         "vocab_size": 8000}, 128, None, "8 samples", WITHOUT_LOSS, "fp32",
     ),
 )  # fmt: skip
 """Cases of live runs, which are in no grid: so small that a trial takes a second or two. In fp32, which no processor
-emulates. `live_cases.py` gives them the budget that they run under; it is less than this one."""
+emulates. `live_cases.py` gives them the budget that they run under."""
 SMALLEST = Definition(
     "smallest", "the smallest case: that the script runs", "tiny-gpt2", {}, 32, "cpu:1GiB", "2 samples",
     {"checkpointing": ("none", "full")},

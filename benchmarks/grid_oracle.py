@@ -71,8 +71,7 @@ class Oracle:
 
     def plain(self) -> Candidate:
         """Return the rung with every axis at its first value, at micro-batch 1."""
-        firsts = {axis: values[0] for axis, values in self.context.space.axes.items()}
-        return self.context.base.model_copy(update=firsts)
+        return self.context.space.plain(self.context.base)
 
     def plain_wins(self) -> bool:
         """Tell whether the fastest is on the plain rung, or cannot be told from one that is."""

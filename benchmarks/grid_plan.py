@@ -70,7 +70,7 @@ def planned(
     """
     peaks, timings = expected(header, traces, trials)
     context, budget = search_context(header), header.site.device.budget
-    plain = Candidate(**{axis: values[0] for axis, values in context.space.axes.items()})
+    plain = context.space.plain(Candidate())
 
     def seconds(one: Candidate) -> float:
         return timings[one].global_step(context.batches(one).accumulation(one.micro_batch).steps)

@@ -147,7 +147,7 @@ def candidates(header: GridHeader, executor: Executor) -> list[Candidate]:
     """Return every trial of a grid, in the order in which they are measured: drawn, the same at every start."""
     context = search_context(header)
     preflight = Preflight(context, executor, Path.cwd())
-    plain = Candidate(**{axis: values[0] for axis, values in context.space.axes.items()})
+    plain = context.space.plain(Candidate())
     found = []
     for rung in context.rungs():
         batches = context.batches(rung)

@@ -3,9 +3,10 @@
     python -m benchmarks.peak_noise [--times 5]
 
 Each turn launches every case twice, as a probe forked from a server and as a proof that starts cold: those are what a
-run compares. Two models train on one rank, and the smaller one on two (DDP). The kernel counts a process's private
-bytes, of which the worker takes off what it held before the model: so what is called tensors holds threads, buffers of
-libraries and the heap too. Nothing is timed, so the machine may do other work.
+run compares. Two models train on one rank, and the smaller one on two (DDP). The smallest trains compiled, too, and is
+proven for a minute, as by default: it takes so many steps that what is kept of each would be seen. The kernel counts a
+process's private bytes, of which the worker takes off what it held before the model: so what is called tensors holds
+threads, buffers of libraries and the heap too. Nothing is timed, so the machine may do other work.
 
 Target: no two peaks of a case are further apart than `autotune.search.comparison.CPU_NOISE`. 4 MiB were assumed first;
 the record of 2026-11-22 showed 1.05 MiB at most, and this was then set to twice that.
@@ -19,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from autotune.candidate import Candidate
+from autotune.candidate import Candidate, Compile, Precision
 from autotune.devices.cpu import CpuDevice
 from autotune.executors.executor import Executor
 from autotune.executors.local import LocalExecutor
@@ -43,15 +44,22 @@ class Case(NamedTuple):
     preset: str
     changes: dict[str, Any]
     ranks: int
+    compile: Compile = "none"
+    precision: Precision = "bf16"
+    proof_seconds: float = 0.1
 
     def __str__(self) -> str:
-        return f"{self.model}, {self.ranks} rank{'s' if self.ranks > 1 else ''}"
+        compiled = (
+            "" if self.compile == "none" else f", compile {self.compile}, {self.proof_seconds:.0f} s of proof"
+        )
+        return f"{self.model}, {self.ranks} rank{'s' if self.ranks > 1 else ''}{compiled}"
 
 
 CASES = (
     Case("tiny-gpt2", "tiny-gpt2", {}, 1),
     Case("gpt2-6x512", *MODEL, 1),
     Case("tiny-gpt2", "tiny-gpt2", {}, 2),
+    Case("tiny-gpt2", "tiny-gpt2", {}, 1, "regional", "fp32", 60.0),
 )
 TIMES = 5
 BUDGET, TIMEOUT = 4 * GIB, 600.0
@@ -59,11 +67,14 @@ BUDGET, TIMEOUT = 4 * GIB, 600.0
 
 def request(case: Case, kind: ProbeKind) -> ProbeRequest:
     """Return the request of a case's probe or proof."""
-    candidate = Candidate(precision="bf16", micro_batch=2, sharding="ddp" if case.ranks > 1 else "none")
+    candidate = Candidate(
+        precision=case.precision, micro_batch=2, sharding="ddp" if case.ranks > 1 else "none", compile=case.compile
+    )  # fmt: skip
     return ProbeRequest(
         kind=kind, model=model_spec(case.preset, case.changes), candidate=candidate, seq_len=128,
-        accumulation_steps=2, device="cpu", world_size=case.ranks, budget=BUDGET, seed=0, sample_seconds=0.1,
-        sample_steps=2, folder="", evaluation_micro_batch=2,
+        accumulation_steps=2, device="cpu", world_size=case.ranks, budget=BUDGET, seed=0,
+        sample_seconds=case.proof_seconds if kind == "prove" else 0.1, sample_steps=2, folder="",
+        evaluation_micro_batch=2,
     )  # fmt: skip
 
 

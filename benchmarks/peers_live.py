@@ -11,7 +11,7 @@ counts as it. Then each is trained in a fresh process under the same budget: 50 
 sequences, with evaluations and checkpoints (`long_training_worker.py`).
 
 Targets, of the default strategy: those of `benchmarks.peers`, and no configuration that does not survive the 50 steps.
-The four cases take about a quarter of an hour on 2 cores that do nothing else.
+The four cases took 33 minutes on 2 cores that did nothing else.
 """
 
 from __future__ import annotations
@@ -49,10 +49,9 @@ from autotune.specs import RunSpec
 from autotune.tracing.cache import VARIABLE
 from autotune.tracing.client import LocalTracer
 from benchmarks.grid_definitions import LIVE, Definition
-from benchmarks.grid_definitions import SMALLEST as SMALLEST_GRID
 from benchmarks.grid_oracle import Oracle, rounds_of, search_context, target_speed, told
 from benchmarks.grid_recorder import LIMITS, Recorder, begin, request
-from benchmarks.live_cases import under_budget
+from benchmarks.live_cases import cases
 from benchmarks.long_training import LONG_WORKER, TIMEOUT
 from benchmarks.peer_searches import PEERS, Tried
 from benchmarks.peers import OURS, ReplaySession, Result, account, missed_by, result_of, table_of
@@ -227,19 +226,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record")
     parser.add_argument("--smallest", action="store_true", help=SMALLEST)
     options = parser.parse_args()
-    cases = (
-        [SMALLEST_GRID]
-        if options.smallest
-        else [one for one in LIVE if one.name in (options.names or [one.name])]
-    )
     packages = () if options.smallest else sorted({package for peer in SEARCHES for package in peer.packages})
     if missing := [package for package in packages if installed(package) is None]:
         raise unmeasured("peers_live", f"not installed: {', '.join(missing)} (pip install 'autotune[peers]')")
-    if not cases:
-        raise unmeasured("peers_live", f"no case is called {', '.join(options.names)}")
+    if unknown := set(options.names) - {one.name for one in LIVE}:
+        raise unmeasured("peers_live", f"no case is called {', '.join(sorted(unknown))}")
     console, rows = Console(width=180), []
     began, load = time.monotonic(), os.getloadavg()[0]
-    for definition in cases if options.smallest else map(under_budget, cases):
+    for definition in cases(options.names, options.smallest):
         with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".recording-") as folder:
             rows += live(definition, Path(folder), options.smallest, console)
     missed = [*missed_by(rows), *unsafe(rows)]

@@ -45,17 +45,16 @@ from autotune.specs import RunSpec
 from autotune.tracing.cache import VARIABLE
 from autotune.tracing.client import LocalTracer
 from autotune.trial import RematchFinished
-from benchmarks.grid_definitions import LIVE, Definition
-from benchmarks.grid_definitions import SMALLEST as SMALLEST_GRID
+from benchmarks.grid_definitions import Definition
 from benchmarks.grid_oracle import paired, rounds_of, told
 from benchmarks.grid_recorder import LIMITS, Recorder, begin
-from benchmarks.live_cases import under_budget
+from benchmarks.live_cases import cases
 from benchmarks.peers import OURS
 from benchmarks.peers_live import compared
 from benchmarks.recording import RESULTS, record
 from benchmarks.verdict import SMALLEST, verdict
 
-CASES = tuple(one for one in LIVE if one.name in {"live-gpt2", "live-qwen"})
+CASES = ("live-qwen", "live-gpt2")
 PROBES = 12
 """Of each search, at most."""
 ROUNDS = 4
@@ -164,21 +163,18 @@ def missed_by(rows: list[dict[str, Any]]) -> list[str]:
 def main() -> int:
     """Search every case both ways, print the table, record it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "--case", action="append", choices=[one.name for one in CASES], help="may be repeated"
-    )
+    parser.add_argument("--case", action="append", choices=CASES, help="may be repeated")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--smallest", action="store_true", help=SMALLEST)
     options = parser.parse_args()
     limits = Limits(max_probes=PROBES, sample_time=3.0, proof_time=1.0, speed_tolerance=0.5)
-    cases = [one for one in CASES if one.name in (options.case or [one.name])]
     strategies: tuple[StrategyName, ...] = (OURS, "random")
     if options.smallest:
-        cases, strategies = [SMALLEST_GRID], ("random",)
+        strategies = ("random",)
         limits = limits.model_copy(update={"max_probes": 2, "sample_time": 0.3})
     console, load = Console(width=180), os.getloadavg()[0]
     rows: list[dict[str, Any]] = []
-    for definition in cases if options.smallest else map(under_budget, cases):
+    for definition in cases(options.case or CASES, options.smallest):
         for number, strategy in enumerate(strategies):
             with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".racing-saving-") as temporary:
                 folder, found = Path(temporary), dict[bool, Searched]()

@@ -82,6 +82,7 @@ class SearchContext:
         device_speed: DeviceSpeed | None = None,
     ) -> Self:
         """Return what bounds the search of a run, once its model is known."""
+        space = Space.load(spec.space, "space")
         base = Candidate(
             optimizer=spec.optimizer,
             sharding=usual_sharding(spec.goal.gpus),
@@ -90,10 +91,9 @@ class SearchContext:
         if model.precision is not None:
             base = base.model_copy(update={"precision": model.precision})
         if spec.model.command is not None:
-            plain = {axis: values[0] for axis, values in spec.space["axes"].items()}
-            base = base.model_copy(update=plain)
+            base = space.plain(base)
         context = cls(
-            space=Space.load(spec.space, "space"), base=base, goal=spec.goal, tokens_per_sample=model.tokens_per_sample,
+            space=space, base=base, goal=spec.goal, tokens_per_sample=model.tokens_per_sample,
             budget=budget, limits=spec.limits, seed=spec.seed, site=site, model=model, source=spec.model,
             device_speed=device_speed,
         )  # fmt: skip

@@ -54,6 +54,10 @@ class Space(Frozen):
             axes[axis] = listed if value in listed else (*listed, value)
         return self.model_copy(update={"axes": axes})
 
+    def plain(self, base: Candidate) -> Candidate:
+        """Return the rung that has the first value of every axis; of axes that the space leaves out, that of `base`."""
+        return base.model_copy(update={axis: values[0] for axis, values in self.axes.items()})
+
     def allows(self, axis: str, value: Any) -> bool:
         """Tell whether an axis may have a value."""
         allowed = self.axes.get(axis, (Candidate.model_fields[axis].default,))

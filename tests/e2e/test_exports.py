@@ -20,7 +20,7 @@ from autotune.probe.protocol import ProbeRequest
 from tests.configurations import make_best
 
 AT_ITS_END = """
-import atexit, os, pathlib, sys
+import atexit, os, pathlib
 
 def tell():
     names = [task.read_text().strip() for task in pathlib.Path("/proc/self/task").glob("*/comm")]

@@ -1,9 +1,15 @@
 import math
+import sys
+import time
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
 from autotune.sampling import summarize
-from autotune.worker.measuring.prove import steps_that_fit
+from autotune.search.comparison import CPU_NOISE
+from autotune.worker.measuring import prove
+from autotune.worker.measuring.prove import SAMPLES_KEPT, steps_that_fit
 from autotune.worker.measuring.statistics import narrow, step_seconds, timing
 from autotune.worker.measuring.steps import StepTimes
 
@@ -67,3 +73,31 @@ def test_narrow_is_judged_by_the_whole_global_step():
 )
 def test_a_proof_cuts_global_steps_to_what_fits_three_times(accumulation_steps, seconds, expected):
     assert steps_that_fit(accumulation_steps, seconds, StepTimes(1.0, 1.0, 1.0)) == expected
+
+
+@pytest.mark.parametrize(("steps", "apart"), [(12, 1), (25, 2), (1000, 64)])
+def test_a_proof_keeps_the_times_of_steps_that_are_evenly_apart(steps, apart, monkeypatch):
+    monkeypatch.setattr(prove, "SAMPLES_KEPT", 10)
+    numbers = count()
+    stepper = SimpleNamespace(
+        phases=SimpleNamespace(close_look=False, on_end=None),
+        training=SimpleNamespace(ranks=SimpleNamespace(largest=lambda _: stepper.taken >= steps)),
+        taken=0,
+    )
+
+    def step(micro_steps):
+        stepper.taken += 1
+        return StepTimes(None, float(next(numbers)), 0.0)
+
+    stepper.step = step
+    kept = prove._train(stepper, 1, time.perf_counter(), None)
+    assert [times.last_micro_step for times in kept] == [float(number) for number in range(0, steps, apart)]
+    assert stepper.taken == steps
+
+
+def test_what_a_proof_keeps_of_its_steps_is_little_beside_how_far_peaks_lie_apart():
+    # On the cpu device it is counted as the training's memory.
+    times = StepTimes(*(math.pi + number for number in range(5)))
+    assert not hasattr(times, "__dict__")
+    one = sys.getsizeof(times) + 5 * sys.getsizeof(math.pi)
+    assert 2 * SAMPLES_KEPT * one < CPU_NOISE / 8

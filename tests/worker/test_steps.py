@@ -94,7 +94,7 @@ def test_the_loss_of_a_step_is_the_mean_over_its_micro_steps():
     expected = math.fsum(training.loss(batch).item() for batch in batches) / 2
     stepper = Stepper(training, 4, phases)
     stepper.step(2)
-    assert stepper.losses == [pytest.approx(expected)]
+    assert list(stepper.losses) == [pytest.approx(expected)]
 
 
 def test_a_lone_micro_step_is_the_last_one():

@@ -31,6 +31,11 @@ WHOLE_STEPS = 3
 CHECKPOINT = "checkpoint.pt"
 LOSSES_KEPT = 100
 """Losses that are kept of a proof, at most."""
+SAMPLES_KEPT = 500
+"""Steps of which a proof keeps the times, at least, where it has as many, and less than twice as many.
+
+On the cpu device they count as the training's memory, and a small model takes thousands of steps a minute.
+"""
 
 
 def prove(request: ProbeRequest, training: Training, phases: Phases, warmed_up: Callable[[], None]) -> Ok:
@@ -93,14 +98,24 @@ def prove(request: ProbeRequest, training: Training, phases: Phases, warmed_up: 
 
 
 def _train(stepper: Stepper, micro_steps: int, deadline: float, observer: Observer) -> list[StepTimes]:
-    """Run global steps until the deadline (of `time.perf_counter`), three at least, looking closely at the first."""
+    """Run global steps until the deadline (of `time.perf_counter`), three at least, looking closely at the first.
+
+    Returns the times of all steps, or of every 2nd, 4th, 8th, ... where they are more than `SAMPLES_KEPT` lets them be.
+    """
     phases = stepper.phases
     samples: list[StepTimes] = []
-    while len(samples) < WHOLE_STEPS or not stepper.training.ranks.largest(time.perf_counter() >= deadline):
-        if not samples and phases.close_look:
+    taken, apart = 0, 1
+    while taken < WHOLE_STEPS or not stepper.training.ranks.largest(time.perf_counter() >= deadline):
+        if not taken and phases.close_look:
             phases.on_end = observer.look
-        samples.append(stepper.step(micro_steps))
+        times = stepper.step(micro_steps)
         phases.on_end = None
+        if taken % apart == 0:
+            samples.append(times)
+        taken += 1
+        if len(samples) == 2 * SAMPLES_KEPT:
+            del samples[1::2]
+            apart *= 2
     return samples
 
 

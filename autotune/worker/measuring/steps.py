@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,7 +30,7 @@ class NotFinite(ArithmeticError):
         self.what = what
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StepJoules:
     """Joules of the parts of one global step; as `StepTimes`."""
 
@@ -38,7 +39,7 @@ class StepJoules:
     optimizer_step: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StepTimes:
     """Seconds of the parts of one global step."""
 
@@ -71,8 +72,8 @@ class Stepper:
         self.training = training
         self.micro_batch = micro_batch
         self.phases = phases
-        self.losses: list[float] = []
-        """Of every optimizer step so far: the mean over its micro-steps."""
+        self.losses = array("d")
+        """Of every optimizer step so far, the mean over its micro-steps. Compact: it counts as training's memory."""
         self.batches_taken = 0
         self.heaviest = False
         """Take the largest batch that a user's dataset has, which is the one to prove memory with."""
