@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field
 from autotune.errors import nearest
 
 VARIABLES = frozenset({
+    "AUTOTUNE_ALLOCATOR",
     "CUDA_DEVICE_ORDER",
     "CUDA_VISIBLE_DEVICES",
     "DS_ACCELERATOR",

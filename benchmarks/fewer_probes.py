@@ -33,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.api import load_run, tune
+from autotune.cache_folder import VARIABLE
 from autotune.candidate import Candidate
 from autotune.devices.recorded_grid import append_line, read_grid
 from autotune.errors import NothingFits
@@ -40,7 +41,6 @@ from autotune.outcome import Oom
 from autotune.probe.warm import WarmLauncher
 from autotune.run.best import Best
 from autotune.techniques.families import title as title_of
-from autotune.tracing.cache import VARIABLE
 from benchmarks.grid_definitions import Definition
 from benchmarks.grid_oracle import paired, rounds_of
 from benchmarks.grid_recorder import LIMITS, Recorder, begin

@@ -38,6 +38,7 @@ from rich.console import Console
 from rich.table import Table
 from ruamel.yaml import YAML
 
+from autotune.cache_folder import VARIABLE
 from autotune.candidate import Candidate
 from autotune.devices.recorded_grid import append_line, read_grid
 from autotune.environment import installed
@@ -46,7 +47,6 @@ from autotune.probe.folder import ProbeFolder
 from autotune.probe.warm import WarmLauncher
 from autotune.run.journal import read_record
 from autotune.run.paths import RunPaths
-from autotune.tracing.cache import VARIABLE
 from benchmarks.grid_definitions import Definition
 from benchmarks.grid_oracle import Oracle, paired, rounds_of, told
 from benchmarks.grid_recorder import LIMITS, ROOT, Recorder, begin

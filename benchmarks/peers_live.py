@@ -29,6 +29,7 @@ from typing import Any
 
 from rich.console import Console
 
+from autotune.cache_folder import VARIABLE
 from autotune.candidate import Candidate
 from autotune.devices.find import find
 from autotune.devices.recorded_grid import GridHeader, GridPoint, append_line, read_grid
@@ -46,7 +47,6 @@ from autotune.run.journal import read_record
 from autotune.run.loop import tune
 from autotune.search.context import SearchContext
 from autotune.specs import RunSpec
-from autotune.tracing.cache import VARIABLE
 from autotune.tracing.client import LocalTracer
 from benchmarks.grid_definitions import LIVE, Definition
 from benchmarks.grid_oracle import Oracle, rounds_of, search_context, target_speed, told

@@ -27,6 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from autotune.cache_folder import VARIABLE
 from autotune.candidate import Candidate, OffloadPlace
 from autotune.devices.recorded_grid import append_line
 from autotune.executors.executor import Executor, ProbeResult
@@ -42,7 +43,6 @@ from autotune.run.loop import tune
 from autotune.search.comparison import MARGIN
 from autotune.site import Site
 from autotune.specs import RunSpec
-from autotune.tracing.cache import VARIABLE
 from autotune.tracing.client import LocalTracer
 from autotune.trial import RematchFinished
 from benchmarks.grid_definitions import Definition

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autotune.candidate import Candidate, OffloadPlace
+from autotune.devices.allocator import allocator_variables
 from autotune.devices.device import PREPARE_TIMEOUT, UnusableDevice
 from autotune.devices.host import available_memory, free_disk, total_memory
 from autotune.devices.monitor.rapl import lacks_energy
@@ -29,7 +30,7 @@ _MALLOC = {
     # Every block of 64 KiB or more is mapped by itself and given back at once, and the heap keeps no reserve:
     # so the process's memory is what its tensors take, to 0.1 MiB (a GPT-2 step: 435.9 MiB; with malloc's
     # defaults 10-30% more). MALLOC_ARENA_MAX=1 changes nothing on top of it (435.9 and 436.0 MiB).
-    # Fresh mappings cost a page fault for each page: `benchmarks/malloc_speed.py` measures what of the speed. Huge
+    # Fresh mappings cost a page fault for each page, which `allocator.c` spares (`benchmarks/malloc_speed.py`). Huge
     # pages are left to the user: they made it slower where they were tried (docs/log.md).
     "MALLOC_MMAP_THRESHOLD_": "65536",
     "MALLOC_TRIM_THRESHOLD_": "65536",
@@ -90,6 +91,7 @@ class CpuDevice:
         tunables = os.environ.get("GLIBC_TUNABLES")
         return {
             **_MALLOC,
+            **allocator_variables(),
             # The user's own have their say on memory and speed, so what was measured with them runs with them.
             **({"GLIBC_TUNABLES": tunables} if tunables else {}),
             **{name: os.environ.get(name, value) for name, value in {**_KERNEL_CACHES, **_ARROW}.items()},

@@ -12,6 +12,7 @@ from typing import Any
 
 import autotune
 from autotune.candidate import Candidate, OffloadPlace
+from autotune.devices.allocator import VARIABLE as ALLOCATOR
 from autotune.devices.device import Device
 from autotune.executors.executor import ProbeResult
 from autotune.executors.scratch import scratch_folder, temporary
@@ -56,6 +57,7 @@ class ScriptExecutor:
     def environment(self, candidate: Candidate) -> dict[str, str]:
         """Return the environment variables that a probe of this candidate runs under, beside the command's own."""
         variables = dict(self._devices[0].environment(candidate))
+        variables.pop(ALLOCATOR, None)  # what the command allocates with is its own affair
         if self._devices[0].facts().kind == "cpu":
             if len(self._devices) > 1:  # the ranks share the cores
                 threads = max(1, len(os.sched_getaffinity(0)) // len(self._devices))

@@ -11,7 +11,7 @@ from ruamel.yaml.scalarstring import SingleQuotedScalarString
 from autotune.exports.fields import Expressed, not_expressed, refuse
 from autotune.exports.shared import (
     ALLOCATOR,
-    launch_script,
+    launch_files,
     model_files,
     pretty,
     refuse_checkpointing,
@@ -80,7 +80,7 @@ def export(best: Best) -> dict[str, str]:
     command = "-m accelerate.commands.launch --config_file accelerate_config.yaml train.py"
     return {
         "accelerate_config.yaml": _config(best),
-        "launch.sh": _launch(best, command),
+        **_launch(best, command),
         "training.json": pretty(training),
         **model_files(best),
         "train.py": script("accelerate_train.py"),
@@ -114,7 +114,7 @@ def _config(best: Best) -> str:
     return text.getvalue()
 
 
-def _launch(best: Best, command: str) -> str:
+def _launch(best: Best, command: str) -> dict[str, str]:
     if best.device.kind == "cpu" and best.gpus > 1:
         best = best.model_copy(update={"variables": {**best.variables, "ACCELERATE_USE_CPU": "true"}})
-    return launch_script(best, command)
+    return launch_files(best, command)

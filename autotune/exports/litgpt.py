@@ -11,7 +11,7 @@ from typing import Any
 from autotune.exports.fields import Expressed, refuse
 from autotune.exports.shared import (
     ALLOCATOR,
-    launch_script,
+    launch_files,
     model_files,
     refuse_task,
     script,
@@ -122,7 +122,7 @@ def export(best: Best) -> dict[str, str]:
     samples = best.accumulation.steps * best.candidate.micro_batch
     return {
         "litgpt.yaml": yaml_text(_arguments(best), about),
-        "launch.sh": launch_script(best, program, MAKE_CHECKPOINT),
+        **launch_files(best, program, MAKE_CHECKPOINT),
         **model_files(best, count=samples, rows="text"),
         "make_inputs.py": script("make_inputs.py"),
         "litgpt_inputs.py": script("litgpt_inputs.py"),

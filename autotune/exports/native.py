@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.candidate import Candidate
 from autotune.exports.fields import Expressed, refuse
-from autotune.exports.shared import ALLOCATOR, launch_script, on_all_ranks, refuse_ranks, script
+from autotune.exports.shared import ALLOCATOR, launch_files, on_all_ranks, refuse_ranks, script
 from autotune.run.best import Best
 
 FIELDS = {
@@ -20,6 +20,6 @@ def export(best: Best) -> dict[str, str]:
     refuse(best, "native", FIELDS, {"gpus": refuse_ranks(best)})
     return {
         "best.yaml": best.to_yaml(),
-        "launch.sh": launch_script(best, on_all_ranks(best, "train.py")),
+        **launch_files(best, on_all_ranks(best, "train.py")),
         "train.py": script("native_train.py"),
     }

@@ -13,10 +13,11 @@ from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import SingleQuotedScalarString
 
 from autotune.candidate import allocator_options
+from autotune.devices import allocator
 from autotune.run.best import Best
 
 ALLOCATOR = "launch.sh: PYTORCH_ALLOC_CONF (no effect on a cpu)"
-"""Where an export has the options of CUDA's allocator: `launch_script` sets them."""
+"""Where an export has the options of CUDA's allocator: `launch_files` sets them."""
 SCRIPTS = Path(__file__).with_name("scripts")
 
 THREADS = """\
@@ -24,6 +25,18 @@ THREADS = """\
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$("$PYTHON" -c 'import torch; print(torch.get_num_threads())')}"
 """
 
+
+ALLOCATE = f"""\
+# Memory as it was measured without this too; at the speed that was measured only with it. One of your own goes first.
+if [ -z "${{LD_PRELOAD:-}}" ] && [ "${{PWD#*[: ]}}" = "$PWD" ]; then
+    made="allocator.so.$$"
+    [ -e allocator.so ] ||
+        {{ ${{CC:-cc}} {" ".join(allocator.FLAGS)} -o "$made" allocator.c && mv "$made" allocator.so; }} ||
+        echo "launch.sh: allocator.c was not built, so training is slower than measured; CC names a C compiler" >&2
+    if [ -e allocator.so ]; then export LD_PRELOAD="$PWD/allocator.so"; fi
+fi
+"""
+"""Lines of shell that build the allocator and load it: `devices/allocator.c`."""
 
 EXAMPLES = 64
 """Rows of example data, which repeat."""
@@ -198,19 +211,21 @@ def on_all_ranks(best: Best, program: str) -> str:
     )
 
 
-def launch_script(best: Best, command: str, first: str = "") -> str:
-    """Return a shell script that starts `command` with the environment that the numbers were recorded under.
+def launch_files(best: Best, command: str, first: str = "") -> dict[str, str]:
+    """Return launch.sh, which starts `command` with the environment that the numbers were recorded under.
 
-    `PYTHON` names the interpreter (default: `python`); further arguments go to what trains. `first` are lines of shell
-    that go before it, under the same environment.
+    With it comes the source of the allocator, which it builds, where they were recorded with that. `PYTHON` names the
+    interpreter (default: `python`); further arguments go to what trains. `first` are lines of shell that go before it,
+    under the same environment.
     """
     variables = dict(best.variables)
+    caching = variables.pop(allocator.VARIABLE, None) == allocator.CACHING
     if best.nodes > 1:  # the probes' own was loopback; between machines gloo finds its way by the host's name
         variables.pop("GLOO_SOCKET_IFNAME", None)
     lines = []
     if best.device.kind == "cuda":
-        allocator = allocator_options(variables.get("PYTORCH_ALLOC_CONF", ""), best.candidate)
-        variables |= {"PYTORCH_ALLOC_CONF": allocator, "PYTORCH_CUDA_ALLOC_CONF": allocator}
+        options = allocator_options(variables.get("PYTORCH_ALLOC_CONF", ""), best.candidate)
+        variables |= {"PYTORCH_ALLOC_CONF": options, "PYTORCH_CUDA_ALLOC_CONF": options}
         # The recorded value names one GPU of one machine.
         variables.pop("CUDA_VISIBLE_DEVICES", None)
         if best.gpus == 1:
@@ -221,12 +236,13 @@ def launch_script(best: Best, command: str, first: str = "") -> str:
     lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
     exports = "".join(f"{line}\n" for line in lines)
     threads = THREADS if best.device.kind == "cpu" else ""
-    return (
+    launch = (
         "#!/bin/sh\n"
         "# Starts the training as it was measured. Arguments go to what trains.\n"
         "set -eu\n"
         'cd "$(dirname "$0")"\n'
         'PYTHON="${PYTHON:-python}"\n'
-        f"{exports}{threads}"
+        f"{exports}{threads}{ALLOCATE if caching else ''}"
         f'{first}exec "$PYTHON" {command} "$@"\n'
     )
+    return {"launch.sh": launch, **({"allocator.c": allocator.source()} if caching else {})}

@@ -9,7 +9,7 @@ from autotune.exports.shared import (
     ALLOCATOR,
     MAKE_INPUTS,
     input_files,
-    launch_script,
+    launch_files,
     on_all_ranks,
     pretty,
     refuse_prefetch,
@@ -101,9 +101,7 @@ def export(best: Best) -> dict[str, str]:
     return {
         "titan_config.py": script("torchtitan_config.py"),
         "titan.json": pretty(_settings(best)),
-        "launch.sh": launch_script(
-            best, on_all_ranks(best, program) if best.gpus > 1 else alone, MAKE_INPUTS
-        ),
+        **launch_files(best, on_all_ranks(best, program) if best.gpus > 1 else alone, MAKE_INPUTS),
         **input_files(best, rows="text"),
     }
 

@@ -7,7 +7,7 @@ from typing import Any
 from autotune.exports.fields import Expressed
 from autotune.exports.shared import (
     ALLOCATOR,
-    launch_script,
+    launch_files,
     model_files,
     on_all_ranks,
     pretty,
@@ -47,7 +47,7 @@ def loop_files(best: Best, program: str, **more: Any) -> dict[str, str]:
     }
     return {
         "training.json": pretty(training),
-        "launch.sh": launch_script(best, on_all_ranks(best, "train.py")),
+        **launch_files(best, on_all_ranks(best, "train.py")),
         **model_files(best),
         "train.py": script(program),
     }

@@ -8,7 +8,7 @@ from autotune.candidate import Candidate
 from autotune.exports.fields import Expressed, not_expressed, refuse
 from autotune.exports.shared import (
     ALLOCATOR,
-    launch_script,
+    launch_files,
     model_files,
     on_all_ranks,
     pretty,
@@ -85,7 +85,7 @@ def export(best: Best) -> dict[str, str]:
     refuse(best, "transformers", FIELDS, {"model": refuse_model(best), "gpus": refuse_ranks(best)})
     return {
         "training_arguments.json": pretty(trainer_arguments(best)),
-        "launch.sh": launch_script(best, on_all_ranks(best, "train.py")),
+        **launch_files(best, on_all_ranks(best, "train.py")),
         **deepspeed_file(best),
         **model_files(best),
         "train.py": script("transformers_train.py"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.exports.shared import MAKE_INPUTS, input_files, launch_script, on_all_ranks, yaml_text
+from autotune.exports.shared import MAKE_INPUTS, input_files, launch_files, on_all_ranks, yaml_text
 from autotune.exports.transformers import deepspeed_file
 from autotune.run.best import Best
 
@@ -33,7 +33,7 @@ def yaml_files(
     )
     return {
         name: yaml_text(settings, about),
-        "launch.sh": launch_script(best, on_all_ranks(best, program), MAKE_INPUTS),
+        **launch_files(best, on_all_ranks(best, program), MAKE_INPUTS),
         **deepspeed_file(best),
         **input_files(best, rows=rows),
     }

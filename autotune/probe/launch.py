@@ -18,6 +18,7 @@ import psutil
 from pydantic import ValidationError
 
 import autotune
+from autotune.devices.allocator import preloaded
 from autotune.errors import ProbeError
 from autotune.interruption import shielded
 from autotune.probe.exit import Exit, Report
@@ -283,13 +284,13 @@ def worker_environment(added: Mapping[str, str]) -> dict[str, str]:
     """Return a worker's environment but for its mark: the worker imports the same autotune as this process."""
     package = str(Path(autotune.__file__).parents[1])
     inherited = os.environ.get("PYTHONPATH")
-    return {
+    return preloaded({
         **os.environ,
         # A worker that dies in native code leaves its Python stack on standard error.
         "PYTHONFAULTHANDLER": "1",
         **added,
         "PYTHONPATH": os.pathsep.join([package, inherited] if inherited else [package]),
-    }
+    })  # fmt: skip
 
 
 def _tail(path: Path) -> str:

@@ -9,6 +9,7 @@ import os
 from functools import cache
 from pathlib import Path
 
+from autotune.cache_folder import cache_folder
 from autotune.candidate import ALLOCATOR, LOADER, Candidate
 from autotune.environment import installed, processor
 from autotune.errors import InputError
@@ -18,8 +19,6 @@ from autotune.techniques.check import packages
 from autotune.timeline.timeline import Timeline
 from autotune.tracing.import_closure import import_closure
 
-VARIABLE = "AUTOTUNE_CACHE"
-"""Environment variable that names another folder for the cache."""
 KEPT = 1024
 """Traces kept, the newest: a model's whole ladder is some hundred of 20 to 200 KiB each."""
 PRUNED = 32
@@ -36,7 +35,7 @@ class TraceCache:
     """A folder of timelines, named by all that they depend on."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder or default_folder()
+        self._folder = folder or cache_folder() / "traces"
         self._kept = 0
         self._shared: tuple[ProbeRequest, str] | None = None
 
@@ -104,14 +103,6 @@ class TraceCache:
         files = sorted(self._folder.glob("*.trace"), key=lambda path: path.stat().st_mtime)
         for path in files[:-KEPT]:
             path.unlink(missing_ok=True)
-
-
-def default_folder() -> Path:
-    """Return `$AUTOTUNE_CACHE/traces`, else the place for caches that the XDG base directories name."""
-    if own := os.environ.get(VARIABLE):
-        return Path(own) / "traces"
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "autotune" / "traces"
 
 
 @cache

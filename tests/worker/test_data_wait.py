@@ -37,7 +37,7 @@ class Queue:
     def synchronize(self) -> None:
         self.now = max(self.now, self.done)
 
-    def lap(self) -> Lap:
+    def lap(self, closely: bool = True) -> Lap:
         return Lap(0, 0)
 
 

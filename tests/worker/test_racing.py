@@ -26,7 +26,6 @@ class Steps:
     """A stepper whose every step takes the same time."""
 
     def __init__(self, seconds: float, ranks: Ranks = Ranks(), loader: object = None) -> None:  # noqa: B008
-        self.phases = SimpleNamespace(close_look=False, on_end=None)
         self.training = SimpleNamespace(ranks=ranks, loader=loader)
         self.times = StepTimes(seconds, seconds, 0.0)
         self.taken = 0
@@ -40,7 +39,7 @@ def sampled(steps, to_beat=BEST):
     request = SimpleNamespace(
         accumulation_steps=10, sample_steps=20, sample_seconds=60.0, to_beat=to_beat, energy=False
     )
-    samples, bound = sample(steps, request, 2, minimum=MINIMUM, deadline=float("inf"), observer=None)
+    samples, bound = sample(steps, request, 2, minimum=MINIMUM, deadline=float("inf"))
     assert len(samples) == steps.taken
     return steps.taken, bound
 

@@ -80,7 +80,6 @@ def test_a_proof_keeps_the_times_of_steps_that_are_evenly_apart(steps, apart, mo
     monkeypatch.setattr(prove, "SAMPLES_KEPT", 10)
     numbers = count()
     stepper = SimpleNamespace(
-        phases=SimpleNamespace(close_look=False, on_end=None),
         training=SimpleNamespace(ranks=SimpleNamespace(largest=lambda _: stepper.taken >= steps)),
         taken=0,
     )
@@ -90,7 +89,7 @@ def test_a_proof_keeps_the_times_of_steps_that_are_evenly_apart(steps, apart, mo
         return StepTimes(None, float(next(numbers)), 0.0)
 
     stepper.step = step
-    kept = prove._train(stepper, 1, time.perf_counter(), None)
+    kept = prove._train(stepper, 1, time.perf_counter())
     assert [times.last_micro_step for times in kept] == [float(number) for number in range(0, steps, apart)]
     assert stepper.taken == steps
 

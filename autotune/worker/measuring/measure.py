@@ -41,15 +41,11 @@ def measure(request: ProbeRequest, training: Training, phases: Phases, warmed_up
     micro_steps = min(request.accumulation_steps, MICRO_STEPS)
     observer = Observer(training)
     warm_up(stepper, micro_steps, first=1, observer=observer, compiled=request.candidate.compile != "none")
-    if request.candidate.compile != "none":
-        forget_compiler(stepper)
     warmed_up()
     if request.energy:
         stepper.energy = energy_meter(training.device)
     deadline = time.perf_counter() + request.sample_seconds
-    samples, bound = sample(
-        stepper, request, micro_steps, minimum=MINIMUM, deadline=deadline, observer=observer
-    )
+    samples, bound = sample(stepper, request, micro_steps, minimum=MINIMUM, deadline=deadline)
     phases.close_look = True
     outcome = report(request, stepper, samples, micro_steps, observer, bound)
     if bound is not None:
@@ -76,29 +72,31 @@ def compiled_attention(stepper: Stepper) -> tuple[AttentionKernel, ...]:
 def warm_up(
     stepper: Stepper, micro_steps: int, first: int, observer: Observer, compiled: bool = False
 ) -> StepTimes:
-    """Run the first optimizer step, of `first` micro-steps: it creates the optimizer's state.
+    """Run two optimizer steps, of `first` and of `micro_steps` micro-steps: the first creates the optimizer's state.
 
-    Batches are the largest of a user's dataset, so that memory is known whatever batches follow.
-
-    A device that runs asynchronously gets a second one, of `micro_steps`, and is looked at phase by phase in
-    it: that slows it, so it is not done in steps that are timed. Likewise the kernels of attention are looked for in
-    the first, unless it is `compiled`. Returns the parts of the last step.
+    Batches are the largest of a user's dataset, so that memory is known whatever batches follow. The second is looked
+    at phase by phase, which slows it: so that is not done in steps that are timed. Likewise the kernels of attention
+    are looked for in the first, unless it is `compiled`; then what the compiler takes is left out of memory. Returns
+    the parts of the second.
     """
     phases = stepper.phases
     stepper.heaviest = True
     # The compiler would take the one that looks for a part of the model.
     with nullcontext() if compiled else AttentionKernels() as seen:
-        parts = stepper.step(first)
+        stepper.step(first)
     stepper.attention_kernels = seen.kernels if seen else ()
     scaling = stepper.training.scaling
     # With gradients that overflow the step is left out, and so is the state: its scale falls until one is taken.
     while scaling is not None and scaling.skipped == phases.step:
-        parts = stepper.step(first)
-    if phases.meter.asynchronous:
-        phases.on_end = observer.look
-        parts = stepper.step(micro_steps)
-        phases.on_end = None
-        phases.close_look = False
+        stepper.step(first)
+    if compiled:
+        forget_compiler(stepper)
+    phases.on_end = observer.look
+    parts = stepper.step(micro_steps)
+    phases.on_end = None
+    phases.close_look = False
+    if compiled:  # what the second step's shapes made it compile
+        forget_compiler(stepper)
     stepper.heaviest = False
     stepper.drain()
     return parts
@@ -122,7 +120,6 @@ def sample(
     micro_steps: int,
     minimum: int,
     deadline: float,
-    observer: Observer,
 ) -> tuple[list[StepTimes], SpeedBound | None]:
     """Run measured steps until their time is known well enough, there are enough, or the deadline passed.
 
@@ -131,7 +128,7 @@ def sample(
     differ, that takes as many steps as any measurement. The slowest rank's time is that of all, so each of them may
     end the probe.
     """
-    phases, ranks = stepper.phases, stepper.training.ranks
+    ranks = stepper.training.ranks
     whole = 1 if stepper.training.loader is None else minimum
     samples: list[StepTimes] = []
 
@@ -144,10 +141,7 @@ def sample(
         return bool(ranks.largest(known))  # a rank that stops alone leaves the others waiting
 
     while True:
-        if not samples and phases.close_look:
-            phases.on_end = observer.look
         samples.append(stepper.step(micro_steps))
-        phases.on_end = None
         if len(samples) >= minimum and enough():
             return samples, None
         if request.to_beat is not None and whole <= len(samples):

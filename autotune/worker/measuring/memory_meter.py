@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from autotune.worker.measuring.process_memory import OwnMemory, free_data
+from autotune.worker.measuring.process_memory import OwnMemory, free_data, give_back
 
 PACKING = 10 * 2**20
 """Bytes that MKL takes for each thread to pack the matrices of a product, and keeps. They grow with the matrices: 5 to
@@ -45,14 +45,18 @@ class Meter(Protocol):
     taken: int
     """What counts against the device's limit before anything is built, and what libraries will add to it."""
     asynchronous: bool
-    """Whether the device runs behind the Python code, so that looking closely slows it down."""
+    """Whether the device runs behind the Python code."""
 
     def synchronize(self) -> None:
         """Wait until the device has done all that it was told."""
         ...
 
-    def lap(self) -> Lap:
-        """Return the tensor bytes alive now and their peak since the last call, and begin the next lap."""
+    def lap(self, closely: bool = True) -> Lap:
+        """Return the tensor bytes alive now and their peak since the last call, and begin the next lap.
+
+        Not `closely` it takes no time, and instead of what is alive it may tell as much as was at the peak, of this lap
+        or one since the last close look.
+        """
         ...
 
     def now(self) -> int:
@@ -104,8 +108,10 @@ class CpuMeter:
     def synchronize(self) -> None:
         """Do nothing: CPU operations are done when they return."""
 
-    def lap(self) -> Lap:
+    def lap(self, closely: bool = True) -> Lap:
         """Return memory now and at its peak since the last lap, in bytes beyond the baseline, and begin anew."""
+        if closely:
+            give_back()
         now, peak = self._memory.now(), self._memory.peak()
         self._anonymous_peak = max(self._anonymous_peak, peak.anonymous)
         self._data_peak = max(self._data_peak, peak.data)
@@ -115,6 +121,7 @@ class CpuMeter:
 
     def now(self) -> int:
         """Return the bytes held now beyond the baseline."""
+        give_back()
         return self._beyond(self._memory.now().anonymous)
 
     def disown(self, tensors: int) -> None:
@@ -179,7 +186,7 @@ class CudaMeter:
         """Wait until the device has done all that was asked of it."""
         torch.cuda.synchronize(self._device)
 
-    def lap(self) -> Lap:
+    def lap(self, closely: bool = True) -> Lap:  # noqa: ARG002 - counters take no time
         """Return the allocated bytes now and at their peak since the last lap, and begin anew."""
         stats = torch.cuda.memory_stats(self._device)
         used, reserved = self._device_used(), stats["reserved_bytes.all.peak"]

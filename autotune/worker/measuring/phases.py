@@ -27,8 +27,8 @@ class Phases:
         self.step = 0
         """Optimizer step, from 1; 0 before the first."""
         self.close_look = True
-        """Measure each phase by itself. On an asynchronous device this waits at every turn, and so slows it.
-        """
+        """Measure each phase by itself. That slows training: a device that runs behind the Python code is waited for at
+        every turn, and an allocator that keeps memory for later gives it back."""
         self.training_peak = 0
         """Most tensor bytes alive at a time during training steps."""
         self.stress: StressName | None = None
@@ -90,7 +90,7 @@ class Phases:
         if self.close_look:
             self._meter.synchronize()
         seconds = time.perf_counter() - self._opened
-        lap = self._meter.lap()
+        lap = self._meter.lap(self.close_look)
         if self.phase in TRAINING:
             self.training_peak = max(self.training_peak, lap.peak)
         if self.close_look:

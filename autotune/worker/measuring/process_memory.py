@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import resource
@@ -14,6 +15,7 @@ from autotune.worker.measuring.memory_sampler import BOARD_BYTES, LAP, PEAKS
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _RESET_PEAK = b"5"  # proc_pid_clear_refs(5)
+_allocators_own = getattr(ctypes.CDLL(None), "autotune_give_back", None)
 
 
 class ProcessMemory(NamedTuple):
@@ -76,7 +78,7 @@ class OwnMemory:
         return ProcessMemory(anonymous, max(first.data, last.data, seen.data, anonymous + untouched), mapped)
 
     def begin(self) -> None:
-        """Begin a new lap: peaks count from here."""
+        """Begin a new lap: peaks count from here, and include what the allocator keeps (`give_back`)."""
         self._lap += 1
         LAP.pack_into(self._board, 0, self._lap)
         if self._reset is not None:
@@ -97,8 +99,17 @@ class OwnMemory:
         return int(status[start : start + 32].split()[0]) * 1024
 
 
+def give_back() -> None:
+    """Give back the memory that the allocator keeps for later, where it does (`devices/allocator.c`).
+
+    Without that the process is as large as it was at its peak since this was last called, and no larger.
+    """
+    if _allocators_own is not None:
+        _allocators_own()
+
+
 def free_data() -> int | None:
-    """Return what RLIMIT_DATA leaves to this process now; None where there is no limit."""
+    """Return what RLIMIT_DATA leaves to this process, with all given back; None where there is no limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if limit == resource.RLIM_INFINITY:
         return None
@@ -106,7 +117,8 @@ def free_data() -> int | None:
 
 
 def own_data() -> int:
-    """Return the private writable memory of this process now: what RLIMIT_DATA counts."""
+    """Return the private writable memory of this process, with all given back: what RLIMIT_DATA counts."""
+    give_back()
     return int(Path("/proc/self/statm").read_bytes().split()[5]) * _PAGE
 
 

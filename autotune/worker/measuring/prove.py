@@ -18,7 +18,7 @@ from autotune.probe.protocol import ProbeRequest
 from autotune.worker.errors import DiskRefused
 from autotune.worker.measuring.energy_meter import energy_meter
 from autotune.worker.measuring.evaluation import forward_only, largest_evaluation
-from autotune.worker.measuring.measure import forget_compiler, report, warm_up
+from autotune.worker.measuring.measure import report, warm_up
 from autotune.worker.measuring.memory_breakdown import Observer, local
 from autotune.worker.measuring.phases import Phases
 from autotune.worker.measuring.steps import MICRO_STEPS, Stepper, StepTimes
@@ -55,8 +55,6 @@ def prove(request: ProbeRequest, training: Training, phases: Phases, warmed_up: 
     observer = Observer(training)
     few = min(request.accumulation_steps, MICRO_STEPS)
     parts = warm_up(stepper, few, first=few, observer=observer, compiled=request.candidate.compile != "none")
-    if request.candidate.compile != "none":
-        forget_compiler(stepper)
     warmed_up()
     if request.energy:
         stepper.energy = energy_meter(training.device)
@@ -65,10 +63,9 @@ def prove(request: ProbeRequest, training: Training, phases: Phases, warmed_up: 
     plain = request.sample_seconds - share * sum(not skipped for _, skipped in planned)
     fitting = steps_that_fit(request.accumulation_steps, plain - (time.perf_counter() - began), parts)
     micro_steps = -int(training.ranks.largest(-fitting))  # as many as all ranks have time for
-    samples = _train(stepper, micro_steps, began + plain, observer)
+    samples = _train(stepper, micro_steps, began + plain)
     losses, training_peak, plain_peak = tuple(stepper.losses), phases.training_peak, phases.meter.section()
 
-    phases.close_look = False
     deadline = began + plain
     stressed = []
     for name, skipped in planned:
@@ -97,19 +94,15 @@ def prove(request: ProbeRequest, training: Training, phases: Phases, warmed_up: 
     )
 
 
-def _train(stepper: Stepper, micro_steps: int, deadline: float, observer: Observer) -> list[StepTimes]:
-    """Run global steps until the deadline (of `time.perf_counter`), three at least, looking closely at the first.
+def _train(stepper: Stepper, micro_steps: int, deadline: float) -> list[StepTimes]:
+    """Run global steps until the deadline (of `time.perf_counter`), three at least.
 
     Returns the times of all steps, or of every 2nd, 4th, 8th, ... where they are more than `SAMPLES_KEPT` lets them be.
     """
-    phases = stepper.phases
     samples: list[StepTimes] = []
     taken, apart = 0, 1
     while taken < WHOLE_STEPS or not stepper.training.ranks.largest(time.perf_counter() >= deadline):
-        if not taken and phases.close_look:
-            phases.on_end = observer.look
         times = stepper.step(micro_steps)
-        phases.on_end = None
         if taken % apart == 0:
             samples.append(times)
         taken += 1
