@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.candidate import AXES, OPEN, examples
+from autotune.devices.allocator import lacks_allocator
 from autotune.devices.cpu import CpuDevice
 from autotune.devices.find import find, resolve_device
 from autotune.devices.hardware import table
@@ -109,6 +110,13 @@ def _cpu() -> Iterator[Finding]:
         yield Finding(subject="cpu device", state="missing", text=text)
     else:
         yield Finding(subject="cpu device", state="ok", text=f"budgets from {format_bytes(least)} up")
+    if why := lacks_allocator():
+        text = f"freed memory is mapped anew, so training is slower than it could be: {why}"
+        yield Finding(subject="cpu device's allocator", state="warning", text=text)
+    else:
+        yield Finding(
+            subject="cpu device's allocator", state="ok", text="keeps freed memory for the next step"
+        )
 
 
 def _techniques() -> Iterator[Finding]:

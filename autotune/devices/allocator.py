@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 from autotune.cache_folder import cache_folder
 
@@ -38,11 +39,26 @@ def source() -> str:
     return (resources.files("autotune.devices") / "allocator.c").read_text(encoding="utf-8")
 
 
+class Built(NamedTuple):
+    """The allocator on this machine."""
+
+    path: Path | None
+    lacks: str = ""
+    """Why there is none."""
+
+
+def lacks_allocator() -> str:
+    """Return why training on this machine's processor has every large block mapped anew; empty where it has not."""
+    if os.environ.get(VARIABLE) == MALLOC:
+        return f"{VARIABLE}={MALLOC} is set"
+    if os.environ.get(PRELOAD):
+        return f"{PRELOAD} is set, so its libraries have their way"
+    return _built(cache_folder(), os.environ.get("CC", "")).lacks
+
+
 def allocator_variables() -> dict[str, str]:
     """Return the variable that says what training on this machine's processor allocates with."""
-    if os.environ.get(VARIABLE) == MALLOC or os.environ.get(PRELOAD) or library() is None:
-        return {VARIABLE: MALLOC}
-    return {VARIABLE: CACHING}
+    return {VARIABLE: MALLOC if lacks_allocator() else CACHING}
 
 
 def preloaded(environment: Mapping[str, str]) -> dict[str, str]:
@@ -53,37 +69,44 @@ def preloaded(environment: Mapping[str, str]) -> dict[str, str]:
 
 def library() -> Path | None:
     """Return the built allocator, after building it where that was not done yet; None where it cannot be had."""
-    return _library(cache_folder(), os.environ.get("CC", ""))
+    return _built(cache_folder(), os.environ.get("CC", "")).path
 
 
 @cache
-def _library(folder: Path, compiler: str) -> Path | None:
+def _built(folder: Path, compiler: str) -> Built:
     libc, version = platform.libc_ver()
     if sys.platform != "linux" or libc != "glibc":
-        return None
+        return Built(None, "it is for Linux with glibc")
     text = source()
     made_of = "\n".join([text, *FLAGS, platform.machine(), version])
     path = folder.absolute() / f"allocator-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.so"
-    if any(character.isspace() or character == ":" for character in str(path)):  # what parts names there
-        return None
+    if any(
+        character.isspace() or character == ":" for character in str(path)
+    ):  # what parts names in LD_PRELOAD
+        return Built(None, f"the loader reads no path with blanks or colons: {folder}")
     if _works(path):
-        return path
+        return Built(path)
+    compilers = [
+        argv for argv in (shlex.split(compiler), ["cc"], ["gcc"], ["clang"]) if argv and shutil.which(argv[0])
+    ]
+    lacks = "there is no C compiler (cc; CC names another)"
     made = path.with_name(f".{path.name}.{os.getpid()}")
-    for argv in (shlex.split(compiler), ["cc"], ["gcc"], ["clang"]):
-        if not argv or shutil.which(argv[0]) is None:
-            continue
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
+    for argv in compilers:
+        try:
             folder.mkdir(parents=True, exist_ok=True)
             subprocess.run(
-                [*argv, *FLAGS, "-x", "c", "-", "-o", str(made)], input=text, text=True, check=True,
-                timeout=_TIMEOUT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                [*argv, *FLAGS, "-x", "c", "-", "-o", str(made)], input=text, text=True, check=True, timeout=_TIMEOUT,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
             if _works(made):
                 made.replace(path)
-                return path
+                return Built(path)
+            lacks = f"no program runs with what {argv[0]} built in {folder}"
+        except (OSError, subprocess.SubprocessError) as error:
+            lacks = f"it cannot be built in {folder}: {error}"
         with contextlib.suppress(OSError):
             made.unlink(missing_ok=True)
-    return None
+    return Built(None, lacks)
 
 
 def _works(path: Path) -> bool:

@@ -79,6 +79,14 @@ def test_doctor_says_which_bitsandbytes_would_help(bare):
     assert "pip install flash-attn" in found["attention"].text
 
 
+@pytest.mark.parametrize("asked", ["", "malloc"])
+def test_doctor_says_what_training_on_the_processor_allocates_with(bare, monkeypatch, asked):
+    monkeypatch.setenv("AUTOTUNE_ALLOCATOR", asked)
+    found = {finding.subject: finding for finding in diagnose()}["cpu device's allocator"]
+    assert found.state == ("warning" if asked else "ok")
+    assert ("AUTOTUNE_ALLOCATOR=malloc" in found.text) == bool(asked)
+
+
 def test_the_ladder_is_legal_from_rung_to_rung():
     space = load_space("everything")
     rungs = space.rungs(Candidate())

@@ -276,6 +276,9 @@ def test_where_it_cannot_be_had_blocks_are_mapped_one_by_one(why, monkeypatch, t
     monkeypatch.setenv("CC", "")
     assert allocator.library() is None
     assert allocator.allocator_variables() == {allocator.VARIABLE: allocator.MALLOC}
+    assert {"a compiler that fails": "clang", "no compiler": "CC"}.get(
+        why, str(folder)
+    ) in allocator.lacks_allocator()
     assert "LD_PRELOAD" not in allocator.preloaded({allocator.VARIABLE: allocator.CACHING})
     assert not [path for path in tmp_path.rglob("*allocator*") if path.is_file()]
 
