@@ -239,7 +239,7 @@ class Limits(ProofLimits):
     """Time for all probes together; the search ends when it is spent, finals and proof still run."""
     probe_timeout: Seconds = 600.0
     """Time after which a probe is killed."""
-    sample_time: Seconds = 12.0
+    sample_time: Seconds = 8.0
     """Time of the measured steps of a probe after warm-up, at most; less where their interval narrows earlier."""
     sample_steps: Annotated[int, Field(ge=2)] = 20
     """Measured global steps in a probe, at most."""

@@ -59,12 +59,28 @@ def _between_halves(outcome: object) -> float | None:
     """Return the variance that two halves of a measurement tell of, less what their steps' spread explains."""
     if not isinstance(outcome, Ok) or outcome.timing is None:
         return None
-    if len(outcome.step_seconds) < 3 or min(outcome.step_seconds) <= 0:
-        return None
     steps = outcome.step_seconds
+    if len(steps) < 2 or min(steps) <= 0:
+        return None
+    explained = _variance(steps) if len(steps) > 2 else _of_micro_steps(outcome)
+    if explained is None:
+        return None
     half = len(steps) // 2
     first, second = statistics.fmean(steps[:half]), statistics.fmean(steps[-half:])
-    return math.log(second / first) ** 2 / 2 - _variance(steps) / half
+    return math.log(second / first) ** 2 / 2 - explained / half
+
+
+def _of_micro_steps(outcome: Ok) -> float | None:
+    """Return the variance of one step's time as its micro-steps tell it; None where they are no samples of their own.
+
+    Two steps have only one difference, which is what is to be explained.
+    """
+    assert outcome.timing is not None
+    micro = outcome.timing.micro_step
+    if micro.half_width is None or micro.count <= len(outcome.step_seconds) or micro.mean <= 0:
+        return None
+    deviation = micro.half_width * math.sqrt(micro.count) / t_quantile(micro.count - 1) / micro.mean
+    return deviation**2 * len(outcome.step_seconds) / micro.count
 
 
 def _variance(steps: Sequence[float]) -> float:

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.racing import Incumbent
-from autotune.worker.measuring.measure import MINIMUM, sample
+from autotune.worker.measuring.measure import MINIMUM, MINIMUM_ALIKE, sample
 from autotune.worker.measuring.steps import StepTimes
-from autotune.worker.training import Ranks
+from autotune.worker.training import Ranks, no_reduction
 
 BEST = Incumbent(seconds=10.0, deviation=0.02, degrees=4, drift=0.02)
 
@@ -25,8 +25,14 @@ class Peer(Ranks):
 class Steps:
     """A stepper whose every step takes the same time."""
 
-    def __init__(self, seconds: float, ranks: Ranks = Ranks(), loader: object = None) -> None:  # noqa: B008
-        self.training = SimpleNamespace(ranks=ranks, loader=loader)
+    def __init__(
+        self,
+        seconds: float,
+        ranks: Ranks = Ranks(),  # noqa: B008
+        loader: object = None,
+        reduction: object = no_reduction,
+    ) -> None:
+        self.training = SimpleNamespace(ranks=ranks, loader=loader, reduction=reduction)
         self.times = StepTimes(seconds, seconds, 0.0)
         self.taken = 0
 
@@ -35,11 +41,14 @@ class Steps:
         return self.times
 
 
-def sampled(steps, to_beat=BEST):
-    request = SimpleNamespace(
+def asked(to_beat):
+    return SimpleNamespace(
         accumulation_steps=10, sample_steps=20, sample_seconds=60.0, to_beat=to_beat, energy=False
     )
-    samples, bound = sample(steps, request, 2, minimum=MINIMUM, deadline=float("inf"))
+
+
+def sampled(steps, to_beat=BEST):
+    samples, bound = sample(steps, asked(to_beat), 2, deadline=float("inf"))
     assert len(samples) == steps.taken
     return steps.taken, bound
 
@@ -48,11 +57,23 @@ def test_what_cannot_win_ends_after_one_whole_step_beyond_the_warm_up():
     taken, bound = sampled(Steps(2.0))
     assert taken == 1
     assert bound.seconds > BEST.seconds
-    assert sampled(Steps(2.0), to_beat=None) == (MINIMUM, None)
+    assert sampled(Steps(2.0), to_beat=None) == (MINIMUM_ALIKE, None)
 
 
 def test_what_may_win_is_measured_as_without_a_race():
-    assert sampled(Steps(1.0)) == sampled(Steps(0.5)) == (MINIMUM, None)
+    assert sampled(Steps(1.0)) == sampled(Steps(0.5)) == (MINIMUM_ALIKE, None)
+
+
+def test_an_optimizer_whose_two_times_differ_much_is_timed_once_more():
+    varying = Steps(1.0)
+    times = iter([0.1, 3.0, 0.1, 3.0, 0.1])
+    varying.step = lambda micro_steps: StepTimes(1.0, 1.0, next(times))
+    samples, _ = sample(varying, asked(None), 2, deadline=0.0)
+    assert len(samples) == MINIMUM
+
+
+def test_where_only_the_last_micro_step_reduces_gradients_it_takes_a_step_more():
+    assert sampled(Steps(1.0, reduction=lambda last: no_reduction(last))) == (MINIMUM, None)
 
 
 def test_where_batches_differ_it_takes_as_many_steps_as_any_measurement_and_then_is_one():

@@ -60,6 +60,19 @@ def test_without_accumulation_the_last_micro_step_stands_for_all():
     assert known.global_step(1) == 4.0
 
 
+def test_micro_steps_that_are_alike_are_all_samples_of_one():
+    two = [StepTimes(1.0, 2.0, 0.5), StepTimes(3.0, 2.0, 0.5)]
+    known = timing(two, alike=2)
+    assert known.micro_step == known.last_micro_step == summarize([1.0, 2.0, 3.0, 2.0])
+    assert known.global_step(3) == 6.5
+    # Of more, the mean of each step: the last weighs as much as any other.
+    many = timing([StepTimes(1.0, 4.0, 0.5), StepTimes(1.0, 1.0, 0.5)], alike=3)
+    assert many.micro_step == many.last_micro_step == summarize([2.0, 1.0])
+    assert timing([StepTimes(None, 2.0, 0.5)], alike=1).micro_step.mean == 2.0
+    apart = timing(two)
+    assert (apart.micro_step, apart.last_micro_step) == (summarize([1.0, 3.0]), summarize([2.0, 2.0]))
+
+
 def test_narrow_is_judged_by_the_whole_global_step():
     # The optimizer's time varies by half; beside a thousand steady micro-steps that does not matter.
     samples = [StepTimes(1.0, 1.0, 0.5), StepTimes(1.0, 1.0, 1.0), StepTimes(1.0, 1.0, 1.5)]

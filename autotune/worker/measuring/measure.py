@@ -22,12 +22,15 @@ from autotune.worker.measuring.memory_breakdown import (
     state_bytes,
 )
 from autotune.worker.measuring.phases import Phases
-from autotune.worker.measuring.statistics import energy, narrow, step_seconds, timing
+from autotune.worker.measuring.statistics import energy, narrow, optimizer_known, step_seconds, timing
 from autotune.worker.measuring.steps import MICRO_STEPS, Stepper, StepTimes
-from autotune.worker.training import Training
+from autotune.worker.training import Training, no_reduction
 
 MINIMUM = 3
 """Measured steps, at least: the interval of two is three times as wide (Student's t 12.7 against 4.3)."""
+MINIMUM_ALIKE = 2
+"""The same where every micro-step is a sample: two steps have four (t 3.2). Of the optimizer's part they have two, so
+that must be little of a global step."""
 
 
 def measure(request: ProbeRequest, training: Training, phases: Phases, warmed_up: Callable[[], None]) -> Ok:
@@ -45,7 +48,7 @@ def measure(request: ProbeRequest, training: Training, phases: Phases, warmed_up
     if request.energy:
         stepper.energy = energy_meter(training.device)
     deadline = time.perf_counter() + request.sample_seconds
-    samples, bound = sample(stepper, request, micro_steps, minimum=MINIMUM, deadline=deadline)
+    samples, bound = sample(stepper, request, micro_steps, deadline)
     phases.close_look = True
     outcome = report(request, stepper, samples, micro_steps, observer, bound)
     if bound is not None:
@@ -115,11 +118,7 @@ def forget_compiler(stepper: Stepper) -> None:
 
 
 def sample(
-    stepper: Stepper,
-    request: ProbeRequest,
-    micro_steps: int,
-    minimum: int,
-    deadline: float,
+    stepper: Stepper, request: ProbeRequest, micro_steps: int, deadline: float
 ) -> tuple[list[StepTimes], SpeedBound | None]:
     """Run measured steps until their time is known well enough, there are enough, or the deadline passed.
 
@@ -128,15 +127,18 @@ def sample(
     differ, that takes as many steps as any measurement. The slowest rank's time is that of all, so each of them may
     end the probe.
     """
-    ranks = stepper.training.ranks
-    whole = 1 if stepper.training.loader is None else minimum
+    ranks, same_batches = stepper.training.ranks, stepper.training.loader is None
+    alike = micro_steps_alike(stepper, micro_steps)
+    minimum = MINIMUM_ALIKE if alike > 1 and same_batches else MINIMUM
+    whole = 1 if same_batches else minimum
     samples: list[StepTimes] = []
 
     def enough() -> bool:
-        known = (
+        few = len(samples) < MINIMUM and not optimizer_known(samples, request.accumulation_steps)
+        known = not few and (
             len(samples) >= request.sample_steps
             or time.perf_counter() >= deadline
-            or narrow(samples, request.accumulation_steps, trimmed(stepper))
+            or narrow(samples, request.accumulation_steps, trimmed(stepper), alike)
         )
         return bool(ranks.largest(known))  # a rank that stops alone leaves the others waiting
 
@@ -153,6 +155,11 @@ def sample(
 def trimmed(stepper: Stepper) -> float:
     """Return the share of outliers that means of this training's steps leave out: none where its batches differ."""
     return TRIMMED if stepper.training.loader is None else 0.0
+
+
+def micro_steps_alike(stepper: Stepper, micro_steps: int) -> int:
+    """Return how many micro-steps a step has, where the last does nothing that the others do not; 0 where it does."""
+    return micro_steps if stepper.training.reduction is no_reduction else 0
 
 
 def report(
@@ -183,7 +190,9 @@ def report(
             allocator_retries=peaks.allocator_retries,
             breakdown=breakdown(training, observer, forward_end, phases.training_peak),
         ),
-        timing=timing(samples, trimmed(stepper)) if bound is None else None,
+        timing=timing(samples, trimmed(stepper), micro_steps_alike(stepper, micro_steps))
+        if bound is None
+        else None,
         bound=bound,
         step_seconds=step_seconds(samples, micro_steps),
         energy=energy(samples, stepper.energy.counter) if stepper.energy is not None else None,

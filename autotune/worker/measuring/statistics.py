@@ -15,16 +15,22 @@ KEPT = 32
 """Step times that a measurement keeps, at most."""
 
 
-def timing(samples: Sequence[StepTimes], trimmed: float = 0.0) -> StepTiming:
+def timing(samples: Sequence[StepTimes], trimmed: float = 0.0, alike: int = 0) -> StepTiming:
     """Return the parts of a global step from repeated measurements, all of the same number of micro-steps.
 
-    Where the last micro-step is the only one, it stands for the others too. `trimmed` is for steps that all do the same
-    work: where batches differ, the slow ones are training's own.
+    Where the last micro-step is the only one, it stands for the others too. `alike` is how many micro-steps each step
+    had, where the last does nothing that the others do not (reduce gradients): then each of two is a sample of the
+    same, and so is the mean of more, and the time of both kinds is told from all of them. `trimmed` is for steps that
+    all do the same work: where batches differ, the slow ones are training's own.
     """
     last = summarize([parts.last_micro_step for parts in samples], trimmed)
     others = [parts.micro_steps for parts in samples if parts.micro_steps is not None]
+    if alike and others:
+        pairs = [(parts.micro_steps or 0.0, parts.last_micro_step) for parts in samples]
+        of_each = [(other * (alike - 1) + end) / alike for other, end in pairs]
+        last = summarize([part for pair in pairs for part in pair] if alike == 2 else of_each, trimmed)
     return StepTiming(
-        micro_step=summarize(others, trimmed) if others else last,
+        micro_step=summarize(others, trimmed) if others and not alike else last,
         last_micro_step=last,
         optimizer_step=summarize([parts.optimizer_step for parts in samples], trimmed),
         data_wait=summarize([parts.data_wait for parts in samples], trimmed),
@@ -59,14 +65,23 @@ def step_seconds(samples: Sequence[StepTimes], micro_steps: int) -> tuple[float,
     return tuple(statistics.fmean(seconds[at : at + together]) for at in range(0, whole, together))
 
 
-def narrow(samples: Sequence[StepTimes], accumulation_steps: int, trimmed: float = 0.0) -> bool:
+def narrow(
+    samples: Sequence[StepTimes], accumulation_steps: int, trimmed: float = 0.0, alike: int = 0
+) -> bool:
     """Return whether the time of a whole global step is known well enough, and its energy, where that is measured."""
     if len(samples) < 2:
         return False
-    known: list[StepParts] = [timing(samples, trimmed)]
+    known: list[StepParts] = [timing(samples, trimmed, alike)]
     if samples[0].energy is not None:
         known.append(energy(samples, "nvml"))
     return all(
         parts.interval(accumulation_steps) <= ENOUGH * parts.global_step(accumulation_steps)
         for parts in known
     )
+
+
+def optimizer_known(samples: Sequence[StepTimes], accumulation_steps: int) -> bool:
+    """Return whether the optimizer's part is known to ENOUGH of a whole global step: a small part is soon known."""
+    known = timing(samples)
+    width = known.optimizer_step.half_width
+    return width is not None and width <= ENOUGH * known.global_step(accumulation_steps)
