@@ -70,7 +70,7 @@ def fewer_probes() -> str:
                 row["model"], row["device"], *(f"{run['probes']} ({run['oom']} OOM)" for run in (ours, blind)),
                 *(f"{run['seconds']:.0f} s" for run in (ours, blind)), ours["winner"],
                 "the same" if blind["winner"] == ours["winner"] else blind["winner"],
-                _beside(row.get("again", {})),
+                _beside(row["again"]),
             ]
         )  # fmt: skip
     without = "with `--no-predict`"

@@ -9,6 +9,7 @@ from autotune.worker.measuring.measure import MINIMUM, MINIMUM_ALIKE, sample
 from autotune.worker.measuring.steps import StepTimes
 from autotune.worker.training import Ranks, no_reduction
 
+ALONE = Ranks()
 BEST = Incumbent(seconds=10.0, deviation=0.02, degrees=4, drift=0.02)
 
 
@@ -28,7 +29,7 @@ class Steps:
     def __init__(
         self,
         seconds: float,
-        ranks: Ranks = Ranks(),  # noqa: B008
+        ranks: Ranks = ALONE,
         loader: object = None,
         reduction: object = no_reduction,
     ) -> None:
