@@ -1,11 +1,12 @@
 """A probe that ends as soon as it cannot win: how many steps it takes, and that ranks end together."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
 
 from autotune.racing import Incumbent
-from autotune.worker.measuring.measure import MINIMUM, MINIMUM_ALIKE, sample
+from autotune.worker.measuring.measure import LEAST_SECONDS, MINIMUM, MINIMUM_ALIKE, sample
 from autotune.worker.measuring.steps import StepTimes
 from autotune.worker.training import Ranks, no_reduction
 
@@ -44,7 +45,7 @@ class Steps:
 
 def asked(to_beat):
     return SimpleNamespace(
-        accumulation_steps=10, sample_steps=20, sample_seconds=60.0, to_beat=to_beat, energy=False
+        accumulation_steps=10, sample_steps=100, sample_seconds=60.0, to_beat=to_beat, energy=False
     )
 
 
@@ -63,6 +64,26 @@ def test_what_cannot_win_ends_after_one_whole_step_beyond_the_warm_up():
 
 def test_what_may_win_is_measured_as_without_a_race():
     assert sampled(Steps(1.0)) == sampled(Steps(0.5)) == (MINIMUM_ALIKE, None)
+
+
+def test_short_steps_are_measured_until_they_are_half_a_second_together():
+    steady = Steps(0.01)  # of two micro-steps each, so that a step takes 0.02 s
+    taken, bound = sampled(steady, to_beat=None)
+    assert taken * 2 * 0.01 == pytest.approx(LEAST_SECONDS, abs=0.03)
+    assert bound is None
+    varying = Steps(0.01)
+    times = itertools.cycle([StepTimes(0.005, 0.005, 0.0), StepTimes(0.015, 0.015, 0.0)])
+    varying.step = lambda micro_steps: next(times)
+    # One step of them would be told to be slower than this.
+    hopeless = Incumbent(seconds=0.001, deviation=0.02, degrees=4, drift=0.02)
+    samples, bound = sample(varying, asked(hopeless), 2, deadline=float("inf"))
+    assert bound.steps == len(samples) == pytest.approx(taken, abs=1)
+
+
+def test_few_steps_and_little_time_are_not_exceeded_for_it():
+    short = Steps(0.01)
+    samples, _ = sample(short, asked(None), 2, deadline=0.0)
+    assert len(samples) == MINIMUM_ALIKE
 
 
 def test_an_optimizer_whose_two_times_differ_much_is_timed_once_more():

@@ -31,6 +31,9 @@ MINIMUM = 3
 MINIMUM_ALIKE = 2
 """The same where every micro-step is a sample: two steps have four (t 3.2). Of the optimizer's part they have two, so
 that must be little of a global step."""
+LEAST_SECONDS = 0.5
+"""Of measured steps, before their time is taken for known: within tenths of a second the steps of a small model agree
+among themselves, and the next tenths may all be slower."""
 
 
 def measure(request: ProbeRequest, training: Training, phases: Phases, warmed_up: Callable[[], None]) -> Ok:
@@ -122,33 +125,39 @@ def sample(
 ) -> tuple[list[StepTimes], SpeedBound | None]:
     """Run measured steps until their time is known well enough, there are enough, or the deadline passed.
 
-    They end earlier where the request's incumbent is surely faster, and then their bound is returned with them. By then
-    the memory's peak has been: the warm-up's step left the optimizer's state, and a whole one followed. Where batches
-    differ, that takes as many steps as any measurement. The slowest rank's time is that of all, so each of them may
-    end the probe.
+    It is known after LEAST_SECONDS of steps at the earliest. After as many they may also end because the request's
+    incumbent is surely faster, and then their bound is returned with them. By then the memory's peak has been: the
+    warm-up's step left the optimizer's state, and a whole one followed. Where batches differ, that takes as many steps
+    as any measurement. The slowest rank's time is that of all, so each of them may end the probe.
     """
     ranks, same_batches = stepper.training.ranks, stepper.training.loader is None
     alike = micro_steps_alike(stepper, micro_steps)
     minimum = MINIMUM_ALIKE if alike > 1 and same_batches else MINIMUM
     whole = 1 if same_batches else minimum
     samples: list[StepTimes] = []
+    measured = 0.0
 
     def enough() -> bool:
         few = len(samples) < MINIMUM and not optimizer_known(samples, request.accumulation_steps)
         known = not few and (
             len(samples) >= request.sample_steps
             or time.perf_counter() >= deadline
-            or narrow(samples, request.accumulation_steps, trimmed(stepper), alike)
+            or (
+                measured >= LEAST_SECONDS
+                and narrow(samples, request.accumulation_steps, trimmed(stepper), alike)
+            )
         )
         return bool(ranks.largest(known))  # a rank that stops alone leaves the others waiting
 
     while True:
         samples.append(stepper.step(micro_steps))
+        measured += step_seconds(samples[-1:], micro_steps)[0]
         if len(samples) >= minimum and enough():
             return samples, None
         if request.to_beat is not None and whole <= len(samples):
             bound = speed_bound(samples, request.accumulation_steps, request.to_beat)
-            if bound is not None and ranks.largest(cannot_win(bound)):
+            beaten = measured >= LEAST_SECONDS and cannot_win(bound)
+            if bound is not None and ranks.largest(beaten):
                 return samples, bound
 
 
