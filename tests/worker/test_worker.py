@@ -19,6 +19,7 @@ from autotune.probe.protocol import MESSAGE, DiskFull, Inspection, ProbeRequest,
 from autotune.racing import Incumbent
 from autotune.specs import ModelSpec
 from autotune.units import GIB, MIB
+from autotune.worker.measuring.measure import LEAST_SECONDS
 from autotune.worker.measuring.prove import LOSSES_KEPT
 from tests.worker import forked
 
@@ -207,14 +208,19 @@ def test_losses_are_recorded_for_every_optimizer_step_and_fall(trained):
     assert losses[-1] < losses[0]
 
 
-def test_a_probe_that_cannot_win_ends_early_with_a_bound_and_the_memory_of_any_other(run, trained):
+def test_a_probe_that_cannot_win_ends_early_with_a_bound_and_the_memory_of_any_other(run):
+    # One of these steps takes longer than LEAST_SECONDS: of two the time might be known, and there would be no bound.
+    long = {"precision": "fp32", "micro_batch": 32}
     faster = Incumbent(seconds=1e-6, deviation=0.02, degrees=4, drift=0.02)
-    outcome = run(precision="fp32", to_beat=faster).outcome
+    outcome = run(**long, sample_seconds=60, sample_steps=20, to_beat=faster).outcome
     assert outcome.timing is None
     assert outcome.bound.seconds > outcome.bound.beaten_by
-    assert len(outcome.losses) == 3  # two of the warm-up and a whole one
-    assert outcome.memory.allocated == pytest.approx(trained.outcome.memory.allocated, rel=0.02)
-    assert outcome.memory.breakdown.optimizer_state == trained.outcome.memory.breakdown.optimizer_state
+    *before, _ = outcome.step_seconds
+    assert sum(before) < LEAST_SECONDS <= sum(outcome.step_seconds)
+    assert len(outcome.losses) == 2 + outcome.bound.steps  # two of the warm-up
+    measured = run(**long).outcome
+    assert outcome.memory.allocated == pytest.approx(measured.memory.allocated, rel=0.02)
+    assert outcome.memory.breakdown.optimizer_state == measured.memory.breakdown.optimizer_state
 
 
 def test_a_proof_runs_whole_global_steps_then_evaluates_and_saves(proven):
