@@ -8,9 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -30,7 +32,7 @@ from autotune.executors.local import LocalExecutor
 from autotune.executors.simulated import SimulatedExecutor
 from autotune.models.resolve import resolve
 from autotune.options import Limits, RunOptions
-from autotune.outcome import Ok, Oom
+from autotune.outcome import Crash, Ok, Oom
 from autotune.probe.launch import Launcher, launch
 from autotune.probe.protocol import Inspection, ProbeRequest
 from autotune.probe.warm import WarmLauncher
@@ -42,7 +44,7 @@ from autotune.search.wording import detail
 from autotune.specs import DeviceSpec
 from autotune.techniques.families import title as title_of
 from autotune.tracing.client import LocalTracer
-from benchmarks.evidence import Attachments, Case
+from benchmarks.evidence import KEPT_TRACEBACK, Attachments, Case
 from benchmarks.gpu_grid import PARTS, GpuGrid
 from benchmarks.gpu_grid import definition as grid_definition
 from benchmarks.gpu_roofline import beside, host_link, shares
@@ -75,6 +77,8 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama-3.2-1b", {"activation_offload": True}),
     ("llama-3.2-1b", {"garbage_collection_threshold": "80%"}),
 )
+LARGEST_PACKED = 1 << 20
+"""Bytes of a file of a run that is kept."""
 CONTEXT = """
 import json, sys, time, torch
 torch.zeros(1, device="cuda:0"); torch.cuda.synchronize()
@@ -157,7 +161,8 @@ def _numbers(answer: Any) -> dict[str, Any]:
         return {"verdict": "oom", "where": answer.where, "phase": answer.phase, "requested": answer.requested,
                 "free": answer.free}  # fmt: skip
     if not isinstance(answer, Ok):
-        return {"verdict": answer.kind, "detail": detail(answer)}
+        said = answer.traceback[-KEPT_TRACEBACK:] if isinstance(answer, Crash) else ""
+        return {"verdict": answer.kind, "detail": detail(answer), "traceback": said}
     memory, timing = answer.memory, answer.timing
     assert timing is not None, "nothing is raced here"
     return {
@@ -252,24 +257,36 @@ def whole_run(bench: Bench, options: dict[str, Any], left: float, name: str) -> 
     with tempfile.TemporaryDirectory() as folder:
         paths = create_run(spec, Path(folder))
         ending: dict[str, Any] = {}
-        with _alarm(PROBE if bench.dry else left - 5):  # whose machine may be busy with others
-            try:
+        try:
+            with _alarm(PROBE if bench.dry else left - 5):  # whose machine may be busy with others
                 best = tune(spec, paths, executor, tracer=tracer)
-                ending = {"winner": title_of(best.candidate), "tokens_per_second": best.tokens_per_second,
-                          "evidence": best.evidence}  # fmt: skip
-            except AutotuneError as error:
-                ending = {"ended": f"{type(error).__name__}: {error}"}
-            except TimeUp:
-                ending = {"ended": "its time was up"}
+            ending = {"winner": title_of(best.candidate), "tokens_per_second": best.tokens_per_second,
+                      "evidence": best.evidence}  # fmt: skip
+        except AutotuneError as error:
+            ending = {"ended": f"{type(error).__name__}: {error}"}
+        except TimeUp:
+            ending = {"ended": "its time was up"}
+        except Exception as error:  # noqa: BLE001 - what the run came to until then is evidence too
+            ending = {
+                "failed": f"{type(error).__name__}: {error}",
+                "traceback": traceback.format_exc()[-KEPT_TRACEBACK:],
+            }
         journal = paths.journal.read_text("utf-8") if paths.journal.exists() else ""
-        kept = [
-            bench.attachments.keep(paths.journal, f"{name}.journal.jsonl"),
-            bench.attachments.keep(paths.best, f"{name}.best.yaml"),
-        ]
+        packed = Path(folder) / "run.tar.gz"
+        pack(paths.root, packed)
+        kept = bench.attachments.keep(packed, f"{name.replace(' ', '-')}.tar.gz")
     return {
         **ending, "seconds": time.monotonic() - began, "probes": journal.count('"type":"started"'),
-        "ooms": journal.count('"kind":"oom"'), "lines": journal.count("\n"), "files": kept,
+        "ooms": journal.count('"kind":"oom"'), "lines": journal.count("\n"), "file": kept,
     }  # fmt: skip
+
+
+def pack(folder: Path, target: Path) -> None:
+    """Pack the folder of a run, all but what is larger than LARGEST_PACKED, such as snapshots of memory."""
+    with tarfile.open(target, "w:gz") as packed:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.stat().st_size <= LARGEST_PACKED:
+                packed.add(path, path.relative_to(folder.parent))
 
 
 class TimeUp(BaseException):
@@ -366,23 +383,21 @@ def cases(bench: Bench) -> list[Case]:
 
     def probes(section: str, model: str, seq_len: int, candidate: Candidate) -> Case:
         name = f"{section} {model} {title_of(candidate.rung())} x{candidate.micro_batch}"
-        return Case(
-            name, DRY if dry else PROBE + 15, lambda left: bench.probe(model, seq_len, candidate, left)
-        )
+        return Case(name, DRY if dry else 40, lambda left: bench.probe(model, seq_len, candidate, left))
 
     found = [
         case("doctor", 20, doctor),
         case("facts", 30, facts),
-        case("test_device", 90, tests, "test_device.py"),
-        case("given back", PROBE + 30, given_back, small[0], 512 if dry else small[1]),
-        runs("run without predictions", 180, no_predict),
-        runs("run with predictions", 240, predicted),
+        case("test_device", 60, tests, "test_device.py"),
+        case("given back", PROBE, given_back, small[0], 512 if dry else small[1]),
+        runs("run without predictions", 120, no_predict),
+        runs("run with predictions", 120, predicted),
     ]
     found.append(case("engines", 60, engines, *small))
     found += [
         probes("memory", model, seq_len, rung.at(size))
-        for model, seq_len in models.items()
         for rung in rungs
+        for model, seq_len in models.items()
         for size in batches
     ]
     found += [
@@ -404,7 +419,7 @@ def cases(bench: Bench) -> list[Case]:
     found.append(runs("grid replay", 30, replay))
     found.append(case("launchers", 3 * PROBE, launchers, *small))
     others = sorted(path.name for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
-    found += [
-        case(file.removesuffix(".py"), 120, tests, file) for file in others if file != "test_device.py"
-    ][: 0 if dry else None]
+    found += [case(file.removesuffix(".py"), 60, tests, file) for file in others if file != "test_device.py"][
+        : 0 if dry else None
+    ]
     return found

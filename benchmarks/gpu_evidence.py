@@ -6,10 +6,11 @@
 It needs Python, torch, transformers and a folder of wheels (`make gpu-wheels`), and neither a network, an environment
 of its own nor an installation: it runs in a checkout. `gpu_cases.py` lists what it looks at, the most valuable first.
 It ends by itself; the next call goes on where this one stopped. Its state is one file, `gpu_evidence.jsonl` in `--out`:
-take it along to another machine. Journals of whole runs lie beside it, as many as `--max-files` and as large as
-`--max-file-size` allow; `gpu-grid.jsonl` is a recorded grid, for `--device replay:`. `--again NAME` (or `failed`, or
-`given-up`) runs a case once more, as after its error was mended. Given up is a case that was begun in two calls which
-came to no end: it may be what ended them. `python -m benchmarks.gpu_report` makes docs/gpu.md of it.
+take it along to another machine. The folders of whole runs lie beside it, packed, as many as `--max-files` and as
+large as `--max-file-size` allow; `gpu-grid.jsonl` is a recorded grid, for `--device replay:`. `--only PATTERN` chooses
+among the cases; `--again NAME` (or `failed`, or `given-up`) runs one once more, as after its error was mended. Given up
+is a case that was begun in two calls which came to no end: it may be what ended them. `python -m benchmarks.gpu_report`
+makes docs/gpu.md of it.
 
 Targets, which the page judges: of the allocated peak a median error of at most 1% and none above 3%, of the reserved
 one a median of at most 3%; gpt2-xl to a proven winner in at most 8 probes and 3 minutes; an OOM gives the device's
@@ -27,6 +28,7 @@ import sys
 import time
 import zipfile
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -96,6 +98,10 @@ def main() -> int:
         help="a case to run once more; `failed` or `given-up` for all such",
     )
     parser.add_argument(
+        "--only", action="append", default=[], metavar="PATTERN",
+        help="cases of these names alone, such as 'memory *x8'; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
         "--smallest", action="store_true", help="the dry run, which shows that the script runs"
     )
     options = parser.parse_args()
@@ -142,7 +148,12 @@ def main() -> int:
         everything = cases(bench)
         for name in state.given_up(everything) if "given-up" in again else ():
             state.reopen(name)
-        for case, found in gather(everything, state, until):
+        asked = [
+            case
+            for case in everything
+            if not options.only or any(fnmatchcase(case.name, pattern) for pattern in options.only)
+        ]
+        for case, found in gather(asked, state, until):
             said = found.get("failed") or found.get("measured", {}).get("verdict") or "done"
             print(f"{case.name}: {said}", flush=True)
         left = state.left(everything)

@@ -285,6 +285,9 @@ def worker_environment(added: Mapping[str, str]) -> dict[str, str]:
     package = str(Path(autotune.__file__).parents[1])
     inherited = os.environ.get("PYTHONPATH")
     return preloaded({
+        # Libraries ask while they are imported whether there is a GPU. By CUDA's runtime the answer opens the driver,
+        # and what has opened it cannot be forked; by NVML, which this has torch ask, it does not.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         **os.environ,
         # A worker that dies in native code leaves its Python stack on standard error.
         "PYTHONFAULTHANDLER": "1",

@@ -77,9 +77,9 @@ def refusal() -> str:
         os._exit(0)
     os.waitpid(child, 0)
     until = time.monotonic() + _THREADS_END
-    while (threads := len(os.listdir("/proc/self/task"))) > 1:
+    while threads := _other_threads():
         if time.monotonic() > until:
-            return f"imports alone have started threads that are still there: {threads - 1}"
+            return f"imports alone have started threads that are still there: {', '.join(threads)}"
         time.sleep(0.005)
     with open("/proc/self/maps", encoding="utf-8") as maps:
         files = [*_open_files(), *{line.split(maxsplit=5)[-1].strip() for line in maps}]
@@ -104,6 +104,16 @@ def main(imports: str, control: int, lifeline: int) -> None:
     refused = refusal()
     gc.freeze()  # else the first collection of a child would write to every object, and copy its page
     serve(socket.socket(fileno=control), lifeline, {"data": own_data(), "refused": refused}, answer)
+
+
+def _other_threads() -> list[str]:
+    """Return the names that the kernel has of all threads but the first; libraries name theirs by what they do."""
+    found = []
+    for entry in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # that has ended meanwhile
+            if int(entry.name) != os.getpid():
+                found.append((entry / "comm").read_text("utf-8", errors="replace").strip())
+    return sorted(found)
 
 
 def _open_files() -> list[str]:
