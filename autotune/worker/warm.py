@@ -3,7 +3,8 @@
 `python -P -m autotune.worker.warm IMPORTS CONTROL LIFELINE`: JSON that says what to import (`probe.warm`), a socket for
 orders, and a pipe that is closed when the tuner is gone. A process that has computed anything cannot be forked: its
 children wait for threads that they do not have (OpenMP's, autograd's). So this one only imports; it runs no code of a
-user's or of a model's, has one thread when it serves, no device open, and says so where that cannot be had.
+user's or of a model's. When it serves, it has no thread that a fork would miss and no device open, and it says so where
+that cannot be had.
 """
 
 from __future__ import annotations
@@ -27,8 +28,12 @@ from autotune.worker import openblas
 from autotune.worker.measuring.process_memory import own_data
 
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
-_DRIVER = "/libcuda.so"
-"""What a process has open or loaded that has called a GPU's driver; no child could use the device any more."""
+"""What a process has open that has called a GPU's driver; no child could use the device any more. The driver's library
+may be loaded: torch's CUDA build loads it with its own."""
+_SERVE_FORKS = {"jemalloc_bg_thd"}
+"""Threads, as the kernel names them, that a child starts again when it needs them. jemalloc's returns memory behind
+what frees it; its own handlers around a fork see to its locks, and to the thread in the child. Wheels that bring a
+jemalloc (pyarrow's) may start it while they are loaded."""
 _THREADS_END = 5.0
 """Seconds that threads which were told to end get until the kernel no longer shows them."""
 
@@ -81,9 +86,7 @@ def refusal() -> str:
         if time.monotonic() > until:
             return f"imports alone have started threads that are still there: {', '.join(threads)}"
         time.sleep(0.005)
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        files = [*_open_files(), *{line.split(maxsplit=5)[-1].strip() for line in maps}]
-    touched = (path for path in files if path.startswith(_DEVICES) or _DRIVER in path)
+    touched = (path for path in _open_files() if path.startswith(_DEVICES))
     return next((f"imports alone have opened {path}" for path in touched), "")
 
 
@@ -107,13 +110,13 @@ def main(imports: str, control: int, lifeline: int) -> None:
 
 
 def _other_threads() -> list[str]:
-    """Return the names that the kernel has of all threads but the first; libraries name theirs by what they do."""
+    """Return the names that the kernel has of all threads but the first that a fork would miss."""
     found = []
     for entry in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # that has ended meanwhile
             if int(entry.name) != os.getpid():
                 found.append((entry / "comm").read_text("utf-8", errors="replace").strip())
-    return sorted(found)
+    return sorted(name for name in found if name not in _SERVE_FORKS)
 
 
 def _open_files() -> list[str]:

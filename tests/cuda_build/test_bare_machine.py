@@ -88,6 +88,26 @@ def test_every_file_of_the_tests_that_need_a_gpu_can_be_read_there(bare: str, ch
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_its_imports_may_be_forked(bare: str, checkout: Path) -> None:
+    unpacked = checkout / "build" / "unpacked-wheels"
+    if not unpacked.exists():
+        evidence(bare, checkout, "--wheels", str(WHEELS))
+    program = """if True:
+        import json, sys
+        from autotune.worker import warm
+        warm.preload(json.loads(sys.argv[1]), distributed=True)
+        refused = warm.refusal()
+        assert not refused, refused
+    """
+    asked = json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
+    asks = {"AUTOTUNE_PROBE": "0" * 32, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [bare, "-c", program, asked], cwd=checkout, env={**environment(checkout, unpacked), **asks},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("model", "seq_len"), [("tiny-gpt2", 64), ("llama-3.2-1b", 2048)])
 def test_it_traces_the_same_bytes_as_the_build_for_processors(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.outcome import AttentionKernel
 
@@ -21,8 +21,12 @@ _STEPS = 4
 """Nodes between a result and its kernel, at most: what cuts off padding, and views."""
 
 
-class _SeenKernels:
-    """The kernels of attention that a mode has seen run."""
+class AttentionKernels(TorchFunctionMode):  # type: ignore[misc]  # mypy does not follow torch
+    """While open, notes which kernels `scaled_dot_product_attention` chose in passes that will have a backward.
+
+    It is the kernel that ran, not one asked for: torch chooses by device, types, mask and sizes. Not covered: compiled
+    code, for which there is `compiled_attention`, and attention that a model or a package computes by itself.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,14 +36,6 @@ class _SeenKernels:
     def kernels(self) -> tuple[AttentionKernel, ...]:
         """Those seen so far, by name."""
         return tuple(sorted(self._found))
-
-
-class AttentionKernels(_SeenKernels, TorchFunctionMode):  # type: ignore[misc]  # mypy does not follow torch
-    """While open, notes which kernels `scaled_dot_product_attention` chose in passes that will have a backward.
-
-    It is the kernel that ran, not one asked for: torch chooses by device, types, mask and sizes. Not covered: compiled
-    code, for which there is `CompiledAttention`, and attention that a model or a package computes by itself.
-    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -51,25 +47,31 @@ class AttentionKernels(_SeenKernels, TorchFunctionMode):  # type: ignore[misc]  
 
 
 _OPERATORS: tuple[tuple[str, AttentionKernel], ...] = (
-    ("aten::_scaled_dot_product_flash_attention", "flash"),  # `..._for_cpu` too
-    ("aten::_scaled_dot_product_efficient_attention", "memory-efficient"),
-    ("aten::_scaled_dot_product_cudnn_attention", "cuDNN"),
+    ("aten._scaled_dot_product_flash_attention", "flash"),  # `..._for_cpu` too
+    ("aten._scaled_dot_product_efficient_attention", "memory-efficient"),
+    ("aten._scaled_dot_product_cudnn_attention", "cuDNN"),
 )
-"""How the fused operators are called, which compiled code calls as they are."""
+"""How the fused operators are called in what torch's compiler writes, which calls them as they are."""
 
 
-class CompiledAttention(_SeenKernels, TorchDispatchMode):  # type: ignore[misc]  # mypy does not follow torch
-    """While open, notes which fused attention compiled code calls.
+def compiled_attention(attention: str | None) -> tuple[AttentionKernel, ...]:
+    """Return the kernels of attention that code compiled in this process calls, by name; `attention` is the model's.
 
-    Open it where the code was compiled already: the compiler compiles nothing while it is open. The math kernel is not
-    seen, for the compiler fuses its parts with what is around them.
+    It is read in the modules that torch's compiler made or took from its cache, so nothing runs for it: a pass that is
+    watched would be an eager one, with an eager pass's memory, where a probe has shown only that the compiled one fits.
+    The math kernel is not in them, for the compiler fuses its parts with what is around them: it is what remains of
+    torch's attention ("sdpa"). Empty where a module cannot be read any more.
     """
+    from torch._inductor.codecache import PyCodeCache
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self._found.update(kernel for name, kernel in _OPERATORS if func.name().startswith(name))
-        return func(*args, **(kwargs or {}))
+    found: set[AttentionKernel] = set()
+    try:
+        for module in PyCodeCache.modules:
+            code = Path(str(module.__file__)).read_text("utf-8")
+            found.update(kernel for name, kernel in _OPERATORS if name in code)
+    except OSError:
+        return ()
+    return tuple(sorted(found)) or (("math",) if attention == "sdpa" else ())
 
 
 def _kernel_of(result: Tensor) -> AttentionKernel:

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
-from autotune.outcome import AttentionKernel, Memory, Ok
+from autotune.outcome import Memory, Ok
 from autotune.probe.protocol import ProbeRequest
 from autotune.racing import SpeedBound, cannot_win, speed_bound
 from autotune.sampling import TRIMMED
-from autotune.worker.measuring.attention_kernel import AttentionKernels, CompiledAttention
+from autotune.worker.measuring.attention_kernel import AttentionKernels, compiled_attention
 from autotune.worker.measuring.communication import listen
 from autotune.worker.measuring.energy_meter import energy_meter
 from autotune.worker.measuring.memory_breakdown import (
@@ -57,22 +57,10 @@ def measure(request: ProbeRequest, training: Training, phases: Phases, warmed_up
     if bound is not None:
         return outcome
     # Last: what the profiler takes is none of the training's.
-    found = {"communication": listen(request, stepper, micro_steps)}
+    found: dict[str, object] = {"communication": listen(request, stepper, micro_steps)}
     if request.candidate.compile != "none":
-        return outcome.model_copy(update={**found, "attention_kernels": compiled_attention(stepper)})
+        found["attention_kernels"] = compiled_attention(training.attention)
     return outcome.model_copy(update=found)
-
-
-def compiled_attention(stepper: Stepper) -> tuple[AttentionKernel, ...]:
-    """Return which kernels of attention the compiled blocks call, in one more forward pass."""
-    training = stepper.training
-    batch = training.place(training.batch(stepper.next_batch(), stepper.micro_batch))
-    seen = CompiledAttention()
-    with training.reduction(False), seen:
-        training.loss(batch)
-    if not seen.kernels and training.attention == "sdpa":
-        return ("math",)
-    return seen.kernels
 
 
 def warm_up(
