@@ -201,8 +201,6 @@ def unserved(request: ProbeRequest) -> str | None:
         return "a proof starts as training will"
     if any(candidate.engine == "deepspeed" for candidate in candidates):
         return "DeepSpeed looks for devices and builds extensions while it is loaded"
-    if request.kind == "train" and request.candidate.compile != "none":
-        return "torch's compiler keeps threads and a pool of processes, which nobody promises behind a fork"
     return None
 
 
