@@ -11,12 +11,18 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from autotune.devices.gpu import DRIFT, SLACK
-from autotune.memory.device_overhead import CUDA_CONTEXT, CUDA_CONTEXT_SPREAD, NCCL_BUFFERS, NCCL_SPREAD
+from autotune.memory.device_overhead import (
+    CUDA_CONTEXT,
+    CUDA_KERNELS,
+    CUDA_SPREAD,
+    NCCL_BUFFERS,
+    NCCL_SPREAD,
+)
 from autotune.timing.collectives import ACHIEVED
 from autotune.timing.roofline import ATTENTION, ELEMENTWISE, HOST_LINK, LAUNCH, MATRIX, MEMORY, START
 from autotune.units import GIB, MIB
@@ -111,7 +117,8 @@ def _day(evidence: Evidence) -> str:
 def _made(evidence: Evidence) -> list[str]:
     if not evidence.calls:
         return [
-            "**Nothing has been run on a GPU yet**, so there is nothing to report.", "",
+            "**Nothing that was run on a GPU is on record.** What was seen on a first one by hand is in "
+            "[log.md](log.md#on-a-gpu).", "",
             "## Constants", "", *_constants(evidence),
         ]  # fmt: skip
     return [
@@ -213,11 +220,16 @@ def _runs(evidence: Evidence) -> list[str]:
     return lines
 
 
+def _median_mib(found: Sequence[int]) -> str:
+    return f"{statistics.median(found) / MIB:.0f} MiB" if found else NOT_MEASURED
+
+
 def _constants(evidence: Evidence) -> list[str]:
     """Return every constant that a GPU decides, beside what was measured of it."""
     probes = [row["measured"] for row in evidence.of("") if row["measured"]["verdict"] == "ok"]
-    baselines = [row["baseline"] for row in probes if row["baseline"]]
-    context = f"{statistics.median(baselines) / MIB:.0f} MiB" if baselines else NOT_MEASURED
+    measured = [row for row in probes if row["baseline"]]
+    context = _median_mib([row["baseline"] for row in measured])
+    kernels = _median_mib([row["device_peak"] - row["reserved"] - row["baseline"] for row in measured])
     facts = evidence.results.get("facts", {})
     kept = NOT_MEASURED
     if "behind" in facts:
@@ -233,7 +245,12 @@ def _constants(evidence: Evidence) -> list[str]:
 
     launch = f"{reached['launch'] * 1e6:.1f} µs together; {speed}" if "launch" in reached else speed
     rows = [
-        ("a CUDA context", f"{CUDA_CONTEXT / MIB:.0f} ± {CUDA_CONTEXT_SPREAD / MIB:.0f} MiB", context),
+        (
+            "a CUDA context",
+            f"{CUDA_CONTEXT / MIB:.0f} MiB, with kernels ± {CUDA_SPREAD / MIB:.0f} MiB",
+            context,
+        ),
+        ("kernels that a training loads", f"{CUDA_KERNELS / MIB:.0f} MiB", kernels),
         (
             "what a driver keeps behind a context",
             f"up to {DRIFT / MIB:.0f} MiB; {SLACK / MIB:.0f} MiB unseen",

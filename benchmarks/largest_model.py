@@ -27,7 +27,7 @@ from autotune.candidate import Candidate
 from autotune.devices.hardware import Hardware, find_hardware, table
 from autotune.devices.simulated import HOST_MEMORY
 from autotune.memory.closed_form import Architecture, Setup, estimate
-from autotune.memory.device_overhead import CUDA_CONTEXT
+from autotune.memory.device_overhead import CUDA_CONTEXT, CUDA_KERNELS
 from autotune.probe.protocol import ProbeRequest
 from autotune.specs import Goal, ModelSpec
 from autotune.units import GIB
@@ -86,8 +86,9 @@ def family(n: int) -> Architecture:
 
 
 def room(hardware: Hardware) -> int:
-    """Return the bytes that tensors may take: the memory less headroom, context and two cuBLAS workspaces."""
-    return int(hardware.usable_bytes() * (1 - HEADROOM)) - CUDA_CONTEXT - 2 * hardware.cublas_bytes()
+    """Return the bytes that tensors may take: memory less headroom, context, kernels and two cuBLAS workspaces."""
+    held = CUDA_CONTEXT + CUDA_KERNELS + 2 * hardware.cublas_bytes()
+    return int(hardware.usable_bytes() * (1 - HEADROOM)) - held
 
 
 def needs(n: int, rung: Rung, **changes: Any) -> tuple[float, float]:

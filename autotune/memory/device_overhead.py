@@ -11,11 +11,14 @@ from autotune.memory.calibration import Prior
 from autotune.techniques.sharding import SHARDINGS
 from autotune.units import MIB
 
-CUDA_CONTEXT = 480 * MIB
-"""Bytes that a process's CUDA context and loaded kernels take on the device, where no probe has measured them.
-
-They differ by GPU and driver by some 150 MiB, which is the spread that is assumed with it."""
-CUDA_CONTEXT_SPREAD = 150 * MIB
+CUDA_CONTEXT = 620 * MIB
+"""Bytes that a process's CUDA context takes on the device, where no worker has measured them: 621 MiB on an H200 with
+torch 2.11, before the first operator."""
+CUDA_KERNELS = 150 * MIB
+"""Bytes that the context grows by while a training runs: kernels are loaded at their first use. 152 MiB there."""
+CUDA_SPREAD = 150 * MIB
+"""Spread that is assumed with both: contexts differ by GPU and driver, kernels by model. Where a worker has measured
+the context, half of it."""
 NCCL_BUFFERS = 512 * MIB
 """Bytes that NCCL takes on each GPU for one communicator, where no probe has measured them. Users of 8 H100 see 1.06 GB
 of context and NCCL together before any all-to-all (NVIDIA/nccl issue 1685); it grows with channels and algorithms, not
@@ -68,14 +71,13 @@ class DeviceOverhead:
     ) -> DeviceOverhead:
         """Return the ground of a device whose baseline a worker measured; 0 on CUDA means that it could not.
 
-        A baseline is measured before any communicator exists, so over several ranks NCCL's buffers or gloo's threads
-        come on top.
+        A baseline is measured before the first kernel is loaded and before any communicator exists: kernels come on
+        top, and over several ranks NCCL's buffers or gloo's threads.
         """
         if kind == "cpu":
             return cls("cpu", baseline + CPU_LATER + (GLOO_GROUP if ranks > 1 else 0), CPU_SPREAD)
-        held, spread = (
-            (baseline, CUDA_CONTEXT_SPREAD // 3) if baseline else (CUDA_CONTEXT, CUDA_CONTEXT_SPREAD)
-        )
+        held = (baseline or CUDA_CONTEXT) + CUDA_KERNELS
+        spread = CUDA_SPREAD // 2 if baseline else CUDA_SPREAD
         if ranks > 1:
             held, spread = held + NCCL_BUFFERS, math.isqrt(spread**2 + NCCL_SPREAD**2)
         return cls("cuda", held, spread, blas_workspace)

@@ -7,8 +7,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from autotune.memory.allocator import SMALL_LIMIT, AllocatorUsage, CachingAllocator
-from autotune.memory.reserved import simulated
+from autotune.memory.allocator import SMALL_LIMIT, AllocatorUsage
 from autotune.memory.unlimited import (
     ADDRESS,
     AT_ONCE,
@@ -92,8 +91,6 @@ class Requests:
 
     def allocated(self, micro_batch: int, blas_workspace: int = 0) -> int:
         """Return the most bytes alive at one time, as `Timeline.allocated` does; with cuBLAS' workspaces, if given."""
-        import numpy as np
-
         events = self._events_of(blas_workspace)
         if not len(events):
             return 0
@@ -102,10 +99,7 @@ class Requests:
                 self._lines = self._levels(self._base, events), self._levels(self._slope, events)
             base, slope = self._lines
             return int((base + slope * micro_batch).max())
-        sizes = self._base + self._slope * micro_batch
-        if blas_workspace:
-            sizes = np.append(sizes, [blas_workspace, blas_workspace])
-        return int(self._levels(-(-sizes // self._rounding) * self._rounding, events).max())
+        return self._alive(micro_batch, blas_workspace, self._rounding)
 
     def usage(
         self,
@@ -116,7 +110,8 @@ class Requests:
     ) -> AllocatorUsage:
         """Return what the CUDA caching allocator makes of them where the device never refuses; bytes.
 
-        The same as `autotune.memory.reserved.allocator_usage` has it, sooner.
+        The same as `autotune.memory.reserved.allocator_usage` has it, sooner. Beyond a terabyte, which no GPU has, what
+        is alive at one time stands for what is reserved: that is refused by either, and simulating it took seconds.
         """
         import numpy as np
 
@@ -133,9 +128,11 @@ class Requests:
                     reserved += found.reserved
                     taken[own] = found.sizes
         except OutOfAddresses:
-            allocator = CachingAllocator(None, expandable_segments, max_split_size)
-            sizes = (self._base + self._slope * micro_batch).tolist()
-            return simulated(self._program, sizes, allocator, blas_workspace)
+            alive = self.allocated(micro_batch, blas_workspace)
+            return AllocatorUsage(
+                requested_peak=self._alive(micro_batch, blas_workspace, 1),
+                allocated_peak=alive, reserved_peak=alive, retries=0,
+            )  # fmt: skip
         signs = np.where(asked.stream.events >= 0, 1, -1)
         return AllocatorUsage(
             requested_peak=_most(np.maximum(asked.sizes[asked.stream.slots], 0) * signs),
@@ -254,6 +251,17 @@ class Requests:
             released[slots[events < 0]] = True
             self._streams[kind] = _Stream(events, slots, (events >= 0) & ~released[slots])
         return self._streams[kind]
+
+    def _alive(self, micro_batch: int, blas_workspace: int, rounding: int) -> int:
+        """Return the most bytes alive at one time where each request takes a multiple of `rounding` bytes."""
+        import numpy as np
+
+        sizes = np.maximum(self._base + self._slope * micro_batch, 0)
+        if blas_workspace:
+            sizes = np.append(sizes, [blas_workspace, blas_workspace])
+        return int(
+            self._levels(-(-sizes // rounding) * rounding, self._events_of(blas_workspace)).max(initial=0)
+        )
 
     def _levels(self, sizes: Numbers, events: Numbers) -> Numbers:
         import numpy as np

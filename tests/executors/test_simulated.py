@@ -8,7 +8,7 @@ from rich.console import Console
 
 from autotune.devices.find import find
 from autotune.executors.simulated import SimulatedExecutor
-from autotune.memory.device_overhead import CUDA_CONTEXT, NCCL_BUFFERS
+from autotune.memory.device_overhead import CUDA_CONTEXT, CUDA_KERNELS, NCCL_BUFFERS
 from autotune.options import Limits
 from autotune.outcome import Crash, Ok, Oom, Unsupported
 from autotune.probe.exit import Exit, Report
@@ -94,7 +94,7 @@ def test_what_fits_is_answered_with_memory_and_time_that_agree():
     assert isinstance(outcome, Ok)
     memory = outcome.memory
     assert memory.allocated >= (4 + 20 + 4 + 8) * GIB
-    assert memory.device_peak == memory.reserved + CUDA_CONTEXT
+    assert memory.device_peak == memory.reserved + CUDA_CONTEXT + CUDA_KERNELS
     assert memory.breakdown.optimizer_state == 8 * GIB
     assert memory.breakdown.activations == 20 * GIB
     assert outcome.losses == ()

@@ -5,7 +5,13 @@ from dataclasses import replace
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.memory.device_overhead import GLOO_GROUP, NCCL_BUFFERS, DeviceOverhead
+from autotune.memory.device_overhead import (
+    CUDA_CONTEXT,
+    CUDA_KERNELS,
+    GLOO_GROUP,
+    NCCL_BUFFERS,
+    DeviceOverhead,
+)
 from autotune.memory.predictor import Predictor
 from autotune.memory.reserved import allocator_usage
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Sample, StepTiming
@@ -237,6 +243,10 @@ def test_several_ranks_add_the_buffers_of_nccl_and_the_threads_of_gloo():
     one, several = (DeviceOverhead.measured("cuda", 500 * MIB, 0, ranks) for ranks in (1, 8))
     assert several.baseline - one.baseline == NCCL_BUFFERS
     assert several.spread > one.spread
+    unknown = DeviceOverhead.measured("cuda", 0)
+    assert one.baseline == 500 * MIB + CUDA_KERNELS, "which no worker sees before it trains"
+    assert unknown.baseline == CUDA_CONTEXT + CUDA_KERNELS
+    assert unknown.spread > one.spread
     alone, together = (DeviceOverhead.measured("cpu", 500 * MIB, 0, ranks) for ranks in (1, 8))
     assert together.baseline - alone.baseline == GLOO_GROUP
     for own, group in ((several, NCCL_BUFFERS), (together, 2 * GLOO_GROUP)):
