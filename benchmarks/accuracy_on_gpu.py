@@ -34,7 +34,8 @@ LIMITS = {"allocated": (0.01, 0.03), "reserved": (0.03, None)}
 
 def trace_alone(probe: ProbeRequest) -> str:
     """Trace in this process, which must be fresh; return the timeline as text, or `!` and why there is none."""
-    from autotune.worker.tracing.trace import CannotTrace, trace
+    from autotune.worker.errors import CannotTrace
+    from autotune.worker.tracing.trace import trace
 
     try:
         return trace(probe).dump()

@@ -85,7 +85,8 @@ def trace_published(row: Expressed, seq_len: int, ranks: int) -> str:
     """Trace a row's training in this process, which must be fresh; return it, or `!` and why there is none."""
     from autotune.worker.build import model_init
     from autotune.worker.built_model import BuiltModel
-    from autotune.worker.tracing.trace import CannotTrace, trace
+    from autotune.worker.errors import CannotTrace
+    from autotune.worker.tracing.trace import trace
     from benchmarks import published_litgpt, published_models, published_titan
 
     def built(_spec: ModelSpec, _seq_len: int, device: Any, _precision: str) -> BuiltModel:

@@ -104,7 +104,8 @@ def one(model_type: str, device: str) -> str:
 
     from autotune.candidate import Candidate
     from autotune.specs import ModelSpec
-    from autotune.worker.tracing.trace import CannotTrace, trace
+    from autotune.worker.errors import CannotTrace
+    from autotune.worker.tracing.trace import trace
     from benchmarks.memory_accuracy import request
 
     transformers.logging.set_verbosity_error()

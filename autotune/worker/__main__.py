@@ -193,8 +193,8 @@ class Probe:
 
         `donors` has timelines of earlier ones whose optimizers serve others, by the candidate with the plainest passes.
         """
-        from autotune.worker.errors import CannotRun
-        from autotune.worker.tracing.trace import CannotTrace, trace, trace_alike
+        from autotune.worker.errors import CannotRun, CannotTrace
+        from autotune.worker.tracing.trace import trace, trace_alike
 
         found: dict[Candidate, Timeline | str] = {}
         first, *others = group

@@ -26,6 +26,10 @@ class CannotRun(Exception):
         super().__init__(reason)
 
 
+class CannotTrace(Exception):
+    """The model's code cannot run without data, or not twice alike; says where, and what to do."""
+
+
 def lacking(axis: str, what: str, package: str, error: ImportError | None = None) -> CannotRun:
     """Return the refusal of a value of an axis, called `what`, whose package cannot be imported: how to install it."""
     failed = f" ({error})" if error else ""

@@ -12,9 +12,10 @@ from autotune.lengths import Lengths
 from autotune.models.resolve import resolve
 from autotune.timeline.timeline import Timeline
 from autotune.worker.build.composition import assemble
+from autotune.worker.errors import CannotTrace
 from autotune.worker.techniques import activation_offload, offload_store
 from autotune.worker.tracing.storage_recorder import StorageRecorder, _known_operators
-from autotune.worker.tracing.trace import CannotTrace, trace, trace_alike
+from autotune.worker.tracing.trace import trace, trace_alike
 from tests.memory.counted import SEQ_LEN, InMemory, evaluated, measured, request
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
+from autotune.worker.errors import CannotTrace
 from autotune.worker.techniques import compilation
-from autotune.worker.tracing.trace import CannotTrace, trace
+from autotune.worker.tracing.trace import trace
 from tests.data.requests import request
 from tests.numerics.runs import MODELS
 

@@ -9,6 +9,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from autotune.timeline.op_counts import Operator
 from autotune.timeline.timeline import Timeline
+from autotune.worker.tracing.exact_trace import exact_timeline
 from autotune.worker.tracing.op_counter import NOTHING
 from autotune.worker.tracing.storage_recorder import StorageRecorder
 from autotune.worker.tracing.trace import trace
@@ -129,10 +130,8 @@ def test_work_is_affine_in_the_micro_batch(model, precision):
     timeline = trace(request(model, precision=precision))
     assert timeline.work.note == ""
     # A timeline for one micro-batch alone counts what really ran there.
-    from autotune.worker.tracing import trace as tracing
-
     for micro_batch in (1, 7):
-        exact = tracing._exact(request(model, precision=precision, micro_batch=micro_batch), 0.0)
+        exact = exact_timeline(request(model, precision=precision, micro_batch=micro_batch), 0.0)
         for phase in ("forward", "backward", "optimizer"):
             ours = sorted((op, count) for op, count in timeline.work.of(phase, micro_batch))
             assert tally(ours) == tally(exact.work.of(phase, micro_batch))

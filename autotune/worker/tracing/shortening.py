@@ -24,6 +24,8 @@ from autotune.worker.tracing.block_borders import BlockPasses, Borders
 from autotune.worker.tracing.storage_recorder import StorageRecorder
 from autotune.worker.training import Training
 
+GROWS_BESIDE = "what is made beside blocks grows with their number"
+"""Why few blocks do not stand for all where no block differs."""
 LONGEST_PERIOD = 8
 """Blocks after which a model's may repeat: three or five with a sliding window and one without, say."""
 LEADING = 3

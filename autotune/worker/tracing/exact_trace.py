@@ -1,0 +1,53 @@
+"""A trace at one micro-batch, where sizes are not affine: it holds for that one alone."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+from autotune.probe.protocol import ProbeRequest
+from autotune.timeline.depth import NotAlike
+from autotune.timeline.timeline import Timeline
+from autotune.worker.errors import CannotTrace
+from autotune.worker.measuring.attention_kernel import AttentionKernels
+from autotune.worker.tracing.recorded_training import recorded_training
+from autotune.worker.tracing.shortening import GROWS_BESIDE
+from autotune.worker.tracing.slot_matching import matched_slots, with_slots_renamed
+from autotune.worker.tracing.step_tracer import StepTracer, Unlike
+from autotune.worker.tracing.traced_timeline import traced_timeline
+
+
+def exact_timeline(
+    request: ProbeRequest, began: float, micro_steps: int = 1, whole: str = "", passes_alone: bool = False
+) -> Timeline:
+    """Trace steps of the candidate's own micro-batch; with `passes_alone` no optimizer steps."""
+    micro_batch = request.candidate.micro_batch
+    with recorded_training(request, micro_steps, whole) as (recorder, training, building, shortening):
+        tracer = StepTracer(recorder, training, micro_steps, short=shortening, passes_alone=passes_alone)
+        if request.candidate.optimizer_in_backward:
+            tracer.make_state(building)
+        if request.candidate.engine == "torch":
+            StepTracer(recorder, training, short=shortening).settle(building, micro_batch)
+        with AttentionKernels() if request.candidate.compile == "none" else nullcontext() as seen:
+            micro = tracer.micro_step(micro_batch)
+        first = tracer.update()
+        again = tracer.micro_step(micro_batch, longer=True)
+        update = tracer.update()
+        try:
+            same = matched_slots(micro, again)
+        except Unlike as error:
+            if shortening is not None:
+                raise NotAlike(f"steps through few and through more of them differ ({error})") from error
+            raise CannotTrace(
+                "the model allocates differently at its first and its second step, so one trace does not "
+                f"stand for all ({error}); probe it instead (--no-predict)"
+            ) from error
+        if shortening is not None and any(recorder.sizes[our] != recorder.sizes[same[our]] for our in same):
+            raise NotAlike(GROWS_BESIDE)
+        later = with_slots_renamed(update, {theirs: ours for ours, theirs in same.items()})
+        of_micro, _, _, of_update = tracer.calls
+        work = recorder.log.work(of_micro, of_micro, None, of_update, micro_batch)
+        zero = [0] * len(recorder.sizes)
+        return traced_timeline(
+            request, recorder, training, recorder.sizes, zero, (building, micro, first, later, None, None), work,
+            micro_batch, began, tracer.sample_bytes, micro_steps, seen, shortening, whole,
+        )  # fmt: skip
