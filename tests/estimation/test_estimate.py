@@ -72,7 +72,7 @@ def test_one_candidate_has_every_number():
     assert found["fits"] is True
     assert found["phase"] == "forward"
     assert sum(found["breakdown"].values()) == found["allocated_peak_bytes"]
-    # With one more 18 + 18.5 GiB of tensors would fit 37.2, but optimizer state lands in the block that the first step's
+    # One more: 18 + 18.5 GiB of tensors would fit 37.2, but optimizer state lands in the block that the first step's
     # activations left, and the second step's need a new one.
     assert found["largest_micro_batch"] == 26
     assert found["evidence"] == "predicted"
