@@ -62,7 +62,7 @@ def test_every_number_stands_beside_its_target() -> None:
     assert "Allocated: 2.55% in the median, 5.00% at worst; at most 1%, and 3% asked: **missed**." in text
     assert "gpt2-xl: at most 8 probes and 3 minutes asked: **missed**." in text
     assert "free again in 0.50 s; at most 2 s asked: met." in text
-    assert "| a CUDA context | 480 ± 150 MiB | 500 MiB |" in text
+    assert "| a CUDA context | 620 MiB, with kernels ± 150 MiB | 500 MiB |" in text
     assert "70 MiB |" in text
     assert "| 2.0000 | -25% | compute | 45% | flash |" in text
     assert "| 68% | 71% of single operators; predicted seconds -25% off in the median |" in text
