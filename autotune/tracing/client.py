@@ -22,7 +22,8 @@ from autotune.timeline.composed import with_optimizer
 from autotune.timeline.joined import joined
 from autotune.timeline.timeline import Timeline
 from autotune.tracing.cache import TraceCache
-from autotune.tracing.plan import Halves, Pieces, TracePlan, plan, shares
+from autotune.tracing.plan import Halves, Pieces, TracePlan, plan
+from autotune.tracing.shares import shares
 from autotune.trial import TRIES
 
 RUNGS_PER_WORKER = 3

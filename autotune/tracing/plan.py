@@ -1,37 +1,11 @@
-"""Which candidates need a trace of their own, and which are composed of others'; and who traces what."""
+"""Which candidates need a trace of their own, and which are composed of others'."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from autotune.candidate import ON_ONE_MODEL, PASSES, Candidate, alike
-from autotune.techniques.check import packages
-from autotune.techniques.sharding import IN_SHARDS
-
-UPDATE_SHARE = 0.3
-"""What tracing another optimizer over the same passes takes of what these take."""
-
-
-COMPILING = 14.0
-"""What compiling a block takes of what a trace of passes does; others that compile it alike find it."""
-
-
-SHARDED = 1.4
-"""How many times as long passes take where FSDP2 gathers parameters."""
-
-
-SHARDING = 4.0
-"""What building a model takes there; elsewhere it is as much as the passes of a small trace."""
-
-
-MOVED = 2.0
-"""How many times as long passes take whose activations leave the device: through more of the blocks."""
-
-
-DONOR = 3.0
-"""What tracing over parameters that a worker did not have before takes besides: it traces the optimizer too."""
+from autotune.candidate import PASSES, Candidate, alike
 
 
 class Pieces(NamedTuple):
@@ -144,78 +118,3 @@ def _with_plain(candidate: Candidate, names: Sequence[str]) -> Candidate:
 
 WITHIN_BLOCKS = ("checkpointing", "checkpointed_blocks", "compile", "activation_memory_budget")
 """The fields that change what a model's blocks do, and nothing beside them."""
-
-
-def shares(candidates: Sequence[Candidate], workers: int) -> list[list[Candidate]]:
-    """Divide candidates among at most so many workers, as evenly as may be.
-
-    What is alike is traced together, and what runs on the same model, which is built, and its block compiled, once; if
-    that is even, also what has the same parameters, over which an optimizer is traced once. In a share those come first
-    whose optimizers are traced: they serve the others.
-    """
-    clusters: dict[Candidate, list[tuple[Candidate, ...]]] = {}
-    for group in alike(candidates):
-        clusters.setdefault(_compiled(group[0]), []).append(group)
-    even = sum(map(_load, clusters.values())) / max(1, workers)
-    parts = [
-        part
-        for cluster in clusters.values()
-        for part in (_parts(cluster, math.ceil(_load(cluster) / even)) if even else [cluster])
-    ]
-    divided: list[list[tuple[Candidate, ...]]] = [[] for _ in range(max(1, workers))]
-    for part in sorted(parts, key=_load, reverse=True):
-        min(divided, key=lambda share: _load([*share, *part])).extend(part)
-    models = list(dict.fromkeys(map(_model, candidates)))
-
-    def order(group: tuple[Candidate, ...]) -> tuple[bool, int, bool]:
-        """Donors first, then by models, on each those first whose passes run through most blocks."""
-        return len(group) == 1, models.index(_model(group[0])), not group[0].activation_offload
-
-    return [[one for group in sorted(share, key=order) for one in group] for share in divided if share]
-
-
-def _parts(cluster: Sequence[tuple[Candidate, ...]], count: int) -> list[Sequence[tuple[Candidate, ...]]]:
-    """Divide what runs on one model, which is then built several times; not where its block would be compiled so."""
-    count = 1 if cluster[0][0].compile != "none" else max(1, min(count, len(cluster)))
-    return [cluster[first::count] for first in range(count)]
-
-
-def _load(groups: Sequence[tuple[Candidate, ...]]) -> float:
-    """Return what one worker takes to trace groups, of what the passes of a small trace take."""
-    plainest = [
-        first for first, *_ in groups if None not in packages(first).values()
-    ]  # others are refused at once
-    compiled = {_compiled(one) for one in plainest if one.compile != "none"}
-    models = {_model(one) for one in plainest}
-    donors = {one.with_plainest_passes() for one in plainest}
-    return (
-        COMPILING * len(compiled)
-        + sum(SHARDING if _sharded(one) else 1.0 for one in models)
-        + sum(_pace(one) * (MOVED if one.activation_offload else 1.0) for one in plainest)
-        + sum(DONOR * _pace(one) for one in donors)
-        + UPDATE_SHARE * sum(len(group) - 1 for group in groups)
-    )
-
-
-def _pace(candidate: Candidate) -> float:
-    """Return how many times as long passes take for how parameters lie."""
-    return SHARDED if _sharded(candidate) else 1.0
-
-
-def _sharded(candidate: Candidate) -> bool:
-    """Tell whether FSDP2 gathers a block's parameters."""
-    return candidate.sharding in IN_SHARDS or candidate.offload == "full"
-
-
-def _compiled(candidate: Candidate) -> Candidate:
-    """Return what candidates share whose blocks are compiled alike; of others, those that share a model."""
-    model = _model(candidate)
-    if candidate.compile == "none" or not _sharded(candidate):
-        return model
-    return model.model_copy(update={"sharding": "fsdp2", "offload": "none"})
-
-
-def _model(candidate: Candidate) -> Candidate:
-    """Return what candidates share whose passes are traced on one model."""
-    plainest = candidate.with_plainest_optimizer()
-    return _with_plain(plainest, ON_ONE_MODEL)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from autotune.timeline.depth import NotAlike
 from autotune.worker.tracing.fakes import compiler
@@ -17,11 +18,10 @@ SHARING = [
 ]
 
 
-def of(short=True, **fields):
+def of(short=True, ranks=1, **fields):
     spec = family("gpt2", n_layer=BLOCKS)
-    return trace(
-        request(spec, Path(), device="cuda:0", seq_len=64, compile="regional", **fields), short=short
-    )
+    asked = request(spec, Path(), device="cuda:0", seq_len=64, compile="regional", **fields)
+    return trace(asked.model_copy(update={"world_size": ranks}), short=short)
 
 
 def taken(timeline):
@@ -48,6 +48,21 @@ def test_one_program_serves_other_losses_checkpoints_and_offload_to_the_byte(mon
         assert own.facts["blocks"] == "all: asked for"
         assert ours.facts["blocks"] == f"{kept} of {BLOCKS}"
         assert taken(ours) == taken(own)
+
+
+def test_one_program_serves_shards_with_offload_and_without_to_the_byte(monkeypatch):
+    """Full offload goes without autocast's cache of casts, at which the compiler's guards look."""
+    sharded = {"sharding": "fsdp2", "ranks": 2}
+    own = of(short=False, offload="full", **sharded)
+    made, load = [], compiler._program
+    monkeypatch.setattr(compiler, "_program", lambda *args: made.append(args) or load(*args))
+    with compiler.kept_programs():
+        of(**sharded)
+        assert len(made) == 3 * 2
+        ours = of(offload="full", **sharded)
+        assert len(made) == 3 * 2
+    assert taken(ours) == taken(own)
+    assert torch.is_autocast_cache_enabled()
 
 
 def test_steps_that_turn_out_unlike_keep_what_was_compiled(monkeypatch):

@@ -21,7 +21,7 @@ from autotune.tracing import cache
 from autotune.tracing.cache import TraceCache
 from autotune.tracing.client import LocalTracer
 from autotune.tracing.import_closure import import_closure
-from autotune.tracing.plan import Halves, Pieces, plan, shares
+from autotune.tracing.plan import Halves, Pieces, plan
 from tests.data.requests import OWN, family, request
 
 TIMELINE = Timeline(
@@ -387,26 +387,3 @@ def test_a_trace_that_something_outside_ended_is_made_again_and_at_last_unknown(
     assert len(killed.launched) == 3
     assert trace[probe.candidate].lost.cause == "worker"
     assert "ended from outside, 3 times" in trace[probe.candidate].reason
-
-
-def test_what_runs_on_one_model_is_traced_by_one_worker_as_long_as_that_is_even():
-    compiled = [one.model_copy(update={"compile": "regional"}) for one in PASSES]
-    others = [one.model_copy(update={"attention": "eager"}) for one in PASSES]
-    first, second = shares([*compiled, *PASSES, *LADDER[1:3], *others], 2)
-    assert set(first) == set(compiled), "a block is compiled once"
-    assert second[:3] == LADDER[:3], "whose optimizers serve others"
-    assert [one.attention for one in second[3:]] == ["sdpa"] * 2 + ["eager"] * 3
-    halves = shares(PASSES, 2)
-    assert sorted(map(len, halves)) == [1, 2], "rather than one worker"
-    away = {"compile": "regional", "activation_offload": True}
-    gathered = [Candidate(sharding=sharding, **away) for sharding in ("fsdp2", "zero2")]
-    assert len(shares(gathered, 2)) == 1, "FSDP2 gathers the same parameters for both"
-
-
-def test_what_is_refused_for_lack_of_a_package_takes_no_workers_time(monkeypatch):
-    lacking = [Candidate(kernels="liger", checkpointing=how) for how in ("none", "full")]
-    monkeypatch.setattr("autotune.techniques.check.installed", lambda _: None)
-    first, second = shares([*lacking, *PASSES], 2)
-    assert {*first, *second} == {*lacking, *PASSES}
-    traced = [[one for one in share if one.kernels == "torch"] for share in (first, second)]
-    assert sorted(map(len, traced)) == [1, 2]

@@ -198,8 +198,14 @@ def _outside_modes(forward: Callable[..., Any], _noting: bool) -> Callable[..., 
             (hooks, "_global_forward_pre_hooks", OrderedDict()),
             (hooks, "_global_forward_hooks", OrderedDict()),
         ]
-        with replaced(none), _disable_current_modes():
-            return real(*args, **kwargs)
+        caching = torch.is_autocast_cache_enabled()
+        # Some sharded trainings go without the cache of casts. The compiler's guards look at it; its graphs have none.
+        torch.set_autocast_cache_enabled(False)
+        try:
+            with replaced(none), _disable_current_modes():
+                return real(*args, **kwargs)
+        finally:
+            torch.set_autocast_cache_enabled(caching)
 
     return outside
 
