@@ -328,7 +328,10 @@ def main() -> int:
     drawn = 1 if options.smallest else options.drawn
     rows = [compare(name, case, ladders[name], drawn, options.seed) for name, case in cases.items()]
     if options.part is None:
-        record("ladder_pricing", rows, options.out, smallest=options.smallest, seed=options.seed, limit=LIMIT)
+        record(
+            "ladder_pricing", rows, options.out, smallest=options.smallest, cases=options.case, seed=options.seed,
+            limit=LIMIT,
+        )  # fmt: skip
     missed = [f"{row['case']} drawn rungs within {AGREEMENT:.1%}: {row['furthest']:.2%}" for row in rows
               if row["furthest"] > AGREEMENT]  # fmt: skip
     if not options.smallest and options.part is None:

@@ -211,9 +211,10 @@ def main() -> int:
     )
     console.print(
         record(
-            "racing_saving", rows, options.out, smallest=options.smallest, load=load, missed=missed, **totals
+            "racing_saving", rows, options.out, smallest=options.smallest, cases=options.case, load=load,
+            missed=missed, **totals,
         )
-    )
+    )  # fmt: skip
     return verdict([] if options.smallest else missed)
 
 

@@ -268,7 +268,7 @@ def main() -> int:
         known = traces(case)
         rows += [*searched(name, case, known), *priced(name, case, known)]
     show(rows)
-    record("recompute_or_offload", rows, options.out, smallest=options.smallest)
+    record("recompute_or_offload", rows, options.out, smallest=options.smallest, cases=options.case)
     return verdict([
         f"{row['case']} on {row['gpu']} no slower with any number: {row['faster']:+.1%}"
         for row in rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,20 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def record(
-    name: str, rows: list[dict[str, Any]], folder: Path, *, smallest: bool = False, **summary: Any
+    name: str,
+    rows: list[dict[str, Any]],
+    folder: Path,
+    *,
+    smallest: bool = False,
+    cases: Sequence[str] | None = None,
+    **summary: Any,
 ) -> Path:
-    """Write rows and summary to `<folder>/<name>.json` and return its path; the smallest case to a file of its own."""
-    name += "-smallest" if smallest else ""
+    """Write rows and summary to `<folder>/<name>.json` and return its path.
+
+    The smallest case goes to a file of its own, and so do `cases`, those that were asked for by name: they leave the
+    record of all cases as it is.
+    """
+    name = "-".join([name, *(["smallest"] if smallest else cases or [])])
     folder.mkdir(parents=True, exist_ok=True)
     document = {
         "benchmark": name,

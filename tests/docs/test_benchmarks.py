@@ -14,7 +14,7 @@ import pytest
 
 from autotune.environment import installed
 from benchmarks import verdict
-from benchmarks.recording import RESULTS
+from benchmarks.recording import RESULTS, record
 
 ROOT = Path(__file__).parents[2]
 SIDE_BY_SIDE = (
@@ -114,6 +114,14 @@ def test_a_missed_target_is_printed_and_exits_with_1(capsys: pytest.CaptureFixtu
     assert verdict.verdict([]) == 0
     assert verdict.verdict(["a median error of at most 5%: 7%"]) == 1
     assert capsys.readouterr().err == "target missed: a median error of at most 5%: 7%\n"
+
+
+def test_some_cases_leave_the_record_of_all_as_it_is(tmp_path: Path) -> None:
+    of_all = record("seconds", [{"case": "small"}, {"case": "large"}], tmp_path)
+    before = of_all.read_text()
+    of_one = record("seconds", [{"case": "small"}], tmp_path, cases=["small"])
+    assert of_one.name == "seconds-small.json"
+    assert of_all.read_text() == before
 
 
 def test_a_prediction_that_is_off_misses_its_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
