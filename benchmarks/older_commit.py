@@ -12,8 +12,7 @@ older winner that today's candidates cannot express is compared by the speed tha
 
 Targets, for each case: at most a quarter of the older commit's wall time; a winner at least 97% as fast as its own, as
 far as the 95% interval of the rounds' paired differences tells; and, beside each search of Lightning, a configuration
-as fast as the one it delivers measured no later than it ends. The two cases take about half an hour;
-one of them alone goes to a record of its own.
+as fast as the one it delivers measured no later than it ends. The two cases take half an hour or more.
 """
 
 from __future__ import annotations
