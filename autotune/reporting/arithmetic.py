@@ -78,15 +78,17 @@ def sums(best: Best) -> list[Sum]:
         )
     )  # fmt: skip
     memory = best.memory
+    parts = [
+        Term(format_bytes(memory.budget), "budget"),
+        Term(format_bytes(memory.allocated), "tensors"),
+        Term(format_bytes(memory.peak() - memory.allocated), "libraries, allocator, runtime"),
+    ]
+    if (more_proven := best.peak() - memory.peak()) > 0:
+        parts.append(Term(format_bytes(more_proven), "more in the proof"))
     found.append(
         Sum(
-            "Memory", Term(format_bytes(memory.budget - memory.peak()), "free at the peak"),
-            (
-                Term(format_bytes(memory.budget), "budget"),
-                Term(format_bytes(memory.allocated), "tensors"),
-                Term(format_bytes(memory.peak() - memory.allocated), "libraries, allocator, runtime"),
-            ),
-            ("=", MINUS, MINUS),
+            "Memory", Term(format_bytes(best.free()), "free at the peak"), tuple(parts),
+            ("=", *[MINUS] * (len(parts) - 1)),
             f"{best.headroom:.0%} of the budget had to stay free",
         )
     )  # fmt: skip

@@ -96,7 +96,7 @@ class RunComparison(NamedTuple):
         elif one is not None or other is not None:
             yield ComparedRow("speed", *(NONE if best is None else _speed(best) for best in (one, other)))
             yield ComparedRow(
-                "peak memory", *(NONE if best is None else format_bytes(best.memory.peak()) for best in (one, other))
+                "peak memory", *(NONE if best is None else format_bytes(best.peak()) for best in (one, other))
             )  # fmt: skip
         probes = [len(run.record.history) for run in self]
         yield _counted("probes", *probes)
@@ -205,9 +205,9 @@ def _numbers(one: Best, other: Best) -> Iterator[ComparedRow]:
     yield ComparedRow("speed", _speed(one), _speed(other), apart)
     seconds = [best.seconds_per_global_step for best in (one, other)]
     yield _measured("global step", seconds[0], seconds[1], format_duration, "shorter", "longer")
-    peaks = [best.memory.peak() for best in (one, other)]
+    peaks = [best.peak() for best in (one, other)]
     yield _measured("peak memory", peaks[0], peaks[1], format_bytes, "less", "more")
-    free = [f"{format_bytes(best.memory.free())}" for best in (one, other)]
+    free = [f"{format_bytes(best.free())}" for best in (one, other)]
     yield _row("free at the peak", *free)
     if one.mfu is not None and other.mfu is not None:
         yield _row("MFU", f"{one.mfu:.1%}", f"{other.mfu:.1%}")

@@ -32,7 +32,7 @@ def winner_panel(best: Best) -> RenderableType:
 def winner_rows(best: Best) -> list[tuple[str, str]]:
     """Return the facts about a winner as (name, text)."""
     memory, accumulation = best.memory, best.accumulation
-    left = memory.budget - memory.peak()
+    left = best.free()
     batch = f"{accumulation.equation()}  (tokens: micro-batch x devices x accumulation steps)"
     if accumulation.difference:
         more, target = format_count(accumulation.difference), format_count(accumulation.target)
@@ -50,7 +50,7 @@ def winner_rows(best: Best) -> list[tuple[str, str]]:
         ("global batch", batch),
         (
             "memory",
-            f"{format_bytes(memory.peak())} of {format_bytes(memory.budget)} at the peak, {format_bytes(left)} free "
+            f"{format_bytes(best.peak())} of {format_bytes(memory.budget)} at the peak, {format_bytes(left)} free "
             f"({left / memory.budget:.1%}); tensors {format_bytes(memory.allocated)}",
         ),
         (

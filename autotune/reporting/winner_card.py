@@ -20,8 +20,8 @@ def winner_card(best: Best, usable: int) -> list[str]:
     figures = [
         ("Speed", format_count(best.tokens_per_second), "tokens/s",
          f"± {format_count(best.tokens_per_second_interval)}, 95% interval"),
-        ("Peak memory", format_bytes(memory.peak()), f"of {format_bytes(memory.budget)}",
-         f"{format_bytes(memory.budget - memory.peak())} free ({1 - memory.peak() / memory.budget:.1%})"),
+        ("Peak memory", format_bytes(best.peak()), f"of {format_bytes(memory.budget)}",
+         f"{format_bytes(best.free())} free ({best.free() / memory.budget:.1%})"),
         ("Global step", format_duration(best.seconds_per_global_step), "",
          f"{format_count(batch.steps)} {TIMES} {samples} samples a device"),
     ]  # fmt: skip

@@ -93,6 +93,8 @@ class Proof(Frozen):
     """Optimizer steps of training as it was recorded."""
     micro_steps: int | None = None
     """Micro-steps of each of these; fewer than `accumulation.steps` where three whole global steps took too long."""
+    peak: Bytes | None = None
+    """Most that the process took of the device in all that the proof did; null where it did not come to its end."""
     plain_peak: Bytes | None = None
     """Most that the process took of the device in these, with the longest rows."""
     stresses: tuple[Stress, ...] = ()
@@ -259,6 +261,15 @@ class Best(Frozen):
             return self.facts.tokens_per_sample
         return self.lengths.tokens_per_row(self.candidate.sequences, self.seq_len)
 
+    def peak(self) -> int:
+        """Return the bytes that count against the budget: as recorded, or in the proof where that took more."""
+        proven = None if self.proof is None else self.proof.peak
+        return max(self.memory.peak(), proven or 0)
+
+    def free(self) -> int:
+        """Return the bytes of the budget that the peak left untouched (at least 0)."""
+        return max(0, self.memory.budget - self.peak())
+
     def _repr_html_(self) -> str:
         """Return what a notebook shows of it."""
         memory, batch = self.memory, self.accumulation
@@ -267,7 +278,7 @@ class Best(Frozen):
             ("micro-batch", f"{self.candidate.micro_batch} x {batch.tokens_per_sample:,} tokens"),
             ("global batch", batch.equation()),
             ("speed", f"{self.tokens_per_second:,.0f} ± {self.tokens_per_second_interval:,.0f} tokens/s"),
-            ("memory", f"{format_bytes(memory.peak())} of {format_bytes(memory.budget)} at the peak"),
+            ("memory", f"{format_bytes(self.peak())} of {format_bytes(memory.budget)} at the peak"),
             ("evidence", self.evidence),
             *([("proof", self.proof.why)] if self.proof is not None else []),
             *(("note", note) for note in self.notes),

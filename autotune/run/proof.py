@@ -113,7 +113,7 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
     return Proof(
         passed=passed, why=_held(best, outcome, speed) if passed else _failed(checks), checks=checks,
         optimizer_steps=outcome.optimizer_steps or len(outcome.losses), micro_steps=outcome.accumulation_steps,
-        plain_peak=outcome.plain_peak, stresses=outcome.stresses,
+        peak=memory.peak(), plain_peak=outcome.plain_peak, stresses=outcome.stresses,
         losses=outcome.losses, evaluation_loss=outcome.evaluation_loss,
         evaluation_micro_batch=outcome.evaluation_micro_batch,
         checkpoint_bytes=outcome.checkpoint_bytes, seconds=seconds,

@@ -4,6 +4,8 @@ import pytest
 
 from autotune.options import Limits
 from autotune.outcome import Drift, Ok
+from autotune.reporting.arithmetic import sums
+from autotune.reporting.winner import winner_rows
 from autotune.run.proof import SPEED, judge
 from autotune.search.comparison import CPU_NOISE
 from autotune.search.selection import throughput
@@ -54,3 +56,27 @@ def test_a_shortfall_of_speed_is_a_failure_only_beyond_what_both_intervals_expla
         (check,) = [check for check in proof.checks if check.name == SPEED]
         assert check.tolerance == 0.1, "the tolerance itself is not widened"
         assert passed or "that both intervals explain" in proof.why
+
+
+def test_what_a_winner_leaves_free_it_left_in_its_proof_too():
+    best = make_best(device="cpu")
+    memory = best.memory.model_copy(
+        update={"allocated": 500 * MIB, "reserved": 0, "device_peak": 650 * MIB, "budget": 1024 * MIB}
+    )
+    best = best.model_copy(update={"memory": memory})
+    for proven, peak, free in ((None, "650", "374"), (700, "700", "324"), (600, "650", "374")):
+        proof = None
+        if proven is not None:
+            relaunched = memory.model_copy(update={"device_peak": proven * MIB})
+            fine = Ok(
+                memory=relaunched, timing=best.timing, phases=(), losses=(5.0, 4.0), accumulation_steps=3
+            )
+            proof = judge(best, fine, 1.0, Limits(), judge_speed=False)
+            assert proof.peak == proven * MIB
+        shown = best.model_copy(update={"proof": proof})
+        row = dict(winner_rows(shown))["memory"]
+        assert row.startswith(f"{peak} MiB of 1.00 GiB at the peak, {free} MiB free")
+        assert f"{peak} MiB of 1.00 GiB at the peak" in shown._repr_html_()
+        (total,) = [one for one in sums(shown) if one.title == "Memory"]
+        assert total.result.value == f"{free} MiB"
+        assert len(total.terms) == len(total.signs) == (4 if proven == 700 else 3)
