@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import NamedTuple
 
 from autotune.units import MIB
 
 Z = 1.96
 """Half-width of a 95% interval in standard deviations of a Gaussian."""
+_STANDARD = NormalDist()
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,13 @@ class Corrected(NamedTuple):
     mean: float
     low: float
     high: float
+
+    def probability_within(self, limit: float) -> float:
+        """Return how probable it is that a probe measures at most so many bytes."""
+        deviation = (self.high - self.mean) / Z
+        if deviation <= 0:
+            return float(self.mean <= limit)
+        return _STANDARD.cdf((limit - self.mean) / deviation)
 
 
 class _Line(NamedTuple):

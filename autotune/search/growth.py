@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,11 @@ from autotune.memory.predictor import Predictor
 from autotune.search.context import SearchContext
 from autotune.search.graph import LOST, Growth
 from autotune.units import format_bytes
+
+LIKELY = 0.8
+"""Probability of fitting from which on growth goes to a micro-batch at once, rather than to one that surely fits first:
+that would only be told apart from this one by the probe of this one. Once something did not fit, growth goes to what
+surely fits alone."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +98,15 @@ class Grower:
         return Bracket(low, failing) if size is None else Next(size, why)
 
     def _by_prediction(self) -> Next | Bracket | None:
-        """Go to what surely fits; then as long as something larger may fit, there. None without a prediction."""
+        """Go to what most likely fits; then as long as something larger may fit, there. None without a prediction."""
         if self._predictor is None:
             return None
         batches, low, most = self._batches, self._low, self._high - 1
+        # The others too could be told, but what fits of them says nothing of these: a micro-batch that makes up the
+        # whole global batch takes less than some below it, which add to gradients.
+        useful = batches.useful[: bisect_right(batches.useful, most)]
         sizes = [
-            self._predictor.largest(self._rung, self._usable, range(1, most + 1), end)
-            for end in ("high", "mean", "low")
+            self._predictor.largest(self._rung, self._usable, useful, end) for end in ("high", "mean", "low")
         ]
         sure, expected, possible = (size or 0 for size in sizes)
         if sizes[2] is None:
@@ -108,10 +116,18 @@ class Grower:
         top = batches.up_to(low, possible, self._lost)
         if top is None or (failing is not None and low in self._edges and self._is_close(low, failing)):
             return Bracket(low, failing)
-        size = batches.up_to(low, sure, self._lost) or batches.up_to(low, expected, self._lost) or top
+        likely = expected if self._failing is None else sure
+        while likely > max(low, sure) and self._fit(likely) < LIKELY:
+            likely = batches.up_to(0, likely - 1) or 0
+        size = batches.up_to(low, likely, self._lost) or batches.up_to(low, expected, self._lost) or top
         bounds = self._predictor.bounds(self._rung.at(size))
         assert bounds is not None, "what is largest was predicted"
         return Next(size, f"the largest predicted to fit, with {format_bytes(round(bounds.mean))}")
+
+    def _fit(self, size: int) -> float:
+        """Return how probable it is that a micro-batch fits."""
+        bounds = self._predictor.bounds(self._rung.at(size)) if self._predictor else None
+        return 0.0 if bounds is None else bounds.probability_within(self._usable)
 
     def _is_close(self, low: int, failing: int) -> bool:
         return failing - low <= max(1, int(low * self._growth.resolution))

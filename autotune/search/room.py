@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from statistics import NormalDist
 from typing import Literal
 
 from autotune.candidate import Candidate
-from autotune.memory.calibration import Z
 from autotune.memory.fewest_checkpointed import fewest_checkpointed, with_checkpointed_blocks
 from autotune.memory.predictor import Predictor
 from autotune.outcome import Lost, Ok, Oom, Timeout
@@ -22,7 +20,6 @@ SIZES = 3
 """Micro-batches of a rung that compete: so many of the largest that surely fit, and halves."""
 SLACK = 0.1
 """Share of the memory by which a combination may take less than its techniques one by one let expect. Assumed."""
-_STANDARD = NormalDist()
 
 
 class Room:
@@ -67,12 +64,7 @@ class Room:
     def fit(self, candidate: Candidate) -> float:
         """Return how probable it is that a candidate fits; 1 where nothing is predicted of it."""
         bounds = None if self._simulated else self._predictor.bounds(candidate)
-        if bounds is None:
-            return 1.0
-        deviation = (bounds.high - bounds.mean) / Z
-        if deviation <= 0:
-            return float(bounds.mean <= self._context.usable)
-        return _STANDARD.cdf((self._context.usable - bounds.mean) / deviation)
+        return 1.0 if bounds is None else bounds.probability_within(self._context.usable)
 
     def largest(self, rung: Candidate) -> int:
         """Return the largest micro-batch that the goal has use for, whether or not it fits."""
