@@ -142,15 +142,16 @@ def test_at_the_edge_of_the_budget_a_fork_ends_as_a_cold_worker(
         executor = LocalExecutor(CpuDevice(budget), launcher)
         return executor.run(asked, tmp_path / "probe", timeout=300).answer
 
-    roomy = probe(4 * GIB, warm)
-    assert isinstance(roomy, Ok), roomy
-    needed = roomy.memory.reserved
+    roomy = [probe(4 * GIB, launcher) for launcher in (warm, cold, warm)]
+    assert all(isinstance(one, Ok) for one in roomy), roomy
+    # What a process takes where there is room is not always what it needs: once it was 37 MiB more, of 969.
+    needed = min(one.memory.reserved for one in roomy)
     for launcher in (warm, cold):
         above, below = probe(int(1.01 * needed), launcher), probe(int(0.99 * needed), launcher)
         assert isinstance(above, Ok), above
         assert isinstance(below, Oom), below
     forks = warm.reports[first:]
-    assert [report.launcher for report in (*forks, *cold.reports)] == ["warm"] * 3 + ["cold"] * 2
+    assert [report.launcher for report in (*forks, *cold.reports)] == ["warm"] * 4 + ["cold"] * 3
     starts = [report.baseline or 0 for report in (forks[1], cold.reports[0])]
     assert abs(starts[0] - starts[1]) < 4 * MIB
 
