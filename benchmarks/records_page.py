@@ -1,4 +1,4 @@
-"""Put what was recorded, and what exports declare, into the pages on runs, estimates, step times and exports.
+"""Put what was recorded, and what exports declare, into the pages on runs, searches, estimates, step times and exports.
 
     python -m benchmarks.records_page --write docs/runs.md
 
@@ -20,6 +20,7 @@ from autotune.exports import EXPORTERS
 from autotune.exports.lightning import FSDP_ARGUMENTS
 from autotune.techniques.check import axis_of
 from autotune.units import GIB
+from benchmarks import peers_tables
 from benchmarks.markdown import NOT_MEASURED, block, fill, off, read, source, table
 from benchmarks.recording import RESULTS
 
@@ -292,6 +293,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "search scale": search_scale,
         "racing": racing_saving,
     },
+    "search_spaces.md": {"peers": peers_tables.peers, "peers live": peers_tables.peers_live},
     "estimate.md": {"memory accuracy": memory_accuracy, "ladder": ladder_pricing, "coverage": coverage},
     "step_time.md": {"measured": step_time},
     "exports.md": {"fsdp": fsdp_arguments, "declared": exports},

@@ -13,7 +13,7 @@ from rich.text import Text
 from autotune.candidate import Candidate
 from autotune.outcome import Lost, Ok
 from autotune.probe.protocol import Progress
-from autotune.reporting.tables import not_measured, trial_line, trial_table
+from autotune.reporting.tables import not_measured, speed_cell, trial_line, trial_table
 from autotune.reporting.time_left import time_left
 from autotune.run.callbacks import RunCallbacks
 from autotune.run.events import RungTraced
@@ -159,13 +159,20 @@ class Terminal(RunCallbacks):
         self._say(f"finals, round {rematch.round}: probe {trial.number} again, {what}")
 
     def rematched(self, rematch: RematchFinished) -> None:
-        """Print where it did not train as it had before."""
+        """Print how fast it was, or that it did not train as it had before."""
+        assert self._context is not None
         self._ahead = max(0, self._ahead - 1)
         self._now = ""
-        if not isinstance(rematch.outcome, Ok):
-            assert self._context is not None
-            said = f"probe {rematch.number} again: {verdict(rematch.outcome, self._context)}"
-            self._console.print(Text(said, style="yellow"))
+        trial = next(trial for trial in self._trials if trial.number == rematch.number)
+        again = trial.model_copy(update={"outcome": rematch.outcome})
+        trained = isinstance(rematch.outcome, Ok)
+        said = (
+            f"{speed_cell(again, self._context)} tokens/s"
+            if trained
+            else verdict(rematch.outcome, self._context)
+        )
+        style = "" if trained else "yellow"
+        self._console.print(Text(f"round {rematch.round}, probe {rematch.number} again: {said}", style=style))
 
     def settled(self, why: str) -> None:
         """Print what the finals showed."""

@@ -13,9 +13,8 @@ from autotune.search.graph import LOST, Growth
 from autotune.units import format_bytes
 
 LIKELY = 0.8
-"""Probability of fitting from which on growth goes to a micro-batch at once, rather than to one that surely fits first:
-that would only be told apart from this one by the probe of this one. Once something did not fit, growth goes to what
-surely fits alone."""
+"""Probability of fitting from which on growth goes to a micro-batch at once. Where it fits, a probe of a smaller one
+that surely fits is spared. After one that did not fit, growth goes to what surely fits."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +101,8 @@ class Grower:
         if self._predictor is None:
             return None
         batches, low, most = self._batches, self._low, self._high - 1
-        # The others too could be told, but what fits of them says nothing of these: a micro-batch that makes up the
-        # whole global batch takes less than some below it, which add to gradients.
+        # Others are left out, not only because nothing would be probed there: all that is below the whole global batch
+        # needs room to add to gradients, so a bisection over every size would stop short of it though it fits.
         useful = batches.useful[: bisect_right(batches.useful, most)]
         sizes = [
             self._predictor.largest(self._rung, self._usable, useful, end) for end in ("high", "mean", "low")
@@ -126,7 +125,8 @@ class Grower:
 
     def _fit(self, size: int) -> float:
         """Return how probable it is that a micro-batch fits."""
-        bounds = self._predictor.bounds(self._rung.at(size)) if self._predictor else None
+        assert self._predictor is not None
+        bounds = self._predictor.bounds(self._rung.at(size))
         return 0.0 if bounds is None else bounds.probability_within(self._usable)
 
     def _is_close(self, low: int, failing: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -87,6 +88,15 @@ def test_screen_and_report_say_what_the_finals_showed(tmp_path):
     _, paths = played(tmp_path, Near(), Terminal(console, SPEC))
     shown = console.file.getvalue()
     assert "finals, round 2: probe 2 again" in shown
+    results = re.findall(r"^round (\d), probe (\d) again: ([\d,.]+) tokens/s$", shown, re.MULTILINE)
+    assert [(round_, probe) for round_, probe, _ in results] == [
+        ("1", "1"),
+        ("1", "2"),
+        ("2", "2"),
+        ("2", "1"),
+    ]
+    speeds = {probe: float(speed.replace(",", "")) for _, probe, speed in results}
+    assert speeds["2"] / speeds["1"] == pytest.approx(1.05, abs=0.01), "as it was measured again, not before"
     assert "finals over: probe 2 (" in shown
     assert "in 2 rounds" in shown
     report = Console(width=250, file=io.StringIO())
