@@ -236,6 +236,12 @@ class Ok(Frozen):
             raise ValueError("a probe either measured its speed or has a bound of it")
         return self
 
+    def measured_seconds(self) -> float:
+        """Return how long the steps took, all together, from which `timing` was told; 0.0 where there is none."""
+        if self.timing is None:
+            return 0.0
+        return self.timing.optimizer_step.count * self.timing.global_step(self.accumulation_steps)
+
 
 class Oom(Frozen):
     """A real allocation was refused (or the kernel killed the probe for memory)."""

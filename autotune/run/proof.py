@@ -167,8 +167,9 @@ def in_running(
 def after_proofs(history: History, proofs: Iterable[ProofFinished]) -> History:
     """Return the trials still in the running, as their proofs leave them.
 
-    A relaunch is the longer measurement of the two: its timing and energy replace the probe's, whether it held or was
-    merely slower than it may be. Then the candidate competes with that, for one more proof. Anything else that failed,
+    The longer measurement stands. That is the proof's as a rule, whose timing and energy then replace those of the
+    probe and the finals; not where `--proof-time` had it take a few steps only. A proof that was merely slower than it
+    may be replaces them in any case: the candidate competes with that, for one more proof. Anything else that failed,
     or a second failure, ends it. A proof that was lost says nothing either way, but what it leaves unproven is no
     winner.
     """
@@ -183,6 +184,9 @@ def after_proofs(history: History, proofs: Iterable[ProofFinished]) -> History:
             continue
         if done and isinstance(done[-1].outcome, Ok) and isinstance(trial.outcome, Ok):
             proven = done[-1].outcome
+            if not failed and proven.measured_seconds() < trial.outcome.measured_seconds():
+                remaining.append(trial)
+                continue
             outcome = trial.outcome.model_copy(
                 update={"timing": proven.timing, "energy": proven.energy or trial.outcome.energy}
             )

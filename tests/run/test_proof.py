@@ -2,13 +2,16 @@
 
 import pytest
 
+from autotune.candidate import Candidate
 from autotune.options import Limits
 from autotune.outcome import Drift, Ok
 from autotune.reporting.arithmetic import sums
 from autotune.reporting.winner import winner_rows
-from autotune.run.proof import SPEED, judge
+from autotune.run.proof import SPEED, after_proofs, judge
 from autotune.search.comparison import CPU_NOISE
 from autotune.search.selection import throughput
+from autotune.testing.arithmetic import ok
+from autotune.trial import ProofFinished, Trial
 from autotune.units import MIB
 from tests.configurations import make_best
 
@@ -80,3 +83,31 @@ def test_what_a_winner_leaves_free_it_left_in_its_proof_too():
         (total,) = [one for one in sums(shown) if one.title == "Memory"]
         assert total.result.value == f"{free} MiB"
         assert len(total.terms) == len(total.signs) == (4 if proven == 700 else 3)
+
+
+@pytest.mark.parametrize(
+    ("steps", "failed", "seconds"),
+    [
+        (3, (), 0.1),  # three steps of 0.4 s do not replace ten of 0.2 s
+        (5, (), 0.2),
+        (40, (), 0.2),
+        (3, (SPEED,), 0.2),  # but what was slower than it may be competes with that
+    ],
+)
+def test_a_proof_that_held_replaces_what_was_measured_for_no_longer(steps, failed, seconds):
+    def measured(micro, count):
+        outcome = ok(500, micro=micro, step=0.0)
+        timing = outcome.timing
+        optimizer = timing.optimizer_step.model_copy(update={"count": count})
+        return outcome.model_copy(update={"timing": timing.model_copy(update={"optimizer_step": optimizer})})
+
+    trial = Trial(
+        number=1, candidate=Candidate(), node="grow", why="", outcome=measured(0.1, 10), seconds=1.0
+    )
+    assert trial.outcome.measured_seconds() == pytest.approx(10 * 2 * 0.1)
+    proof = ProofFinished(
+        number=1, outcome=measured(0.2, steps), passed=not failed, failed=failed, why="", seconds=1.0
+    )
+    (left,) = after_proofs((trial,), (proof,))
+    assert left.outcome.timing.micro_step.mean == seconds
+    assert left.outcome.memory == trial.outcome.memory
