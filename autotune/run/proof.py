@@ -12,7 +12,7 @@ from autotune.run.best import Best, Check, Proof
 from autotune.search.comparison import CPU_NOISE
 from autotune.search.context import SearchContext
 from autotune.search.drift import drift_of
-from autotune.search.finals import after_finals, pairs_of
+from autotune.search.finals import after_finals, pairs_of, pooled
 from autotune.search.selection import Score, rank, throughput
 from autotune.trial import History, ProofFinished, RematchFinished
 from autotune.units import format_bytes, format_count, format_counted, format_duration
@@ -167,11 +167,12 @@ def in_running(
 def after_proofs(history: History, proofs: Iterable[ProofFinished]) -> History:
     """Return the trials still in the running, as their proofs leave them.
 
-    The longer measurement stands. That is the proof's as a rule, whose timing and energy then replace those of the
-    probe and the finals; not where `--proof-time` had it take a few steps only. A proof that was merely slower than it
-    may be replaces them in any case: the candidate competes with that, for one more proof. Anything else that failed,
-    or a second failure, ends it. A proof that was lost says nothing either way, but what it leaves unproven is no
-    winner.
+    A relaunch is the longer measurement of the two, and no choice among several was made by it: its timing and energy
+    replace the probe's, whether it held or was merely slower than it may be. Then the candidate competes with that, for
+    one more proof. Where `--proof-time` had it measure for less than probe and finals did, what held is averaged with
+    these, by the seconds of each; of a single step nothing tells how far it may be off, so that changes nothing.
+    Anything else that failed, or a second failure, ends it. A proof that was lost says nothing either way, but what it
+    leaves unproven is no winner.
     """
     of: dict[int, list[ProofFinished]] = {}
     for proof in proofs:
@@ -183,17 +184,24 @@ def after_proofs(history: History, proofs: Iterable[ProofFinished]) -> History:
         if len(failed) > 1 or any(proof.failed != (SPEED,) for proof in failed):
             continue
         if done and isinstance(done[-1].outcome, Ok) and isinstance(trial.outcome, Ok):
-            proven = done[-1].outcome
-            if not failed and proven.measured_seconds() < trial.outcome.measured_seconds():
-                remaining.append(trial)
-                continue
-            outcome = trial.outcome.model_copy(
-                update={"timing": proven.timing, "energy": proven.energy or trial.outcome.energy}
-            )
+            outcome = _remeasured(trial.outcome, done[-1].outcome, slower=bool(failed))
             remaining.append(trial.model_copy(update={"outcome": outcome}))
         else:
             remaining.append(trial)
     return tuple(remaining)
+
+
+def _remeasured(recorded: Ok, proven: Ok, slower: bool) -> Ok:
+    """Return what was recorded of a trial, with the timing and the energy that its proof leaves it."""
+    before, after = recorded.measured_seconds(), proven.measured_seconds()
+    if slower or after >= before or recorded.timing is None or proven.timing is None:
+        timing, energy = proven.timing, proven.energy or recorded.energy
+    elif proven.timing.optimizer_step.count < 2:
+        return recorded
+    else:
+        timing = pooled((recorded.timing, proven.timing), (before, after))
+        energy = recorded.energy or proven.energy
+    return recorded.model_copy(update={"timing": timing, "energy": energy})
 
 
 def _held(best: Best, outcome: Ok, speed: float) -> str:

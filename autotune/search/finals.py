@@ -153,14 +153,17 @@ def after_finals(history: History, rematches: Sequence[RematchFinished]) -> Hist
     return tuple(remaining)
 
 
-def pooled(timings: Sequence[StepTiming]) -> StepTiming:
-    """Return the mean of several measurements; its interval is that of their steps."""
+def pooled(timings: Sequence[StepTiming], weights: Sequence[float] | None = None) -> StepTiming:
+    """Return the mean of several measurements, equal ones unless weighted; its interval is that of their steps."""
+    of_each = [1.0] * len(timings) if weights is None else weights
+    total = math.fsum(of_each)
 
     def mean(samples: Sequence[Sample]) -> Sample:
-        widths = [sample.half_width for sample in samples if sample.half_width is not None]
+        each = list(zip(of_each, samples, strict=True))
+        widths = [weight * sample.half_width for weight, sample in each if sample.half_width is not None]
         return Sample(
-            mean=statistics.fmean(sample.mean for sample in samples),
-            half_width=math.hypot(*widths) / len(samples) if len(widths) == len(samples) else None,
+            mean=math.fsum(weight * sample.mean for weight, sample in each) / total,
+            half_width=math.hypot(*widths) / total if len(widths) == len(samples) else None,
             count=sum(sample.count for sample in samples),
         )
 

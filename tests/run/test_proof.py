@@ -1,5 +1,7 @@
 """What a relaunch may differ by."""
 
+import math
+
 import pytest
 
 from autotune.candidate import Candidate
@@ -88,13 +90,16 @@ def test_what_a_winner_leaves_free_it_left_in_its_proof_too():
 @pytest.mark.parametrize(
     ("steps", "failed", "seconds"),
     [
-        (3, (), 0.1),  # three steps of 0.4 s do not replace ten of 0.2 s
+        (1, (), 0.1),  # one step says nothing of how far it may be off
+        (2, (), (2.0 * 0.1 + 0.8 * 0.2) / 2.8),  # 0.8 s beside 2 s that were measured before
         (5, (), 0.2),
         (40, (), 0.2),
-        (3, (SPEED,), 0.2),  # but what was slower than it may be competes with that
+        (1, (SPEED,), 0.2),  # what was slower than it may be competes with that, however short
     ],
 )
-def test_a_proof_that_held_replaces_what_was_measured_for_no_longer(steps, failed, seconds):
+def test_a_proof_replaces_what_was_measured_for_no_longer_and_is_averaged_with_what_was(
+    steps, failed, seconds
+):
     def measured(micro, count):
         outcome = ok(500, micro=micro, step=0.0)
         timing = outcome.timing
@@ -109,5 +114,8 @@ def test_a_proof_that_held_replaces_what_was_measured_for_no_longer(steps, faile
         number=1, outcome=measured(0.2, steps), passed=not failed, failed=failed, why="", seconds=1.0
     )
     (left,) = after_proofs((trial,), (proof,))
-    assert left.outcome.timing.micro_step.mean == seconds
+    micro_step = left.outcome.timing.micro_step
+    assert micro_step.mean == pytest.approx(seconds)
+    if steps == 2:
+        assert micro_step.half_width == pytest.approx(math.hypot(2.0 * 0.001, 0.8 * 0.002) / 2.8)
     assert left.outcome.memory == trial.outcome.memory
