@@ -33,6 +33,13 @@ class HelpName:
     name: str
 
 
+@dataclass(frozen=True)
+class Unit:
+    """Part of a type: what its values count."""
+
+    name: str
+
+
 MOST_RANKS = 16_384
 """Devices of a run together."""
 
@@ -93,6 +100,8 @@ Price = Annotated[
 Count = Annotated[int, Field(ge=1), AfterValidator(at_most(10**24, "and there are not so many of anything"))]
 Amount = Annotated[int, Field(ge=0, le=10**24)]
 """Bytes, or a count of parameters. Programs write it, hundreds of thousands in a journal: no sentence of its own."""
+Bytes = Annotated[Amount, Unit("bytes")]
+"""Of memory or of a file: shown to people in GiB too."""
 Duration = Annotated[float, Field(ge=0, le=10**10)]
 """Seconds that something took: at most three hundred years. Programs write it, as often."""
 

@@ -6,14 +6,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from autotune.bounds import Amount, Duration
+from autotune.bounds import Amount, Bytes, Duration
 from autotune.racing import SpeedBound
 from autotune.validation import Frozen
 
 Phase = Literal["start", "build", "forward", "backward", "optimizer", "evaluation", "save"]
 """Where in a probe something happened. `start` is everything before the model is built."""
-
-Bytes = Amount
 
 
 class Sample(Frozen):

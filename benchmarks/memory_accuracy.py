@@ -36,7 +36,7 @@ from autotune.probe.protocol import ProbeRequest  # noqa: E402
 from autotune.specs import ModelSpec  # noqa: E402
 from autotune.techniques.families import title as title_of  # noqa: E402
 from autotune.units import MIB  # noqa: E402
-from autotune.worker.build.composition import assemble  # noqa: E402
+from autotune.worker.build.assembly import assemble  # noqa: E402
 from autotune.worker.measuring.steps import gradient_norm  # noqa: E402
 from autotune.worker.tracing.trace import trace  # noqa: E402
 from benchmarks import accuracy_on_gpu, accuracy_published  # noqa: E402

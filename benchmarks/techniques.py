@@ -44,7 +44,7 @@ from autotune.techniques.check import refusal
 from autotune.timeline.timeline import Timeline
 from autotune.tracing.client import LocalTracer
 from autotune.units import MIB
-from autotune.worker.build import composition
+from autotune.worker.build import assembly
 from autotune.worker.measuring.steps import gradient_norm
 from autotune.worker.replacing import replaced
 from autotune.worker.techniques import mapped_files, offload_store
@@ -177,7 +177,7 @@ def peak_on_cpu(probe: ProbeRequest) -> int:
     with (
         uncounted(),
         torch.profiler.profile(activities=activities, profile_memory=True) as profiler,
-        closing(composition.assemble(probe)) as training,
+        closing(assembly.assemble(probe)) as training,
     ):
         for step in range(2):
             _step(training, step, probe.candidate.micro_batch)
@@ -192,7 +192,7 @@ def peak_on_cpu(probe: ProbeRequest) -> int:
 
 def seconds_on_cpu(probe: ProbeRequest) -> float:
     """Return the median time of an optimizer step."""
-    with closing(composition.assemble(probe)) as training:
+    with closing(assembly.assemble(probe)) as training:
         times = []
         for step in range(1 + STEPS):
             began = time.perf_counter()

@@ -5,20 +5,14 @@ Production training, `autotune export` and `autotune verify` start from this fil
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.nodes import ScalarNode
-from ruamel.yaml.representer import RoundTripRepresenter
+from pydantic import Field, model_validator
 
 from autotune.accumulation import Accumulation
-from autotune.bounds import MicroBatch, RankCount, Seed, SeqLen
+from autotune.bounds import Bytes, MicroBatch, RankCount, Seed, SeqLen
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.lengths import Lengths
@@ -27,7 +21,6 @@ from autotune.objective import Objective
 from autotune.options import DEFAULT_STRATEGY, StrategyName
 from autotune.outcome import (
     AttentionKernel,
-    Bytes,
     ChosenBy,
     Communication,
     Drift,
@@ -36,6 +29,7 @@ from autotune.outcome import (
     StepTiming,
     Stress,
 )
+from autotune.run.commented_yaml import commented_text
 from autotune.run.record import Unknown
 from autotune.specs import Evidence, ModelFacts, ModelSpec
 from autotune.techniques.families import title as title_of
@@ -287,13 +281,7 @@ class Best(Frozen):
 
     def to_yaml(self) -> str:
         """Return the text of `best.yaml`: stable order, comments on the keys, sizes in bytes and in GiB."""
-        document = _commented(self.model_dump(mode="json"), self)
-        for name, field in type(self).model_fields.items():
-            if field.description:
-                document.yaml_set_comment_before_after_key(name, before=field.description)
-        text = io.StringIO()
-        _writer().dump(document, text)
-        return text.getvalue()
+        return commented_text(self)
 
     @classmethod
     def read(cls, file: str | Path) -> Self:
@@ -324,34 +312,6 @@ class Best(Frozen):
         return best
 
 
-class _Representer(RoundTripRepresenter):
-    """Writes None as `null`, and 1e-05 as 1.0e-05.
-
-    Readers of YAML 1.1, which many tools still are, would take 1e-05 for text.
-    """
-
-    def represent_plain_float(self, value: float) -> ScalarNode:
-        digits, e, exponent = repr(value).partition("e")
-        if e and "." not in digits:
-            return self.represent_scalar("tag:yaml.org,2002:float", f"{digits}.0e{exponent}")
-        node: ScalarNode = self.represent_float(value)
-        return node
-
-    def represent_plain_null(self, _value: None) -> ScalarNode:
-        return self.represent_scalar("tag:yaml.org,2002:null", "null")
-
-
-_Representer.add_representer(float, _Representer.represent_plain_float)
-_Representer.add_representer(type(None), _Representer.represent_plain_null)
-
-
-def _writer() -> YAML:
-    yaml = YAML()
-    yaml.Representer = _Representer
-    yaml.width = 110
-    return yaml
-
-
 def _take_computed(data: dict[str, Any]) -> dict[str, Any]:
     """Take out the results that the file shows for its reader but that follow from other keys."""
     accumulation = data.get("accumulation")
@@ -359,31 +319,3 @@ def _take_computed(data: dict[str, Any]) -> dict[str, Any]:
         return {}
     names = [name for name in Accumulation.model_computed_fields if name in accumulation]
     return {name: accumulation.pop(name) for name in names}
-
-
-def _commented(values: Mapping[str, Any], record: BaseModel) -> CommentedMap:
-    """Copy a record's dumped values into a map that carries comments: GiB beside every number of bytes."""
-    result = CommentedMap()
-    for name, value in values.items():
-        part = getattr(record, name)
-        result[name] = _commented(value, part) if isinstance(part, BaseModel) else value
-        if name == "counts":  # hundreds of pairs
-            result[name] = CommentedSeq(value)
-            result[name].fa.set_flow_style()
-        if isinstance(value, int) and _is_bytes(type(record), name):
-            result.yaml_add_eol_comment(format_bytes(value), name, column=40)
-    return result
-
-
-def _is_bytes(model: type[BaseModel], name: str) -> bool:
-    return name in model.model_fields and name in _BYTE_FIELDS.get(model.__name__, ())
-
-
-_BYTE_FIELDS = {
-    "Memory": ("allocated", "reserved", "device_peak", "budget", "baseline"),
-    "Breakdown": ("parameters", "gradients", "optimizer_state", "activations", "other"),
-    "Proof": ("checkpoint_bytes", "plain_peak"),
-    "Alternative": ("peak",),
-    "Stress": ("peak",),
-}
-"""Fields that hold bytes and are shown in GiB too."""

@@ -144,7 +144,7 @@ class Probe:
             from autotune.worker.measuring.device_speed import time_device
 
             return Inspection(facts=facts, speed=time_device(self._request.device))
-        from autotune.worker.build.composition import assemble
+        from autotune.worker.build.assembly import assemble
         from autotune.worker.measuring.measure import measure
         from autotune.worker.measuring.prove import prove
 
@@ -257,7 +257,7 @@ class Probe:
         if self._request.candidate.compile != "none":
             import torch._inductor.compile_fx  # some 100 MiB that are not the model's
         # Not the model's either: imported behind the baseline, it made peaks differ by 2 MiB between launches.
-        import autotune.worker.build.composition
+        import autotune.worker.build.assembly
         import autotune.worker.measuring.measure
         import autotune.worker.measuring.prove  # noqa: F401
 

@@ -58,7 +58,7 @@ def preload(model: dict[str, Any] | None, distributed: bool) -> None:
     if distributed:
         import autotune.worker.techniques.sharding.fully_sharded
         import autotune.worker.techniques.sharding.replicated
-    import autotune.worker.build.composition
+    import autotune.worker.build.assembly
     import autotune.worker.measuring.measure
     import autotune.worker.measuring.prove  # noqa: F401
 

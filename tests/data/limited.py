@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from tests.data.requests import family, request
 
 LARGE = {"n_embd": 512, "n_layer": 8, "n_head": 8, "vocab_size": 8000}

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from autotune.candidate import Candidate  # noqa: E402 - only where torch is there
 from autotune.lengths import Lengths  # noqa: E402
-from autotune.worker.build.composition import assemble  # noqa: E402
+from autotune.worker.build.assembly import assemble  # noqa: E402
 from autotune.worker.data.loading import Loader  # noqa: E402
 from autotune.worker.data.placing import placing_on  # noqa: E402
 from tests.data.own_model import Texts, pad  # noqa: E402

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from autotune.tracing.cache import TraceCache  # noqa: E402 - only where torch is there
 from autotune.tracing.client import LocalTracer  # noqa: E402
 from autotune.worker.build import model_init  # noqa: E402
-from autotune.worker.build.composition import assemble  # noqa: E402
+from autotune.worker.build.assembly import assemble  # noqa: E402
 from autotune.worker.techniques import activation_offload, offload_store  # noqa: E402
 from tests.data.requests import OWN, family, request  # noqa: E402
 

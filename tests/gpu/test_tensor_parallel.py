@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autotune.worker.build.composition import assemble  # noqa: E402 - only where torch is there
+from autotune.worker.build.assembly import assemble  # noqa: E402 - only where torch is there
 from autotune.worker.measuring.memory_breakdown import gradient_bytes, parameter_bytes, state_bytes  # noqa: E402
 from autotune.worker.replacing import replaced  # noqa: E402
 from autotune.worker.techniques.sharding import process_group  # noqa: E402

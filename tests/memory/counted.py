@@ -9,7 +9,7 @@ import torch
 from autotune.candidate import Candidate
 from autotune.models.resolve import resolve
 from autotune.probe.protocol import ProbeRequest
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.measuring.steps import gradient_norm
 from autotune.worker.techniques.mapped_files import MappedFiles
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from torch._dynamo.utils import counters
 
-from autotune.worker.build.composition import SharedModel
+from autotune.worker.build.shared_model import SharedModel
 from autotune.worker.tracing import shared_training
 from autotune.worker.tracing.fakes.compiler import kept_programs
 from autotune.worker.tracing.shared_training import shared_trainings

@@ -14,7 +14,7 @@ from autotune.memory.closed_form import states
 from autotune.techniques.axis import Context
 from autotune.techniques.check import refusal
 from autotune.timeline.step_events import CATEGORIES, PLACES
-from autotune.worker.build import composition
+from autotune.worker.build import assembly, composition
 from autotune.worker.replacing import replaced
 from autotune.worker.techniques import offload_store
 from autotune.worker.techniques.sharding import process_group, replicated
@@ -330,6 +330,6 @@ def test_deepspeeds_engine_is_traced_through_all_blocks():
 def test_deepspeed_is_refused_where_it_is_missing(monkeypatch):
     probe = request(2, sharding="zero2", engine="deepspeed")
     monkeypatch.setattr(composition, "find_spec", lambda name: None)
-    for build in (trace, composition.assemble):
+    for build in (trace, assembly.assemble):
         with refused("engine", "package"):
             build(probe)

@@ -11,7 +11,7 @@ from autotune.candidate import Candidate, alike
 from autotune.lengths import Lengths
 from autotune.models.resolve import resolve
 from autotune.timeline.timeline import Timeline
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.errors import CannotTrace
 from autotune.worker.techniques import activation_offload, offload_store
 from autotune.worker.tracing.storage_recorder import StorageRecorder, _known_operators

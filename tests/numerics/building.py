@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.replacing import replaced
 from autotune.worker.techniques.sharding import rank0_init
 from tests.data.requests import family, request

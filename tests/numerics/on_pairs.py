@@ -25,7 +25,7 @@ from autotune.candidate import Candidate, DeviceKind
 from autotune.lengths import Lengths
 from autotune.specs import ModelSpec
 from autotune.techniques.axis import Context
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.errors import CannotRun
 from autotune.worker.replacing import replaced
 from autotune.worker.techniques import activation_offload, compilation

@@ -11,7 +11,7 @@ import torch
 
 from autotune.candidate import Candidate
 from autotune.techniques.check import refusal
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.data.packing import IGNORED
 from autotune.worker.measuring.memory_breakdown import local
 from autotune.worker.replacing import replaced

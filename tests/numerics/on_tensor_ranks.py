@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.measuring.memory_breakdown import gradient_bytes, parameter_bytes, state_bytes
 from autotune.worker.replacing import replaced
 from autotune.worker.techniques.sharding import process_group

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.measuring.memory_breakdown import local
 from tests.data.requests import OWN, family, request
 

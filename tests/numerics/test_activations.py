@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.candidate import Candidate
 from autotune.worker.blocks import find_blocks
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.techniques import activation_offload
 from autotune.worker.techniques.checkpointing import checkpoint_blocks
 from autotune.worker.techniques.mapped_files import MappedFiles, is_mapped

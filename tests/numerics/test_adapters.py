@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from autotune.memory.closed_form import lora_parameters
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.techniques import activation_offload
 from autotune.worker.techniques.four_bit import BLOCK, FourBitLinear
 from autotune.worker.techniques.mapped_files import is_mapped

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.replacing import replaced
 from autotune.worker.techniques import activation_offload, compilation
 from autotune.worker.techniques.mapped_files import MappedFiles

@@ -7,7 +7,7 @@ import torch
 
 from autotune.errors import InputError
 from autotune.memory.closed_form import states
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.build.inspect import inspect_model
 from autotune.worker.measuring.phases import Phases
 from autotune.worker.techniques import activation_offload

@@ -13,7 +13,7 @@ from autotune.techniques.axis import Context
 from autotune.techniques.check import refused as refused_in
 from autotune.techniques.check import this_machine
 from autotune.worker.build import composition
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.build.model_init import construct
 from tests.data.requests import request
 from tests.numerics.runs import MODELS, plain, train

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.techniques.chunked_loss import linear_cross_entropy
 from tests.data.requests import OWN, family, request
 from tests.numerics.runs import COPIED, accumulated, plain, train

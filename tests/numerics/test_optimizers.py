@@ -7,7 +7,7 @@ import torch
 
 from autotune.candidate import Candidate, choices
 from autotune.techniques.check import refusal
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.errors import CannotRun
 from autotune.worker.techniques.mapped_files import is_mapped
 from tests.data.requests import family, request

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.measuring.steps import gradient_norm
 from autotune.worker.techniques.loss_scaling import INITIAL
 from tests.data.requests import OWN, request

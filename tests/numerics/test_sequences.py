@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from autotune.lengths import Lengths
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.data.packing import IGNORED, rows_of
 from tests.data.requests import family, request
 from tests.reasons import refused

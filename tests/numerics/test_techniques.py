@@ -8,7 +8,7 @@ numbers in the same order. The exceptions are named where they stand.
 import pytest
 import torch
 
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.measuring.steps import gradient_norm
 from autotune.worker.techniques import gradient_offload
 from autotune.worker.techniques.mapped_files import is_mapped

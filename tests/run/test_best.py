@@ -2,6 +2,7 @@ import pytest
 import yaml
 
 from autotune.errors import InputError
+from autotune.outcome import Stress
 from autotune.reporting.winner import winner_rows
 from autotune.run.best import Best, Check, Proof
 from tests.configurations import make_best
@@ -13,6 +14,8 @@ PROOF = Proof(
     losses=(5.5, 5.4),
     evaluation_loss=5.3,
     checkpoint_bytes=3 * 2**30,
+    peak=5 * 2**29,
+    stresses=(Stress(name="shuffled lengths", peak=3 * 2**29),),
     seconds=12.5,
 )
 
@@ -39,6 +42,8 @@ def test_bytes_carry_gib_and_keys_their_meaning(text):
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "budget: 3221225472 # 3.00 GiB" in lines
     assert "checkpoint_bytes: 3221225472 # 3.00 GiB" in lines
+    assert "peak: 2684354560 # 2.50 GiB" in lines, "of the proof"
+    assert "peak: 1610612736 # 1.50 GiB" in lines, "of one of its stresses"
     assert "# Share of the budget that had to stay free." in lines
 
 

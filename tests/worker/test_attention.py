@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as imported
 from torch.utils.checkpoint import checkpoint
 
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.measuring import measure
 from autotune.worker.measuring.attention_kernel import AttentionKernels, compiled_attention
 from autotune.worker.measuring.memory_meter import meter_for

@@ -6,7 +6,7 @@ import torch
 from autotune.candidate import Candidate
 from autotune.errors import ModelError
 from autotune.run.failure import inspection_failed
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.build.inspect import inspect_model
 from autotune.worker.data.batch_check import WrongBatch, check_collated, check_made
 from autotune.worker.data.loading import Loader

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.errors import DiskRefused
 from autotune.worker.measuring.phases import Phases
 from autotune.worker.measuring.prove import CHECKPOINT, save

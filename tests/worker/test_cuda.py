@@ -19,7 +19,7 @@ from autotune.probe.protocol import ProbeRequest, Result
 from autotune.specs import ModelSpec
 from autotune.units import GIB, MIB
 from autotune.worker.__main__ import Probe
-from autotune.worker.build import composition
+from autotune.worker.build import assembly
 from autotune.worker.build.composition import _set_precision
 from autotune.worker.measuring import prove
 from autotune.worker.measuring.memory_meter import CudaMeter, Lap, Peaks
@@ -205,7 +205,7 @@ def test_what_a_proof_reports_is_counted_before_larger_evaluations(
     training, phases, _ = make()
     monkeypatch.setattr(prove, "largest_evaluation", larger)
     training = replace(training, of_one_length="all alike")
-    monkeypatch.setattr(composition, "assemble", lambda request: training)
+    monkeypatch.setattr(assembly, "assemble", lambda request: training)
     request = ProbeRequest(
         kind="prove", model=ModelSpec(name="x", source="config", config={}), candidate=Candidate(micro_batch=4),
         seq_len=1, accumulation_steps=1, device="cpu", budget=2**30, seed=0, sample_seconds=0.0, sample_steps=3,

@@ -13,7 +13,7 @@ import torch
 from autotune.candidate import Candidate
 from autotune.memory.host_footprint import batches_ahead, loader_bytes
 from autotune.specs import ModelSpec
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.data.loading import Loader
 from autotune.worker.errors import OutOfSpace
 from autotune.worker.measuring.measure import measure

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.data.packing import IGNORED
 from autotune.worker.data.synthetic import stream
 from autotune.worker.model import build_model

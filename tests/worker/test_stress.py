@@ -12,7 +12,7 @@ from autotune.outcome import Ok, Oom, Stress
 from autotune.run.best import Proof
 from autotune.run.proof import judge
 from autotune.units import GIB, MIB
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.measuring import prove as proving
 from autotune.worker.measuring.memory_meter import meter_for
 from autotune.worker.measuring.phases import Phases

@@ -19,7 +19,7 @@ from torch.utils.data import default_collate
 
 from autotune.probe.protocol import ProbeRequest
 from autotune.run.best import Best
-from autotune.worker.build.composition import assemble
+from autotune.worker.build.assembly import assemble
 from autotune.worker.data.loading import Loader
 
 BEST = Path(__file__).with_name("best.yaml")

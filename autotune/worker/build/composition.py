@@ -1,16 +1,13 @@
-"""Assemble a training from a probe's request: the techniques, in the one order in which they compose."""
+"""The techniques of a candidate, each applied to a training that is being built, in the order in which they compose."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from autotune.candidate import Candidate, DeviceKind
 from autotune.probe.protocol import ProbeRequest
@@ -21,11 +18,9 @@ from autotune.techniques.sharding import IN_SHARDS, REPLICATED, SHARDINGS
 from autotune.worker.build.context import BuildContext
 from autotune.worker.build.make_optimizer import maker_of, optimizer_of
 from autotune.worker.build.model_init import construct, cut
-from autotune.worker.built_model import loss_of
 from autotune.worker.configuration import width
 from autotune.worker.data.packing import check_packing
-from autotune.worker.data.placing import placing_on
-from autotune.worker.data.synthetic import feed, is_traced, rows_shorter, target_counter, text_symbols
+from autotune.worker.data.synthetic import is_traced, text_symbols
 from autotune.worker.errors import CannotRun, lacking
 from autotune.worker.techniques.activation_offload import ActivationOffload
 from autotune.worker.techniques.checkpointing import checkpoint_blocks
@@ -43,137 +38,11 @@ from autotune.worker.techniques.precision import (
     fp32_products,
     math_dtype,
 )
-from autotune.worker.training import Batch, StepOptimizer, Training
+from autotune.worker.training import StepOptimizer, Training
 
 
-def assemble(request: ProbeRequest, files: bool | None = None) -> Training:
-    """Build the model and apply the candidate's techniques.
-
-    `files` chooses how offload works: in mapped files, where tensors are used, or by copies between the device and
-    where they rest; None takes files on `cpu` and copies elsewhere. Raises InputError (the model cannot be used),
-    CannotRun (this machine or model cannot run the candidate), OutOfSpace (offload found no room), and whatever the
-    user's own code raises.
-    """
-    return _training(_drafted(request, TECHNIQUES, files))
-
-
-class SharedModel:
-    """A model with its parameters in place, whose passes run as one candidate after the other has them.
-
-    For traces, which ask of many candidates what their passes do. These differ in what `PASSES` apply, and in no more.
-    """
-
-    def __init__(self, request: ProbeRequest) -> None:
-        """Build the model of the request's candidate. Raises as `assemble`."""
-        self._draft = _drafted(request, [apply for apply in TECHNIQUES if apply not in PASSES])
-        self._closing = self._draft.closing
-        self._found: list[tuple[dict[str, Any], str, Any]] = []
-        """What was found in modules before passes changed it."""
-
-    def training(self, candidate: Candidate) -> Training:
-        """Return the training with the passes of a candidate; that of another one is of no use from now on.
-
-        Raises CannotRun where they cannot run.
-        """
-        draft = self._draft
-        self._take_off()
-        draft.request = draft.request.alone(candidate)
-        draft.closing = ExitStack()
-        own = [vars(module) for module in draft.built.model.modules()]
-        before = [dict(values) for values in own]
-        try:
-            for apply in (_check, *PASSES):
-                apply(draft)
-        finally:
-            self._found = [
-                (values, name, found.get(name, _NOTHING))
-                for values, found in zip(own, before, strict=True)
-                for name in (*values, *(name for name in found if name not in values))
-                if values.get(name, _NOTHING) is not found.get(name, _NOTHING)
-            ]
-        return _training(draft)
-
-    def _take_off(self) -> None:
-        for values, name, found in self._found:
-            if found is _NOTHING:
-                values.pop(name, None)
-            else:
-                values[name] = found
-        self._found = []
-        if self._draft.closing is not self._closing:
-            self._draft.closing.close()
-        self._draft.closing, self._draft.saving = self._closing, nullcontext
-
-    def close(self) -> None:
-        """Release what outlives the tensors."""
-        self._take_off()
-        self._closing.close()
-
-
-_NOTHING = object()
-"""What a module holds under a name that it does not know."""
-
-
-def _drafted(
-    request: ProbeRequest, techniques: Iterable[Callable[[BuildContext], None]], files: bool | None = None
-) -> BuildContext:
-    device = torch.device(request.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # streams and sharding work on the current device
-    draft = BuildContext(request, device, offload_store(request.candidate, request.folder, device, files))
-    try:
-        for apply in techniques:
-            apply(draft)
-    except BaseException:
-        draft.closing.close()
-        raise
-    return draft
-
-
-def _training(draft: BuildContext) -> Training:
-    request, device = draft.request, draft.device
-    scaling = draft.scaling
-
-    def loss(batch: Batch) -> Tensor:
-        with draft.saving(batch), draft.precision():
-            value = loss_of(draft.forward(**draft.casting(batch))).float()
-        return value if scaling is None else scaling.scale(value)
-
-    ranks = draft.ranks
-    batches, loader = feed(draft.built, request, ranks, device)
-    if loader is not None:
-        draft.closing.callback(loader.close)
-
-    shorter = rows_shorter(draft.built, request, ranks)
-
-    gradients = None if draft.gradients is None else draft.gradients.all
-    if draft.engine is not None:
-        gradients = draft.engine.gradients
-
-    return Training(
-        model=draft.built.model,
-        optimizer=draft.optimizer,
-        device=device,
-        loss=loss,
-        batch=batches,
-        place=placing_on(device, pinned=loader is None),
-        tokens_per_sample=draft.built.tokens_per_sample,
-        attention=draft.built.attention,
-        close=draft.closing.close,
-        ranks=ranks,
-        reduction=draft.reduction,
-        gradients=gradients,
-        host_gradients=draft.gradients,
-        loader=loader,
-        shorter=shorter if callable(shorter) else None,
-        of_one_length=shorter if isinstance(shorter, str) else "",
-        targets=target_counter(draft.built),
-        shards=draft.engine.shards if draft.engine else None,
-        scaling=scaling,
-    )
-
-
-def _check(draft: BuildContext) -> None:
+def check(draft: BuildContext) -> None:
+    """Raise CannotRun where a candidate is refused, or its engine is not installed."""
     request = draft.request
     kind: DeviceKind = "cuda" if draft.files is None else "cpu"
     context = Context(
@@ -374,7 +243,7 @@ def _scale_loss(draft: BuildContext) -> None:
 
 
 TECHNIQUES: tuple[Callable[[BuildContext], None], ...] = (
-    _check,  # first: it may refuse, and costs nothing
+    check,  # first: it may refuse, and costs nothing
     _set_precision,  # likewise
     _check_attention,
     _check_kernels,  # before the model is built, which what is refused need not wait for

@@ -14,7 +14,7 @@ from torch.amp import GradScaler
 from autotune.candidate import Candidate
 from autotune.probe.protocol import ProbeRequest
 from autotune.timeline.step_events import StepEvents
-from autotune.worker.build import composition
+from autotune.worker.build import assembly
 from autotune.worker.replacing import replaced
 from autotune.worker.techniques import mapped_files, offload_store
 from autotune.worker.techniques.adapters import library
@@ -43,7 +43,7 @@ def recording(
     with stage(request, alone) as (recorder, there):
         with recorder.segment() as building:
             recorder.mark("build")
-            training = composition.assemble(there)
+            training = assembly.assemble(there)
             recorder.call(training.model.parameters(), "parameter")
             recorder.call(training.model.buffers(), "buffer")
         with recorder.watching(training.model):

@@ -1,7 +1,7 @@
 """One model, built once, under which the passes of many candidates are traced one after the other.
 
 Candidates of a ladder share parameters and where these lie; building a model, and sharding it above all, takes as long
-as tracing a few of its blocks. What differs is taken off the model and put on anew (`composition.SharedModel`). Only
+as tracing a few of its blocks. What differs is taken off the model and put on anew (`shared_model.SharedModel`). Only
 passes are traced so, whose optimizer another trace tells: no parameter ever changes.
 """
 
@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from autotune.candidate import ON_ONE_MODEL, Candidate
 from autotune.probe.protocol import ProbeRequest
 from autotune.timeline.step_events import StepEvents
-from autotune.worker.build.composition import SharedModel
+from autotune.worker.build.shared_model import SharedModel
 from autotune.worker.tracing.fake_training import prepare_ranks, stage
 from autotune.worker.tracing.shortening import Shortening
 from autotune.worker.tracing.storage_recorder import StorageRecorder
