@@ -37,7 +37,9 @@ def test_whole_runs_hold_the_default_tolerance_of_speed(winner, foreseen):
         (check,) = [check for check in best["proof"]["checks"] if check["name"] == SPEED]
         assert check["passed"]
         assert check["tolerance"] == 0.1
-        assert best["tokens_per_second"] == check["proven"]
+        # This proof may have measured for less than probe and finals: then their mean, by the seconds of each.
+        low, high = sorted((check["recorded"], check["proven"]))
+        assert low <= best["tokens_per_second"] <= high
 
 
 def test_predictions_spare_probes_and_are_close(winner, foreseen):
