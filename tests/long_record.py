@@ -251,14 +251,18 @@ def end(root: Path, folder: Path) -> dict[str, Any]:
 
 def check(root: Path, long: tuple[str, ...]) -> str | None:
     """Return which parts the record does not show to have passed on the code as it stands, or None."""
-    known = read(root)["parts"]
-    old = [part for part in (*long, APART) if known.get(part, {}).get("digest") != digest(root, part)]
-    if not old:
+    if not (old := outdated(root, long)):
         return None
     return (
         f"{RECORD} does not show that these passed on the code as it stands: {', '.join(old)}. Run make test-long and "
         "commit the record"
     )
+
+
+def outdated(root: Path, long: tuple[str, ...]) -> list[str]:
+    """Return the parts that the record does not show to have passed on the code as it stands."""
+    known = read(root)["parts"]
+    return [part for part in (*long, APART) if known.get(part, {}).get("digest") != digest(root, part)]
 
 
 def _results(folder: Path) -> dict[str, dict[str, Any]]:
@@ -301,6 +305,11 @@ def main(arguments: list[str]) -> int:
             case ["begin", folder, *seconds]:
                 parts = begin(ROOT, Path(folder), LONG, *map(float, seconds))
                 print(f"{len(parts)} of {len(LONG) + 1} parts: {' '.join(parts)}")
+                if left := [part for part in outdated(ROOT, LONG) if part not in parts]:
+                    took = sum(lasting(read(ROOT), part) for part in left)
+                    print(
+                        f"not recorded for this code, and no time left for: {' '.join(left)} ({took:.0f} s more)"
+                    )
             case ["picked", command, folder] if command in COMMANDS:
                 print(*picked(ROOT, Path(folder), command))
             case ["end", folder]:
