@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from autotune.reporting.memory_bar import MORE_IN_PROOF, REST, more_in_proof
 from autotune.run.best import Best
 from autotune.units import format_bytes, format_count, format_counted
 
@@ -81,10 +82,10 @@ def sums(best: Best) -> list[Sum]:
     parts = [
         Term(format_bytes(memory.budget), "budget"),
         Term(format_bytes(memory.allocated), "tensors"),
-        Term(format_bytes(memory.peak() - memory.allocated), "libraries, allocator, runtime"),
+        Term(format_bytes(memory.peak() - memory.allocated), REST),
     ]
-    if (more_proven := best.peak() - memory.peak()) > 0:
-        parts.append(Term(format_bytes(more_proven), "more in the proof"))
+    if more := more_in_proof(best):
+        parts.append(Term(format_bytes(more), MORE_IN_PROOF))
     found.append(
         Sum(
             "Memory", Term(format_bytes(best.free()), "free at the peak"), tuple(parts),

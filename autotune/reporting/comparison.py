@@ -16,7 +16,7 @@ from autotune.picture import check_file
 from autotune.reporting.columns import Column, FittingTable
 from autotune.reporting.drawing import legend, textures
 from autotune.reporting.markup import document, escaped, heading, navigation, note, table
-from autotune.reporting.memory_bar import NAMES, winner_bar
+from autotune.reporting.memory_bar import NAMES, OF_WINNER, winner_bar, winner_parts
 from autotune.reporting.page import write_html
 from autotune.reporting.reported import Reported
 from autotune.run.best import Best
@@ -147,14 +147,17 @@ def comparison_page(found: RunComparison) -> str:
         parts += [heading(name, f"part-{number}"), table(_table(found, rows))]
         shown.append((f"part-{number}", name))
     bars: list[str] = []
+    names = NAMES
     for run in found:
         if run.best is not None and run.context is not None:
             bars += [
                 f"<h3>{escaped(run.paths.id)}</h3>",
-                winner_bar(run.best.memory, run.context.usable),
+                winner_bar(run.best, run.context.usable),
             ]
+            if "proven" in dict(winner_parts(run.best)):
+                names = OF_WINNER
     if bars:
-        parts += [heading("Memory of the winners", "memory"), *bars, legend(NAMES)]
+        parts += [heading("Memory of the winners", "memory"), *bars, legend(names)]
         shown.append(("memory", "Memory of the winners"))
     parts.append(note("This page loads nothing from anywhere."))
     return document(f"{title} - autotune", parts, [navigation(shown)], active=True)

@@ -6,6 +6,7 @@ from autotune.outcome import Memory, Ok, Oom
 from autotune.prediction import Prediction
 from autotune.reporting.drawing import TEXTURES, number
 from autotune.reporting.markup import escaped
+from autotune.run.best import Best
 from autotune.search.context import SearchContext
 from autotune.trial import Trial
 from autotune.units import format_bytes
@@ -18,24 +19,41 @@ PARTS = {
 REST = "libraries, allocator, runtime"
 """What counts against the budget beyond the tensors."""
 NAMES = {**PARTS, "rest": REST}
+MORE_IN_PROOF = "more in the proof"
+OF_WINNER = {**NAMES, "proven": MORE_IN_PROOF}
+"""Of a winner's bar: what its proof took beyond the steps of training, by an evaluation, say."""
 _WIDE = 400.0
 """Units of a bar's drawing."""
 _BEYOND = 1.12
 """Budgets that a bar is wide: what was asked for beyond it is seen."""
 
 
-def winner_bar(memory: Memory, usable: int) -> str:
+def winner_bar(best: Best, usable: int) -> str:
     """Return the bar of a winner, with its numbers for those who do not see it."""
-    return _drawn(_parts(memory), memory.budget, usable, None, _told(memory), "bar tall")
+    parts = winner_parts(best)
+    told = _told(best.peak(), parts, best.memory.budget)
+    return _drawn(parts, best.memory.budget, usable, None, told, "bar tall")
+
+
+def winner_parts(best: Best) -> list[tuple[str, int]]:
+    """Return what a winner's peak consists of, as (class, bytes); the last only where its proof took more."""
+    more = more_in_proof(best)
+    return [*_parts(best.memory), *([("proven", more)] if more else [])]
+
+
+def more_in_proof(best: Best) -> int:
+    """Return the bytes by which a winner's proof went beyond its recorded peak; 0 where both read the same."""
+    recorded, proven = best.memory.peak(), best.peak()
+    return 0 if format_bytes(recorded) == format_bytes(proven) else proven - recorded
 
 
 def trial_bar(trial: Trial, context: SearchContext) -> str:
     """Return the bar of a trial: as it measured, or as far as it came; a mark stands where it was predicted."""
     outcome, prediction = trial.outcome, trial.prediction
     if isinstance(outcome, Ok):
-        return _drawn(
-            _parts(outcome.memory), context.budget, context.usable, prediction, _told(outcome.memory)
-        )
+        parts = _parts(outcome.memory)
+        told = _told(outcome.memory.peak(), parts, outcome.memory.budget)
+        return _drawn(parts, context.budget, context.usable, prediction, told)
     if isinstance(outcome, Oom) and outcome.requested is not None and outcome.free is not None:
         held = max(0, context.budget - outcome.free)
         told = f"{format_bytes(held)} taken, {format_bytes(outcome.requested)} more refused"
@@ -60,10 +78,10 @@ def _parts(memory: Memory) -> list[tuple[str, int]]:
     return [*held, ("rest", max(0, rest))]
 
 
-def _told(memory: Memory) -> str:
+def _told(peak: int, parts: list[tuple[str, int]], budget: int) -> str:
     """Return the numbers of a bar in words."""
-    parts = ", ".join(f"{NAMES[name]} {format_bytes(size)}" for name, size in _parts(memory) if size)
-    return f"{format_bytes(memory.peak())} of {format_bytes(memory.budget)}: {parts}"
+    each = ", ".join(f"{OF_WINNER[name]} {format_bytes(size)}" for name, size in parts if size)
+    return f"{format_bytes(peak)} of {format_bytes(budget)}: {each}"
 
 
 def _drawn(

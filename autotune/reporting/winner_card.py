@@ -5,7 +5,7 @@ from __future__ import annotations
 from autotune.reporting.arithmetic import TIMES, Sum, Term, sums
 from autotune.reporting.drawing import legend
 from autotune.reporting.markup import escaped, facts
-from autotune.reporting.memory_bar import NAMES, winner_bar
+from autotune.reporting.memory_bar import OF_WINNER, winner_bar, winner_parts
 from autotune.reporting.winner import winner_rows
 from autotune.run.best import Best, Check
 from autotune.techniques.families import title as title_of
@@ -37,8 +37,8 @@ def winner_card(best: Best, usable: int) -> list[str]:
         f'<p class="note">{escaped(size)}, {escaped(candidate.optimizer)}, {escaped(best.evidence)}</p>'
         f'<dl class="figures">{tiles}</dl></div>',
         "<h3>Peak memory against the budget</h3>",
-        winner_bar(memory, usable),
-        legend({name: f"{text} {_size(best, name)}" for name, text in NAMES.items()}),
+        winner_bar(best, usable),
+        legend({name: f"{OF_WINNER[name]} {format_bytes(size)}" for name, size in winner_parts(best)}),
         *(part for one in sums(best) for part in _sum(one)),
         "<details><summary>All facts of the winner</summary>",
         facts(winner_rows(best)),
@@ -83,14 +83,6 @@ def _allowed(check: Check, show: object) -> str:
     if check.interval is not None:
         said += f" less, and ± {show(check.interval)} of noise"
     return said
-
-
-def _size(best: Best, name: str) -> str:
-    memory = best.memory
-    if name == "rest":
-        held = sum(getattr(memory.breakdown, part) for part in NAMES if part != "rest")
-        return format_bytes(max(0, memory.peak() - held))
-    return format_bytes(getattr(memory.breakdown, name))
 
 
 def _sum(one: Sum) -> list[str]:

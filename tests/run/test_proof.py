@@ -9,6 +9,7 @@ from autotune.options import Limits
 from autotune.outcome import Drift, Ok
 from autotune.reporting.arithmetic import sums
 from autotune.reporting.winner import winner_rows
+from autotune.reporting.winner_card import winner_card
 from autotune.run.proof import SPEED, after_proofs, judge
 from autotune.search.comparison import CPU_NOISE
 from autotune.search.selection import throughput
@@ -85,6 +86,9 @@ def test_what_a_winner_leaves_free_it_left_in_its_proof_too():
         (total,) = [one for one in sums(shown) if one.title == "Memory"]
         assert total.result.value == f"{free} MiB"
         assert len(total.terms) == len(total.signs) == (4 if proven == 700 else 3)
+        page = "".join(winner_card(shown, memory.budget))
+        assert f"<title>{peak} MiB of 1.00 GiB:" in page
+        assert page.count("more in the proof 50 MiB") == (2 if proven == 700 else 0), "the bar and its legend"
 
 
 @pytest.mark.parametrize(
