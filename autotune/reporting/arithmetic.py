@@ -84,8 +84,8 @@ def sums(best: Best) -> list[Sum]:
         Term(format_bytes(memory.allocated), "tensors"),
         Term(format_bytes(memory.peak() - memory.allocated), REST),
     ]
-    if more := more_in_proof(best):
-        parts.append(Term(format_bytes(more), MORE_IN_PROOF))
+    if beyond := more_in_proof(best):
+        parts.append(Term(format_bytes(beyond), MORE_IN_PROOF))
     found.append(
         Sum(
             "Memory", Term(format_bytes(best.free()), "free at the peak"), tuple(parts),
