@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.racing import Incumbent, cannot_win, speed_bound
+from autotune.racing import WARM_UP, Incumbent, cannot_win, speed_bound, warm_up_bound
 
 BEST = Incumbent(seconds=100.0, deviation=0.02, degrees=4, drift=0.02)
 """A global step of at most 100 seconds, its steps known to vary by 2%."""
@@ -64,6 +64,26 @@ def test_a_machine_that_drifts_excludes_less():
     found = bound(step(12.0, 12.0))
     assert found.at_least(0.02) == pytest.approx(found.seconds)
     assert found.at_least(0.3) < 100.0
+
+
+def test_a_warm_up_excludes_what_is_slower_than_steps_behind_it_may_be():
+    state, whole = step(20.0, optimizer=3.0), step(18.0, 19.0, 1.0)
+    found = warm_up_bound([state, whole], 10, BEST)
+    # The fastest parts of both, as if all behind them were a quarter faster.
+    assert found.fastest == pytest.approx((9 * 18 + 19 + 1) / (1 + WARM_UP))
+    assert found.share == pytest.approx(2.776 * 0.02)  # the incumbent's: these two are not alike
+    assert found.seconds == pytest.approx(found.fastest / (1 + (found.share**2 + 0.02**2) ** 0.5))
+    assert (found.steps, found.beaten_by) == (0, 100.0)
+    assert cannot_win(found)
+    # What a measured step would exclude, a warm-up as slow does not.
+    assert cannot_win(bound(step(12.0, 12.0)))
+    assert not cannot_win(warm_up_bound([step(12.0), step(12.0, 12.0)], 10, BEST))
+
+
+def test_a_warm_up_of_single_micro_steps_has_two():
+    assert cannot_win(warm_up_bound([step(150.0), step(140.0)], 1, BEST))
+    assert not cannot_win(warm_up_bound([step(120.0), step(140.0)], 1, BEST))
+    assert warm_up_bound([step(500.0)], 1, BEST) is None
 
 
 @pytest.mark.parametrize("varies", [0.01, 0.05, 0.15])

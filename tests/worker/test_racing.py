@@ -5,10 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.racing import Incumbent
-from autotune.worker.measuring.measure import LEAST_SECONDS, MINIMUM, MINIMUM_ALIKE, sample
+from autotune.devices.recorded_grid import read_grid
+from autotune.racing import WARM_UP, Incumbent
+from autotune.worker.measuring.measure import LEAST_SECONDS, MINIMUM, MINIMUM_ALIKE, hopeless, sample
+from autotune.worker.measuring.phases import TRAINING
 from autotune.worker.measuring.steps import StepTimes
 from autotune.worker.training import Ranks, no_reduction
+from benchmarks.record_grid import GRIDS
 
 ALONE = Ranks()
 BEST = Incumbent(seconds=10.0, deviation=0.02, degrees=4, drift=0.02)
@@ -33,7 +36,9 @@ class Steps:
         ranks: Ranks = ALONE,
         loader: object = None,
         reduction: object = no_reduction,
+        asynchronous: bool = False,
     ) -> None:
+        self.phases = SimpleNamespace(meter=SimpleNamespace(asynchronous=asynchronous))
         self.training = SimpleNamespace(ranks=ranks, loader=loader, reduction=reduction)
         self.times = StepTimes(seconds, seconds, 0.0)
         self.taken = 0
@@ -43,10 +48,18 @@ class Steps:
         return self.times
 
 
-def asked(to_beat):
+def asked(to_beat, compile="none"):
     return SimpleNamespace(
-        accumulation_steps=10, sample_steps=100, sample_seconds=60.0, to_beat=to_beat, energy=False
-    )
+        accumulation_steps=10, sample_steps=100, sample_seconds=60.0, to_beat=to_beat, energy=False,
+        candidate=SimpleNamespace(compile=compile),
+    )  # fmt: skip
+
+
+def warmed(steps, to_beat=BEST, compile="none"):
+    """Return what the steps of a warm-up tell, of one micro-step and of two."""
+    whole = steps.step(2)
+    alone = StepTimes(None, whole.last_micro_step, 2.0)
+    return hopeless(steps, asked(to_beat, compile), 2, (alone, whole))
 
 
 def sampled(steps, to_beat=BEST):
@@ -60,6 +73,40 @@ def test_what_cannot_win_ends_after_one_whole_step_beyond_the_warm_up():
     assert taken == 1
     assert bound.seconds > BEST.seconds
     assert sampled(Steps(2.0), to_beat=None) == (MINIMUM_ALIKE, None)
+
+
+def test_what_the_warm_up_tells_to_be_hopeless_is_not_measured():
+    bound = warmed(Steps(2.0))
+    assert bound.steps == 0
+    assert 2.0 * 10 / 1.35 < bound.seconds < 2.0 * 10 / 1.25
+    assert warmed(Steps(1.2)) is None, "a warm-up may be slower than the steps behind it"
+    assert warmed(Steps(2.0), to_beat=None) is None
+
+
+def test_a_warm_up_that_is_unlike_what_follows_tells_nothing():
+    assert warmed(Steps(2.0), compile="regional") is None
+    assert warmed(Steps(2.0, loader=object())) is None, "the heaviest batches of a dataset"
+    assert warmed(Steps(2.0, asynchronous=True)) is None
+    fast = BEST.model_copy(update={"seconds": 0.1})
+    assert warmed(Steps(LEAST_SECONDS / 2), fast) is not None
+    assert warmed(Steps(LEAST_SECONDS / 2.1), fast) is None
+
+
+def test_a_warm_up_ends_on_all_ranks_where_one_of_them_is_hopeless():
+    bound = warmed(Steps(0.5, ranks=Peer(beaten=True)))
+    assert bound.seconds < BEST.seconds
+    assert warmed(Steps(2.0, ranks=Peer(beaten=False))) is not None
+
+
+def test_the_warm_ups_of_recorded_grids_are_seldom_slower_than_allowed():
+    ratios = []
+    for path in sorted(GRIDS.glob("*.jsonl")):
+        grid = read_grid(path)
+        for outcome in (one for candidate in grid.points for one in grid.samples(candidate)):
+            warm = sum(phase.seconds for phase in outcome.phases if phase.phase in TRAINING)
+            ratios.append(warm / min(outcome.step_seconds))
+    assert len(ratios) > 600
+    assert sum(ratio <= 1 + WARM_UP for ratio in ratios) >= 0.99 * len(ratios)
 
 
 def test_what_may_win_is_measured_as_without_a_race():

@@ -48,6 +48,7 @@ def test_one_slow_step_in_five_is_left_out_of_the_mean_and_widens_its_interval_l
 def test_step_times_are_kept_in_order_and_of_many_their_means():
     few = [StepTimes(1.0, 2.0, 0.5), StepTimes(None, 2.0, 0.5)]
     assert step_seconds(few, micro_steps=3) == (4.5, 2.5)
+    assert step_seconds((), micro_steps=3) == ()
     many = step_seconds([StepTimes(None, float(number), 0.0) for number in range(100)], micro_steps=1)
     assert len(many) == 25
     assert many[0] == pytest.approx(1.5)

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 from autotune.outcome import Memory, Ok
 from autotune.probe.protocol import ProbeRequest
-from autotune.racing import SpeedBound, cannot_win, speed_bound
+from autotune.racing import SpeedBound, cannot_win, speed_bound, warm_up_bound
 from autotune.sampling import TRIMMED
 from autotune.worker.measuring.attention_kernel import AttentionKernels, compiled_attention
 from autotune.worker.measuring.communication import listen
@@ -39,61 +39,85 @@ among themselves, and the next tenths may all be slower."""
 def measure(request: ProbeRequest, training: Training, phases: Phases, warmed_up: Callable[[], None]) -> Ok:
     """Warm up, then run steps until their time is known within 3%, or the request's limits are reached.
 
-    Where the request says what is to be beaten, they end as soon as it is sure that they do not (`speed_bound`).
+    Where the request says what is to be beaten, they end as soon as it is sure that they do not (`speed_bound`), or
+    are not begun (`hopeless`).
 
     `warmed_up` is called once, before the first step that is timed. Raises what training raises.
     """
     stepper = Stepper(training, request.candidate.micro_batch, phases)
     micro_steps = min(request.accumulation_steps, MICRO_STEPS)
     observer = Observer(training)
-    warm_up(stepper, micro_steps, first=1, observer=observer, compiled=request.candidate.compile != "none")
+    compiled = request.candidate.compile != "none"
+    warm = warm_up(stepper, micro_steps, first=1, observer=observer, compiled=compiled)
     warmed_up()
-    if request.energy:
-        stepper.energy = energy_meter(training.device)
-    deadline = time.perf_counter() + request.sample_seconds
-    samples, bound = sample(stepper, request, micro_steps, deadline)
+    samples: Sequence[StepTimes] = ()
+    if (bound := hopeless(stepper, request, micro_steps, warm)) is None:
+        if request.energy:
+            stepper.energy = energy_meter(training.device)
+        deadline = time.perf_counter() + request.sample_seconds
+        samples, bound = sample(stepper, request, micro_steps, deadline)
     phases.close_look = True
     outcome = report(request, stepper, samples, micro_steps, observer, bound)
     if bound is not None:
         return outcome
     # Last: what the profiler takes is none of the training's.
     found: dict[str, object] = {"communication": listen(request, stepper, micro_steps)}
-    if request.candidate.compile != "none":
+    if compiled:
         found["attention_kernels"] = compiled_attention(training.attention)
     return outcome.model_copy(update=found)
 
 
 def warm_up(
     stepper: Stepper, micro_steps: int, first: int, observer: Observer, compiled: bool = False
-) -> StepTimes:
+) -> tuple[StepTimes, StepTimes]:
     """Run two optimizer steps, of `first` and of `micro_steps` micro-steps: the first creates the optimizer's state.
 
     Batches are the largest of a user's dataset, so that memory is known whatever batches follow. The second is looked
     at phase by phase, which slows it: so that is not done in steps that are timed. Likewise the kernels of attention
     are looked for in the first, unless it is `compiled`; then what the compiler takes is left out of memory. Returns
-    the parts of the second.
+    the parts of both.
     """
     phases = stepper.phases
     stepper.heaviest = True
     # The compiler would take the one that looks for a part of the model.
     with nullcontext() if compiled else AttentionKernels() as seen:
-        stepper.step(first)
+        made_state = stepper.step(first)
     stepper.attention_kernels = seen.kernels if seen else ()
     scaling = stepper.training.scaling
     # With gradients that overflow the step is left out, and so is the state: its scale falls until one is taken.
     while scaling is not None and scaling.skipped == phases.step:
-        stepper.step(first)
+        made_state = stepper.step(first)
     if compiled:
         forget_compiler(stepper)
     phases.on_end = observer.look
-    parts = stepper.step(micro_steps)
+    whole = stepper.step(micro_steps)
     phases.on_end = None
     phases.close_look = False
     if compiled:  # what the second step's shapes made it compile
         forget_compiler(stepper)
     stepper.heaviest = False
     stepper.drain()
-    return parts
+    return made_state, whole
+
+
+def hopeless(
+    stepper: Stepper, request: ProbeRequest, micro_steps: int, warm: Sequence[StepTimes]
+) -> SpeedBound | None:
+    """Return a bound where the steps of the warm-up, `warm`, tell that the request's incumbent is surely faster.
+
+    That saves every step that is measured, of which each may take a minute. None where they do not tell: where the
+    last of them took less than LEAST_SECONDS, a compiler compiled in them, the batches were the heaviest of a
+    dataset, or the device runs behind its host, which waits for it in every phase of the warm-up.
+    """
+    training = stepper.training
+    like_others = training.loader is None and not stepper.phases.meter.asynchronous
+    if request.to_beat is None or not like_others or request.candidate.compile != "none":
+        return None
+    bound = warm_up_bound(warm, request.accumulation_steps, request.to_beat)
+    (seconds,) = step_seconds(warm[-1:], micro_steps)
+    beaten = seconds >= LEAST_SECONDS and cannot_win(bound)
+    # The slowest rank's time is that of all, and a rank that stops alone leaves the others waiting.
+    return bound if training.ranks.largest(beaten) else None
 
 
 def forget_compiler(stepper: Stepper) -> None:

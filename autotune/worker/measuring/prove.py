@@ -54,7 +54,9 @@ def prove(request: ProbeRequest, training: Training, phases: Phases, warmed_up: 
     stepper = Stepper(training, request.candidate.micro_batch, phases)
     observer = Observer(training)
     few = min(request.accumulation_steps, MICRO_STEPS)
-    parts = warm_up(stepper, few, first=few, observer=observer, compiled=request.candidate.compile != "none")
+    _, parts = warm_up(
+        stepper, few, first=few, observer=observer, compiled=request.candidate.compile != "none"
+    )
     warmed_up()
     if request.energy:
         stepper.energy = energy_meter(training.device)

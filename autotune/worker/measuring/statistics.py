@@ -60,7 +60,7 @@ def step_seconds(samples: Sequence[StepTimes], micro_steps: int) -> tuple[float,
         (micro_steps - 1) * (parts.micro_steps or 0.0) + parts.last_micro_step + parts.optimizer_step
         for parts in samples
     ]
-    together = -(-len(seconds) // KEPT)
+    together = max(1, -(-len(seconds) // KEPT))
     whole = len(seconds) - len(seconds) % together
     return tuple(statistics.fmean(seconds[at : at + together]) for at in range(0, whole, together))
 
