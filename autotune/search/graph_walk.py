@@ -5,7 +5,8 @@ candidate without an outcome is the next to try. So there is no state to store, 
 
 Where the memory model knows a rung, the walk passes over what is predicted not to fit beyond its interval, and
 growth goes straight to the largest micro-batch that should fit. Such steps are decided anew each time too: a probe
-that teaches the model better makes the walk come back to what it passed over.
+that teaches the model better makes the walk come back to what it passed over. At the walk's end a smaller micro-batch
+is probed where those measured on either side of it tell that it is faster (`interpolation`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from autotune.outcome import Ok, Oom, Unsupported
 from autotune.search.context import SearchContext
 from autotune.search.graph import DONE, LOST, Growth, Node
 from autotune.search.growth import Bracket, Grower
+from autotune.search.interpolation import faster_between
 from autotune.search.path import SearchEnd, Step
 from autotune.search.strategy import Done, Skip, Try
 from autotune.search.wording import comes_nearest
@@ -80,7 +82,11 @@ class _Walk:
                 break
             if (found := self._walk(allowed)) is not None:
                 return found
-        return self._last_resort() or self._done("the graph is walked to its end", "exhausted")
+        return (
+            self._last_resort()
+            or self._between()
+            or self._done("the graph is walked to its end", "exhausted")
+        )
 
     def _walk(self, allowed: Mapping[str, Any]) -> Try | Done | None:
         """Return what one walk comes to; None at its end. What is `allowed` holds in all of its nodes."""
@@ -188,6 +194,15 @@ class _Walk:
             if failed and bounds is not None and bounds.mean <= least.prediction.peak:
                 return None
         return self._try(least.candidate, least.node, comes_nearest(least.prediction.peak))
+
+    def _between(self) -> Try | None:
+        """Measure what growth passed by, where it should be faster than the fastest."""
+        found = faster_between(self._history, self._context)
+        if found is None:
+            return None
+        rung = found.candidate.rung()
+        grown = [step.node for step in self._path if step.candidate.rung() == rung]
+        return self._try(found.candidate, grown[-1] if grown else self._graph.start, found.why)
 
     def _foreseen(self, candidate: Candidate) -> str | None:
         bounds = self._predictor.bounds(candidate) if self._predictor else None
