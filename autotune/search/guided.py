@@ -87,7 +87,8 @@ class _Search:
             and self._context.is_open(rung)
         ]
         if unknown := [rung for rung in rungs if not self._room.is_known(rung)]:
-            return Learn(tuple(unknown), f"{_named(walked.candidate)} may not fit")
+            why = f"{_named(walked.candidate)} may not fit"
+            return Learn(tuple(unknown), why, walked.path, walked.skipped)
         for rung in rungs:
             size = self._context.batches(rung).above(0)
             if size is not None and self._room.covers(rung) and self._room.fit(rung.at(size)) >= SURE:
@@ -136,7 +137,7 @@ class _Search:
         worthwhile = sorted(filter(self._is_worthwhile, guesses), key=lambda one: -one.improvement)
         if wanted := tuple(dict.fromkeys(one.candidate.rung() for one in worthwhile)):
             why = f"{len(wanted)} rungs could be faster than {_named(best.trial.candidate)}"
-            return Learn(wanted[:TRACED_AT_A_TIME], why)
+            return Learn(wanted[:TRACED_AT_A_TIME], why, walked.path, walked.skipped)
         if leader is not None:
             ahead = len({one.candidate.rung() for one in hopeful})
             why = _why(leader, best)

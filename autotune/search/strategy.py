@@ -61,6 +61,9 @@ class Learn:
     rungs: tuple[Candidate, ...]
     """Each of them new: neither in the context's predictor nor among what cannot be traced."""
     why: str
+    path: tuple[Step, ...] = ()
+    """As a `Try`'s."""
+    skipped: tuple[Skip, ...] = ()
 
 
 Decision = Try | Done | Learn
@@ -96,9 +99,12 @@ class Strategy(Protocol):
 
 
 def decide(strategy: Strategy, history: History, context: SearchContext) -> Decision:
-    """Return what a strategy proposes, or the end of the search where the limits leave no more probes."""
+    """Return what a strategy proposes, or the end of the search where the limits leave no more probes.
+
+    Then nothing is traced either: it would only tell what no probe may try.
+    """
     decision = strategy.propose(history, context)
-    if isinstance(decision, Try) and (end := _spent(history, context.limits)):
+    if not isinstance(decision, Done) and (end := _spent(history, context.limits)):
         return Done(*end, decision.path, decision.skipped)
     return decision
 

@@ -16,7 +16,7 @@ from autotune.search.guided import Guided
 from autotune.search.ladder import Taken
 from autotune.search.prospects import MARGIN
 from autotune.search.shipped import load_space
-from autotune.search.strategy import Done, Learn, Try
+from autotune.search.strategy import Done, Learn, Try, decide
 from autotune.site import Site
 from autotune.specs import DeviceFacts, DeviceSpeed, GlobalBatch, Goal
 from autotune.testing.arithmetic import Arithmetic, timeline
@@ -144,6 +144,20 @@ def test_where_the_device_only_emulates_bf16_a_search_begins_in_what_it_computes
     assert first("default", fp32=4.0, bf16=0.5, fp16=8.0).candidate.precision == "fp16"  # a GPU before Ampere
     assert first("minimal", fp32=4.0, bf16=0.5, fp16=1.0).candidate.precision == "bf16"  # it has nothing else
     assert first("multi_gpu", fp32=4.0, bf16=0.5, fp16=8.0).candidate.precision == "fp32"
+
+
+def test_when_no_probe_is_left_nothing_more_is_traced():
+    device = roomy()
+    context = make_context(device)
+    history, _, _ = search(device, context)
+    learning = replace(
+        context, predictor=context.predictor.with_timeline(Candidate(), timeline(device, Candidate()))
+    )
+    asked = Guided().propose(history[:1], learning)
+    assert isinstance(asked, Learn)
+    done = decide(Guided(), history[:1], replace(learning, limits=Limits(max_probes=1)))
+    assert (done.reason, done.path, done.skipped) == ("max_probes", asked.path, asked.skipped)
+    assert done.path, "the graph was walked to something that fits"
 
 
 def test_what_is_emulated_does_not_compete():
