@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from autotune.bounds import BatchAmount, Headroom, RankCount, Seed, SeqLen
+from autotune.bounds import BatchAmount, Bytes, Headroom, RankCount, Seed, SeqLen
 from autotune.candidate import DeviceKind, Optimizer, Precision
 from autotune.cluster import ClusterTarget
 from autotune.lengths import Lengths
@@ -211,6 +211,11 @@ class DeviceSpeed(Frozen):
     """Bytes/s of an addition of arrays too large for caches: what it reads, and what it writes."""
     operator: Annotated[float, Field(gt=0)]
     """Seconds of the smallest operator in eager mode: Python, dispatch and launch."""
+    files: Annotated[float, Field(gt=0)] | None = None
+    """Bytes/s of a copy into new files that are mapped into memory, to which the cpu device offloads; None where that
+    was not measured, as on a GPU."""
+    unwritten: Bytes | None = None
+    """Bytes of such files that may be changed before whoever changes them waits for the disk."""
 
     def emulates(self, dtype: str) -> bool:
         """Tell whether matrix products in a number type were measured to take more than `EMULATED` times fp32's.

@@ -13,6 +13,8 @@ _ROOTS = (
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
+_SYSCTL = Path("/proc/sys/vm")
+
 
 def total_memory() -> int:
     """Return the bytes of memory that this process can ever get: the machine's, or its cgroup's limit."""
@@ -26,10 +28,34 @@ def available_memory() -> int:
     return min([psutil.virtual_memory().available, *rooms])
 
 
+def unwritten_files() -> int:
+    """Return the bytes of files that may be changed in memory before whoever changes them waits for the disk.
+
+    Linux makes writers wait halfway between the limits of vm.dirty_background_ratio and vm.dirty_ratio, which are
+    percentages of what is available, or those in bytes that stand for them (the kernel's documentation of sysctl vm;
+    `balance_dirty_pages` in mm/page-writeback.c).
+    """
+    available = available_memory()
+    background, most = (_limit(f"dirty{name}", available) for name in ("_background", ""))
+    return (min(background, most) + most) // 2
+
+
 def free_disk(folder: Path) -> int:
     """Return the free bytes of the disk that holds `folder`, which need not exist yet."""
     existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     return shutil.disk_usage(existing).free
+
+
+def _limit(name: str, available: int) -> int:
+    """Return one of the kernel's limits in bytes; by its defaults where it does not tell them."""
+    settings, percent = _SYSCTL, {"dirty_background": 10, "dirty": 20}[name]
+    try:
+        if limit := int((settings / f"{name}_bytes").read_text()):
+            return limit
+        percent = int((settings / f"{name}_ratio").read_text())
+    except OSError:
+        pass
+    return available * percent // 100
 
 
 def _groups() -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from autotune.errors import InputError
@@ -105,6 +106,26 @@ class Timeline:
     def of(self, accumulating: bool) -> Timeline:
         """Return the timeline whose slots and segments make up steps of several micro-steps, or of one."""
         return self.several if accumulating and self.several is not None else self
+
+    def activations_on_disk(self, micro_batch: int) -> int:
+        """Return the bytes of activations that a micro-step makes anew on the disk."""
+        base, slope = self._on_disk[micro_batch == 1 and self.single is not None]
+        return base + slope * micro_batch
+
+    @cached_property
+    def _on_disk(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Base and slope of these bytes: of `micro`, and of `single`."""
+        slots, disk, activation = self.slots, PLACES.index("disk"), CATEGORIES.index("activation")
+
+        def summed(micro: StepEvents) -> tuple[int, int]:
+            made = [
+                slot
+                for slot in micro.events
+                if slot >= 0 and slots.place[slot] == disk and slots.category[slot] == activation
+            ]
+            return sum(slots.base[slot] for slot in made), sum(slots.slope[slot] for slot in made)
+
+        return summed(self.micro), summed(self.single or self.micro)
 
     def sizes(self, micro_batch: int, rounding: int = 1) -> list[int]:
         """Return the bytes of every slot, rounded up to a multiple of `rounding`."""

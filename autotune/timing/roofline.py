@@ -13,6 +13,7 @@ one operator here, of the bytes that its kernel moves. Probes correct all of tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -49,6 +50,9 @@ HOST_LINK = 0.8
 """Share of the host link's bandwidth that copies from and to pinned memory reach: 25 of 31.5 GB/s on PCIe 4.0 x16."""
 HOST_MEMORY = 100e9
 """Bytes/s that operators on the processor stream: assumed, half of a socket with eight channels of DDR4-3200."""
+DISK = 0.2e9
+"""Bytes/s that a disk takes for as long as someone writes: assumed, from a virtual machine's. It took 0.17 to 0.2e9 of
+activations of 11 GB that a micro-step of GPT-2 offloaded, and 1.7e9 of 64 MiB at a time."""
 START = 2e-6
 """Seconds that a kernel takes beside its work: 0.9 us between two launches (NVIDIA, Getting Started with CUDA Graphs),
 and as much again for filling and draining the GPU (assumed)."""
@@ -71,6 +75,10 @@ class Machine:
     """To the host or from it; both at a time."""
     links: Links
     host_memory: float = HOST_MEMORY
+    files: float | None = None
+    """Into new files that are mapped into memory; None where nothing is offloaded to such, or it was not measured."""
+    unwritten: float = math.inf
+    """Bytes of such files that nobody waits for the disk for."""
     start: float = START
     launch: float = LAUNCH
 
@@ -102,7 +110,7 @@ class Machine:
 
     @classmethod
     def measured(cls, speed: DeviceSpeed) -> Machine:
-        """Return a machine of which a worker timed a few operators; offload and links are assumed as fast as memory.
+        """Return a machine of which a worker timed a few operators; links are assumed as fast as memory.
 
         What is computed by the processor is launched by it too, so a launch is part of each operator.
         """
@@ -112,6 +120,7 @@ class Machine:
             matrix={**matrix, "none": speed.elementwise_flops * ELEMENTWISE}, attention=attention,
             memory=speed.memory, host_link=speed.memory, links=Links(speed.memory, speed.memory, SERVER),
             host_memory=speed.memory, start=speed.operator, launch=0.0,
+            files=speed.files, unwritten=math.inf if speed.unwritten is None else speed.unwritten,
         )  # fmt: skip
 
     def seconds(self, operator: Operator) -> float:
@@ -168,16 +177,19 @@ class Busy:
     download: float = 0.0
     host: float = 0.0
     links: float = 0.0
+    disk: float = 0.0
 
     @property
     def seconds(self) -> float:
         """What the stretch takes: the busiest engine, and what the processor computes, which nothing hides."""
-        return max(self.compute, self.launch, self.upload, self.download, self.links) + self.host
+        engines = (self.compute, self.launch, self.upload, self.download, self.links, self.disk)
+        return max(engines) + self.host
 
     def __add__(self, other: Busy) -> Busy:
         return Busy(
             self.compute + other.compute, self.launch + other.launch, self.upload + other.upload,
             self.download + other.download, self.host + other.host, self.links + other.links,
+            self.disk + other.disk,
         )  # fmt: skip
 
 
@@ -263,13 +275,24 @@ def step_time(
     waiting = _in_the_last(timeline)
     early = [(operator, count) for operator, count in backward if operator.kind not in waiting]
     optimizer = _shared(work, micro_batch, extra.optimizer_share)
+    moved = _into_files(timeline.activations_on_disk(micro_batch), machine)
     return StepTime(
-        forward=busy(forward + extra.micro_step.get("forward", []), machine),
+        forward=busy(forward + extra.micro_step.get("forward", []), machine) + moved,
         backward=busy(early + extra.micro_step.get("backward", []), machine),
-        last_forward=busy(forward + extra.last_micro_step.get("forward", []), machine),
+        last_forward=busy(forward + extra.last_micro_step.get("forward", []), machine) + moved,
         last_backward=busy(backward + extra.last_micro_step.get("backward", []), machine),
         optimizer=busy(optimizer, machine),
     )
+
+
+def _into_files(moved: int, machine: Machine) -> Busy:
+    """Return what it takes to copy bytes into new files of a processor, which computes nothing meanwhile.
+
+    The kernel writes them to the disk beside that, and of more than it keeps for later it makes them wait.
+    """
+    if machine.files is None:
+        return Busy()
+    return Busy(compute=moved / machine.files, disk=max(0.0, moved - machine.unwritten) / DISK)
 
 
 BUCKET = 25 * MIB

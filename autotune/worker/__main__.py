@@ -143,7 +143,7 @@ class Probe:
                 return Inspection(facts=facts)
             from autotune.worker.measuring.device_speed import time_device
 
-            return Inspection(facts=facts, speed=time_device(self._request.device))
+            return Inspection(facts=facts, speed=time_device(self._request.device, self._request.folder))
         from autotune.worker.build.assembly import assemble
         from autotune.worker.measuring.measure import measure
         from autotune.worker.measuring.prove import prove

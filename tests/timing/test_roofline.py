@@ -1,5 +1,7 @@
 """Seconds from work by hand: which engine binds, what overlaps, what accumulation and sharding change."""
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.devices.hardware import find_hardware, table
@@ -7,7 +9,7 @@ from autotune.timeline.op_counts import MATH_TYPES, OpCounts, Operator, Operator
 from autotune.timeline.step_events import Accumulated, Slots, StepEvents
 from autotune.timeline.timeline import Timeline
 from autotune.timing.collectives import LATENCY, Links, collectives
-from autotune.timing.roofline import Busy, Extra, Machine, busy, step_time
+from autotune.timing.roofline import DISK, Busy, Extra, Machine, busy, step_time
 
 MACHINE = Machine(
     matrix=dict.fromkeys(MATH_TYPES, 1e12), attention=dict.fromkeys(MATH_TYPES, 5e11), memory=1e11,
@@ -179,3 +181,35 @@ def test_volumes_of_the_strategies():
     # ZeRO, section 7: 2 psi for data parallelism and ZeRO-1 and -2, 3 psi for ZeRO-3.
     assert [volume(name, True) for name in ("ddp", "zero1", "zero2", "zero3")] == [2, 2, 2, 3]
     assert [volume(name, False) for name in ("ddp", "zero1", "zero2", "zero3")] == [0, 0, 0, 3]
+
+
+def offloading(place=2, category=3):
+    """The same training on a processor, whose activations of 4 GB a sample leave for files, and come back."""
+    found = timeline()
+    slots = Slots([10**9, 10**9], [0, 4 * 10**9], [0, category], [0, place], [0, 0])
+    return replace(found, device="cpu", slots=slots, micro=replace(found.micro, events=[1, ~1]))
+
+
+def test_what_a_processor_offloads_is_copied_and_of_much_the_disk_is_waited_for():
+    plain, leaving = timeline(), offloading()
+    assert (leaving.activations_on_disk(1), leaving.activations_on_disk(2)) == (5 * 10**9, 9 * 10**9)
+    processor = replace(MACHINE, files=2e9, unwritten=10e9)
+    alone = step_time(plain, 2, processor)
+    copied = step_time(leaving, 2, processor)
+    assert copied.forward.seconds == pytest.approx(alone.forward.seconds + 4.5)
+    assert copied.last_forward == copied.forward
+    assert (copied.backward, copied.optimizer) == (alone.backward, alone.optimizer)
+    waiting = step_time(leaving, 5, processor)  # 21 GB, of which 11 are written meanwhile
+    assert waiting.forward.seconds == pytest.approx(11e9 / DISK)
+    assert step_time(leaving, 5, MACHINE) == step_time(plain, 5, MACHINE), "where nothing is known of files"
+
+
+@pytest.mark.parametrize(("place", "category"), [(0, 3), (1, 3), (2, 1)])
+def test_what_stays_or_is_made_once_is_not_copied_in_every_micro_step(place, category):
+    assert offloading(place, category).activations_on_disk(2) == 0
+
+
+def test_a_micro_batch_of_one_may_move_other_tensors():
+    leaving = offloading()
+    single = replace(leaving, single=replace(leaving.micro, events=[]))
+    assert (single.activations_on_disk(1), single.activations_on_disk(2)) == (0, 9 * 10**9)

@@ -1,5 +1,7 @@
 """What a device reaches, timed in a second: matrix products, attention, an activation function, memory, a launch.
 
+Of a processor also how fast it copies into the files that it offloads to.
+
 For devices of which no data sheet is known, the cpu above all. Only ratios matter much: what all operators have in
 common, probes correct (`timing.speed_model`).
 """
@@ -12,20 +14,24 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
+from autotune.devices.host import unwritten_files
 from autotune.specs import DeviceSpeed
+from autotune.worker.errors import DiskRefused, OutOfSpace
+from autotune.worker.techniques.mapped_files import MappedFiles
 
 SECONDS = 0.08
 """How long each operator is repeated, at least."""
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def time_device(name: str) -> DeviceSpeed | None:
+def time_device(name: str, folder: str) -> DeviceSpeed | None:
     """Time a few operators on a device, torch's name of which is given; None where memory runs out.
 
-    At most 100 MiB are taken, and 512 of a GPU. Each figure is the best of its repetitions, so that a neighbour's work
-    counts little.
+    Tensors that leave the cpu device go to files in `folder`. At most 100 MiB are taken, and 512 of a GPU. Each figure
+    is the best of its repetitions, so that a neighbour's work counts little.
     """
     device = torch.device(name)
+    on_processor = device.type == "cpu"
     try:
         with torch.no_grad():
             return DeviceSpeed(
@@ -34,6 +40,8 @@ def time_device(name: str) -> DeviceSpeed | None:
                 elementwise_flops=_elementwise(device),
                 memory=_memory(device),
                 operator=_operator(device),
+                files=_files(folder, device) if on_processor else None,
+                unwritten=unwritten_files() if on_processor else None,
             )
     except RuntimeError as error:  # torch's class for what malloc refuses; OutOfMemoryError is one
         if "memory" in str(error):
@@ -80,6 +88,15 @@ def _memory(device: torch.device) -> float:
 def _operator(device: torch.device) -> float:
     a = torch.ones(1, device=device)
     return _fastest(lambda: a + a, device, inside=100)
+
+
+def _files(folder: str, device: torch.device) -> float | None:
+    """Return the bytes/s of copies into new files; None where the disk is full, which is the probes' to tell."""
+    files, tensor = MappedFiles(folder), torch.ones(2**22)
+    try:
+        return tensor.nbytes / _fastest(lambda: files.copy_of(tensor), device)
+    except (OutOfSpace, DiskRefused):
+        return None
 
 
 TOGETHER = 20

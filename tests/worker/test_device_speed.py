@@ -1,0 +1,39 @@
+"""What a worker times of a processor."""
+
+import pytest
+
+from autotune.devices.host import unwritten_files
+from autotune.timing.roofline import Machine
+from autotune.worker.errors import DiskRefused, OutOfSpace
+from autotune.worker.measuring import device_speed
+from autotune.worker.measuring.device_speed import time_device
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory):
+    return time_device("cpu", str(tmp_path_factory.mktemp("probe")))
+
+
+def test_a_processor_is_timed_with_its_files(timed):
+    assert timed.files < timed.memory, "each page of a new file has to be found first"
+    assert timed.unwritten == pytest.approx(unwritten_files(), rel=0.2)
+    machine = Machine.measured(timed)
+    assert (machine.files, machine.unwritten) == (timed.files, timed.unwritten)
+
+
+def test_nothing_is_left_in_the_folder(tmp_path):
+    time_device("cpu", str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "error", [OutOfSpace("disk", 2, 1, "no room"), DiskRefused("there", 2, 1, "no space")]
+)
+def test_a_full_disk_is_left_for_the_probes_to_tell(tmp_path, monkeypatch, error):
+    def refuse(self, tensor):
+        raise error
+
+    monkeypatch.setattr(device_speed.MappedFiles, "copy_of", refuse)
+    found = time_device("cpu", str(tmp_path))
+    assert found.files is None
+    assert Machine.measured(found).files is None
