@@ -10,6 +10,10 @@ that neither reads them from the disk for the other. Then Lightning's `scale_bat
 are measured again by today's probes, in rounds of which each measures all of them, every other round backwards. An
 older winner that today's candidates cannot express is compared by the speed that each promises in its `best.yaml`.
 
+Where the processor only emulates bf16, today's runs train in fp32 by themselves. Older commits and Lightning's searches
+would not, and take minutes for each step: so that searches are compared and not number types, both are given fp32, an
+older commit by its own default space with that in place of bf16 (`older_in` in the record).
+
 Targets, for each case: at most a quarter of the older commit's wall time; a winner at least 97% as fast as its own, as
 far as the 95% interval of the rounds' paired differences tells; and, beside each search of Lightning, a configuration
 as fast as the one it delivers measured no later than it ends. The two cases take half an hour or more.
@@ -29,7 +33,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +159,16 @@ def worktree(commit: str, folder: Path) -> Iterator[Path]:
         subprocess.run([*git, "remove", "--force", str(tree)], check=False, capture_output=True)
 
 
+def in_fp32(tree: Path, case: Case, folder: Path) -> Case:
+    """Return a case in which a tree's own default space has fp32 wherever it sets bf16; as it is where it names one."""
+    if "--space" in case.arguments:
+        return case
+    space = folder / "fp32.yaml"
+    default = (tree / "search_spaces" / "default.yaml").read_text(encoding="utf-8")
+    space.write_text(re.sub(r"\bprecision: bf16\b", "precision: fp32", default), encoding="utf-8")
+    return replace(case, arguments=(*case.arguments, "--space", str(space)))
+
+
 def run(tree: Path, case: Case, folder: Path) -> Ran:
     """Run a tree's command line as a user does, with an empty cache."""
     folder.mkdir(parents=True)
@@ -252,13 +266,19 @@ def share_of(ours: Ran, older: Ran, oracle: Oracle) -> Share:
 def compare(case: Case, commit: str, folder: Path, smallest: bool, console: Console) -> dict[str, Any]:
     """Run a case both ways, and Lightning's searches; return the row."""
     definition, path = case.definition(), folder / "case.jsonl"
+    limits = replace_limits(LIMITS) if smallest else LIMITS
     with WarmLauncher() as launcher:
         recorder = Recorder.of(definition, path, launcher)
         # A cold inspection: from here on the libraries' files are in memory.
-        append_line(path, begin(definition, recorder, replace_limits(LIMITS) if smallest else LIMITS))
+        header = begin(definition, recorder, limits)
+        emulates = header.speed is not None and header.speed.emulates("bf16")
+        if emulates:
+            definition = replace(definition, precision="fp32")
+            header = begin(definition, recorder, limits)
+        append_line(path, header)
         launcher.close()  # a server beside the runs takes memory
         with worktree(commit, folder) as tree:
-            older = run(tree, case, folder / "older")
+            older = run(tree, in_fp32(tree, case, folder) if emulates else case, folder / "older")
         console.print(f"{case.name}: {commit}: {older.seconds:.0f} s, {older.probes} probes: {older.told}")
         ours = run(ROOT, case, folder / "ours")
         console.print(f"{case.name}: today: {ours.seconds:.0f} s, {ours.probes} probes: {ours.told}")
@@ -273,7 +293,8 @@ def compare(case: Case, commit: str, folder: Path, smallest: bool, console: Cons
         different = list(dict.fromkeys(one for one in delivered if one is not None))
         oracle = compared(recorder, different, 1 if smallest else ROUNDS, console)
     return {
-        "case": case.name, "arguments": list(case.arguments), "commit": commit, "older": older.row(),
+        "case": case.name, "arguments": list(case.arguments), "commit": commit,
+        "older_in": "fp32" if emulates else "bf16", "older": older.row(),
         "ours": ours.row(), "wall_share": ours.seconds / older.seconds, **share_of(ours, older, oracle).row(),
         "anytime": anytime(ours, peers, oracle),
     }  # fmt: skip

@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.candidate import Candidate
-from benchmarks.older_commit import CASES, expressed, made, missed_by
+from benchmarks.older_commit import CASES, expressed, in_fp32, made, missed_by
 from benchmarks.racing_saving import missed_by as missed_by_racing
 
 
@@ -21,6 +21,20 @@ def test_a_candidate_of_other_code_is_one_of_today_or_none():
     )
     assert expressed({"checkpointing": "every-2"}) is None
     assert expressed({"resting": "disk"}) is None
+
+
+def test_an_older_commit_is_given_its_own_space_in_fp32(tmp_path):
+    spaces = tmp_path / "tree" / "search_spaces"
+    spaces.mkdir(parents=True)
+    text = "axes:\n  precision: [bf16, fp32]\nset: {precision: bf16, offload: none}\n"
+    (spaces / "default.yaml").write_text(text)
+    case = CASES[0]
+    given = in_fp32(tmp_path / "tree", case, tmp_path)
+    assert given.arguments[:-2] == case.arguments
+    assert given.arguments[-2] == "--space"
+    found = (tmp_path / "fp32.yaml").read_text()
+    assert found == text.replace("{precision: bf16", "{precision: fp32"), "its axes are left alone"
+    assert in_fp32(tmp_path / "tree", given, tmp_path) == given
 
 
 def row(wall=0.2, high=1.0, known=5.0, seconds=10.0):
