@@ -2,8 +2,9 @@
 
 An operator takes as long as the slower of its arithmetic and its memory traffic (Williams, Waterman and Patterson,
 Roofline, 2009), and a little for starting it. What runs on engines of its own overlaps: the phase of a step takes as
-long as the busiest of compute, the processor that launches, the link to the host (each way for itself), and the
-links between devices. That is the best case, in which every copy is issued early enough.
+long as the busiest of compute, the processor that launches, the link to the host (each way for itself), the links
+between devices, and the disk that a processor offloads to. That is the best case, in which every copy is issued early
+enough.
 
 The shares of the peaks that kernels reach are constants with their source, the same for all models. One, `SHAPE`, was
 looked for after a comparison with published runs had come out 1.5 times too fast (docs/step_time.md). Not covered:
