@@ -78,9 +78,10 @@ class StepEnergy(StepParts):
     counter: EnergyCounter
 
 
-ChosenBy = Literal["speed", "prediction", "memory", "energy", "proof"]
+ChosenBy = Literal["speed", "finals", "prediction", "memory", "energy", "proof"]
 """What made one of several the winner: what the objective compares (speed, memory or energy), or, where that does not
-tell them apart, the smaller predicted time, the smaller peak, the smaller measured time, or a proof that held."""
+tell them apart, the smaller time in the finals, the smaller predicted time, the smaller peak, the smaller measured
+time, or a proof that held."""
 
 
 class Drift(Frozen):

@@ -41,6 +41,11 @@ class Paired:
     rounds: int
     """In which both were measured."""
 
+    @property
+    def is_equal(self) -> bool:
+        """Tell whether they are as fast as each other, for certain and within MARGIN."""
+        return abs(self.share) + self.half_width <= MARGIN
+
 
 class Rated(Protocol):
     """What is known of a configuration at the target global batch."""

@@ -223,7 +223,7 @@ def _is_open(leader: Score, other: Score, front: bool) -> bool:
         return front and leader.measured and other.measured and abs(share) + width > MARGIN
     if paired.rounds < LEAST:
         return True
-    return abs(paired.share) <= paired.half_width and abs(paired.share) + paired.half_width > MARGIN
+    return abs(paired.share) <= paired.half_width and not paired.is_equal
 
 
 def _gain(leader: Score, other: Score) -> float:
@@ -288,7 +288,7 @@ def _result(scores: Sequence[Score], rematches: Sequence[RematchFinished], spent
         if abs(paired.share) > paired.half_width:
             first, second = (leader, other) if paired.share > 0 else (other, leader)
             said.append(f"{_named(first)} is {by} faster than {_named(second)} {rounds}")
-        elif abs(paired.share) + paired.half_width <= MARGIN:
+        elif paired.is_equal:
             said.append(f"{_named(leader)} and {_named(other)} are as fast within {MARGIN:.0%} {rounds}")
         else:
             why = MADE if paired.rounds >= ROUNDS else spent

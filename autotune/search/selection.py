@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 from autotune.accumulation import Accumulation
 from autotune.objective import Objective
@@ -176,16 +177,25 @@ def _order(front: Sequence[Score], objective: Objective) -> Callable[[Score], tu
     if objective.name in {"memory", "energy"}:
         return lambda s: (s.seconds, s.peak, s.trial.number)
 
-    close = {id(entry) for entry in _close(front)}
-    by_prediction = chosen_by(front, objective) == "prediction"
+    close = _close(front)
+    members = {id(entry) for entry in close}
+    by = chosen_by(front, objective)
 
     def order(entry: Score) -> tuple[float, ...]:
-        if id(entry) not in close:
+        if id(entry) not in members:
             return 1.0, entry.seconds, entry.peak, entry.trial.number
-        expected = (entry.expected or 0.0) if by_prediction else 0.0
-        return 0.0, expected, entry.peak, entry.seconds, entry.trial.number
+        first = (
+            (entry.expected or 0.0) if by == "prediction" else -_lead(entry, close) if by == "finals" else 0.0
+        )
+        return 0.0, first, entry.peak, entry.seconds, entry.trial.number
 
     return order
+
+
+def _lead(entry: Score, close: Sequence[Score]) -> float:
+    """Return by what share one was faster than the others in rounds that measured both, all together."""
+    rounds = [entry.against(other) for other in close if other is not entry]
+    return math.fsum(paired.share for paired in rounds if paired is not None)
 
 
 def _close(front: Sequence[Score]) -> list[Score]:
@@ -208,8 +218,10 @@ def chosen_by(front: Sequence[Score], objective: Objective) -> ChosenBy:
     """Return what the order among these follows.
 
     One alone is what the objective compares. By memory and energy the faster comes first; by speed and cost, of those
-    that measured nearly as fast as the fastest (`CLOSE`), the smaller predicted time, where all have one, and else the
-    smaller peak. Of the others the faster.
+    that measured nearly as fast as the fastest (`CLOSE`), the one that was faster in the finals, where all were in the
+    same rounds: then their difference is known better than any that is predicted. Else, and where the rounds showed
+    them to be equal, the smaller predicted time, where all have one, and else the smaller peak. Of the others the
+    faster.
     """
     if objective.name in {"memory", "energy"}:
         compared: ChosenBy = "memory" if objective.name == "memory" else "energy"
@@ -217,6 +229,9 @@ def chosen_by(front: Sequence[Score], objective: Objective) -> ChosenBy:
     close = _close(front)
     if len(close) == 1:
         return "speed"
+    rounds = [one.against(other) for one, other in combinations(close, 2)]
+    if None not in rounds and not all(paired is not None and paired.is_equal for paired in rounds):
+        return "finals"
     return "prediction" if all(entry.expected is not None for entry in close) else "memory"
 
 

@@ -131,6 +131,7 @@ COMPARED: dict[ObjectiveName, str] = {
 """By what a run of each objective tells configurations apart."""
 REASONS = {
     "speed": "its smaller time",
+    "finals": "its smaller time in the finals",
     "prediction": "its smaller predicted time",
     "memory": "its smaller peak",
     "energy": "its smaller energy",

@@ -5,6 +5,7 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.outcome import Drift, Oom, Sample, StepTiming
 from autotune.prediction import Prediction
+from autotune.search.comparison import Paired
 from autotune.search.selection import choose, fastest, flops_per_token, mfu, missing, rank, score
 from autotune.specs import ModelFacts
 from autotune.testing.arithmetic import ok
@@ -104,6 +105,32 @@ def test_the_smaller_predicted_time_decides_where_all_have_one(context):
     assert (choice.winner.trial.number, choice.by) == (2, "prediction")
     unpredicted = measured(2, 10.3, 1.0, peak=900, checkpointing="full")
     assert choose(rank((small, unpredicted), context(), NONE)).by == "memory"
+
+
+def rounds(shares):
+    """Return how trials compared in rounds, by their numbers, from by what share the first of a pair was faster."""
+    found = {}
+    for (one, other), share in shares.items():
+        found.setdefault(one, {})[other] = Paired(share, 0.05, rounds=4)
+        found.setdefault(other, {})[one] = Paired(-share, 0.05, rounds=4)
+    return found
+
+
+def test_finals_decide_what_they_do_not_tell_apart_before_any_prediction(context):
+    small = measured(1, 10.0, 1.0, peak=100, roofline=9.5)
+    quick = measured(2, 10.3, 1.0, peak=900, roofline=7.5, checkpointing="full")
+    third = measured(3, 10.2, 1.0, peak=90, roofline=7.0, loss="chunked")
+    ranked = rank((small, quick), context(), NONE, rounds({(1, 2): 0.03}))
+    assert (choose(ranked).winner.trial.number, choose(ranked).by) == (1, "finals")
+    ranked = rank((small, quick), context(), NONE, rounds({(1, 2): -0.01}))
+    assert (choose(ranked).winner.trial.number, choose(ranked).by) == (2, "finals")
+    every = rounds({(1, 2): 0.01, (1, 3): -0.02, (2, 3): -0.03})
+    assert numbers(rank((small, quick, third), context(), NONE, every)) == [3, 1, 2]
+    equal = {1: {2: Paired(0.005, 0.01, rounds=4)}, 2: {1: Paired(-0.005, 0.01, rounds=4)}}
+    assert choose(rank((small, quick), context(), NONE, equal)).by == "prediction"
+    # One of them was in no round: nothing is known of it but its prediction.
+    ranked = rank((small, quick, third), context(), NONE, rounds({(1, 2): 0.03}))
+    assert (choose(ranked).winner.trial.number, choose(ranked).by) == (3, "prediction")
 
 
 def test_what_anything_is_known_to_be_faster_than_is_no_alternative(context):

@@ -94,7 +94,7 @@ def _files(folder: str, device: torch.device) -> float | None:
     """Return the bytes/s of copies into new files; None where the disk is full, which is the probes' to tell."""
     files, tensor = MappedFiles(folder), torch.ones(2**22)
     try:
-        return tensor.nbytes / _fastest(lambda: files.copy_of(tensor), device)
+        return float(tensor.nbytes) / _fastest(lambda: files.copy_of(tensor), device)
     except (OutOfSpace, DiskRefused):
         return None
 
