@@ -149,6 +149,20 @@ def test_a_run_of_some_parts_leaves_the_others_as_they_were(root):
     assert long_record.check(root, THEIRS) is None
 
 
+def test_what_did_not_fit_is_named_with_the_seconds_that_it_takes(root, monkeypatch, capsys):
+    record = ran(root)
+    (root / "autotune" / "units.py").write_text("changed = 1")
+    monkeypatch.setattr(long_record, "ROOT", root)
+    monkeypatch.setattr("tests.conftest.LONG", THEIRS)
+    assert long_record.main(["begin", str(root / "build" / "long"), "10"]) == 0
+    run, left = capsys.readouterr().out.splitlines()
+    assert run == f"1 of 3 parts: {COMMANDS}"
+    seconds = sum(long_record.lasting(record, part) for part in (SUMS, APART))
+    assert left == f"not recorded for this code, and no time left for: {SUMS} {APART} ({seconds:.0f} s more)"
+    assert long_record.main(["begin", str(root / "build" / "long")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1, "where there is time for all, none is left"
+
+
 def test_nothing_is_recorded_of_a_failure_of_what_did_not_run_or_of_code_that_changed_meanwhile(root):
     with pytest.raises(ValueError, match=r"tests\.e2e\.test_long::b did not pass"):
         ran(root, "<failure/>")

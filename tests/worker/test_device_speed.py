@@ -27,9 +27,15 @@ def test_nothing_is_left_in_the_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "error", [OutOfSpace("disk", 2, 1, "no room"), DiskRefused("there", 2, 1, "no space")]
+    "error",
+    [
+        OutOfSpace("disk", 2, 1, "no room"),
+        DiskRefused("there", 2, 1, "no space"),
+        PermissionError(13, "not yours"),
+        RuntimeError("unable to mmap 16777216 bytes"),
+    ],
 )
-def test_a_full_disk_is_left_for_the_probes_to_tell(tmp_path, monkeypatch, error):
+def test_a_disk_that_takes_no_files_is_told_where_one_is_needed(tmp_path, monkeypatch, error):
     def refuse(self, tensor):
         raise error
 

@@ -91,11 +91,11 @@ def _operator(device: torch.device) -> float:
 
 
 def _files(folder: str, device: torch.device) -> float | None:
-    """Return the bytes/s of copies into new files; None where the disk is full, which is the probes' to tell."""
+    """Return the bytes/s of copies into new files; None where there can be none: that is told where one is needed."""
     files, tensor = MappedFiles(folder), torch.ones(2**22)
     try:
         return float(tensor.nbytes) / _fastest(lambda: files.copy_of(tensor), device)
-    except (OutOfSpace, DiskRefused):
+    except (OutOfSpace, DiskRefused, OSError, RuntimeError):  # the last is torch's, for what cannot be mapped
         return None
 
 
