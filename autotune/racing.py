@@ -102,7 +102,7 @@ def speed_bound(
     own = statistics.stdev(whole) / statistics.fmean(whole) if len(whole) > 1 else 0.0
     degrees = incumbent.degrees + len(whole) - 1
     pooled = math.sqrt((incumbent.degrees * incumbent.deviation**2 + (len(whole) - 1) * own**2) / degrees)
-    return _beyond(incumbent, fastest, t_quantile(degrees) * pooled, len(whole))
+    return _bound(incumbent, fastest, t_quantile(degrees) * pooled, len(whole))
 
 
 def warm_up_bound(
@@ -117,7 +117,7 @@ def warm_up_bound(
     if fastest is None:
         return None
     share = t_quantile(incumbent.degrees) * incumbent.deviation
-    return _beyond(incumbent, fastest / (1 + WARM_UP), share, measured=0)
+    return _bound(incumbent, fastest / (1 + WARM_UP), share, measured=0)
 
 
 def _fastest(steps: Sequence[StepSeconds], accumulation_steps: int) -> float | None:
@@ -132,7 +132,7 @@ def _fastest(steps: Sequence[StepSeconds], accumulation_steps: int) -> float | N
     return (accumulation_steps - 1) * micro + end + min(step.optimizer_step for step in steps)
 
 
-def _beyond(incumbent: Incumbent, fastest: float, share: float, measured: int) -> SpeedBound:
+def _bound(incumbent: Incumbent, fastest: float, share: float, measured: int) -> SpeedBound:
     return SpeedBound(
         seconds=fastest / (1 + math.hypot(share, incumbent.drift)), fastest=fastest, share=share,
         beaten_by=incumbent.seconds, steps=measured,

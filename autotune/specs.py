@@ -198,6 +198,15 @@ EMULATED = 2.0
 """Beyond what two timings of a tenth of a second on a busy machine differ by; emulation takes tens of times as long."""
 
 
+class FileSpeed(Frozen):
+    """How fast tensors move into files that are mapped into memory."""
+
+    copy_speed: Annotated[float, Field(gt=0)]
+    """Bytes/s of a copy into new ones."""
+    unwritten: Bytes
+    """Bytes of them that the kernel keeps in memory before it makes whoever writes more wait for the disk."""
+
+
 class DeviceSpeed(Frozen):
     """What a device was measured to reach, in a few operators: for one whose data sheet is not known."""
 
@@ -211,11 +220,8 @@ class DeviceSpeed(Frozen):
     """Bytes/s of an addition of arrays too large for caches: what it reads, and what it writes."""
     operator: Annotated[float, Field(gt=0)]
     """Seconds of the smallest operator in eager mode: Python, dispatch and launch."""
-    files: Annotated[float, Field(gt=0)] | None = None
-    """Bytes/s of a copy into new files that are mapped into memory, to which the cpu device offloads; None where that
-    was not measured, as on a GPU."""
-    unwritten: Bytes | None = None
-    """Bytes of such files that may be changed before whoever changes them waits for the disk."""
+    files: FileSpeed | None = None
+    """Of files that are mapped into memory, to which the cpu device offloads; None where it was not measured."""
 
     def emulates(self, dtype: str) -> bool:
         """Tell whether matrix products in a number type were measured to take more than `EMULATED` times fp32's.

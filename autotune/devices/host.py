@@ -29,7 +29,7 @@ def available_memory() -> int:
 
 
 def unwritten_files() -> int:
-    """Return the bytes of files that may be changed in memory before whoever changes them waits for the disk.
+    """Return the bytes of files that may be changed in memory before whoever changes more waits for the disk.
 
     Linux makes writers wait halfway between the limits of vm.dirty_background_ratio and vm.dirty_ratio, which are
     percentages of what is available, or those in bytes that stand for them (the kernel's documentation of sysctl vm;

@@ -184,9 +184,13 @@ def _order(front: Sequence[Score], objective: Objective) -> Callable[[Score], tu
     def order(entry: Score) -> tuple[float, ...]:
         if id(entry) not in members:
             return 1.0, entry.seconds, entry.peak, entry.trial.number
-        first = (
-            (entry.expected or 0.0) if by == "prediction" else -_lead(entry, close) if by == "finals" else 0.0
-        )
+        match by:
+            case "finals":
+                first = -_lead(entry, close)
+            case "prediction":
+                first = entry.expected or 0.0
+            case _:
+                first = 0.0
         return 0.0, first, entry.peak, entry.seconds, entry.trial.number
 
     return order

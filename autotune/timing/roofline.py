@@ -14,13 +14,12 @@ one operator here, of the bytes that its kernel moves. Probes correct all of tha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from autotune.devices.hardware import Hardware
 from autotune.outcome import Communication, Phase, Sample, StepTiming
-from autotune.specs import DeviceSpeed
+from autotune.specs import DeviceSpeed, FileSpeed
 from autotune.techniques.sharding import REPLICATED, SHARDINGS
 from autotune.timeline.op_counts import COLLECTIVES, MathType, OpCounts, Operator, OpKind
 from autotune.timeline.timeline import Timeline
@@ -52,8 +51,8 @@ HOST_LINK = 0.8
 HOST_MEMORY = 100e9
 """Bytes/s that operators on the processor stream: assumed, half of a socket with eight channels of DDR4-3200."""
 DISK = 0.2e9
-"""Bytes/s that a disk takes for as long as someone writes: assumed, from a virtual machine's. It took 0.17 to 0.2e9 of
-activations of 11 GB that a micro-step of GPT-2 offloaded, and 1.7e9 of 64 MiB at a time."""
+"""Bytes/s that a disk takes for as long as someone writes: assumed, about what a virtual machine's did
+(`benchmarks/file_writes.py`). To measure it takes gigabytes, because less is kept in memory."""
 START = 2e-6
 """Seconds that a kernel takes beside its work: 0.9 us between two launches (NVIDIA, Getting Started with CUDA Graphs),
 and as much again for filling and draining the GPU (assumed)."""
@@ -76,10 +75,8 @@ class Machine:
     """To the host or from it; both at a time."""
     links: Links
     host_memory: float = HOST_MEMORY
-    files: float | None = None
-    """Into new files that are mapped into memory; None where nothing is offloaded to such, or it was not measured."""
-    unwritten: float = math.inf
-    """Bytes of such files that nobody waits for the disk for."""
+    files: FileSpeed | None = None
+    """Of those that a processor offloads to; None on a GPU, and where it was not measured: then they take no time."""
     start: float = START
     launch: float = LAUNCH
 
@@ -121,7 +118,7 @@ class Machine:
             matrix={**matrix, "none": speed.elementwise_flops * ELEMENTWISE}, attention=attention,
             memory=speed.memory, host_link=speed.memory, links=Links(speed.memory, speed.memory, SERVER),
             host_memory=speed.memory, start=speed.operator, launch=0.0,
-            files=speed.files, unwritten=math.inf if speed.unwritten is None else speed.unwritten,
+            files=speed.files,
         )  # fmt: skip
 
     def seconds(self, operator: Operator) -> float:
@@ -276,7 +273,9 @@ def step_time(
     waiting = _in_the_last(timeline)
     early = [(operator, count) for operator, count in backward if operator.kind not in waiting]
     optimizer = _shared(work, micro_batch, extra.optimizer_share)
-    moved = _into_files(timeline.activations_on_disk(micro_batch), machine)
+    moved = (
+        Busy() if machine.files is None else written(timeline.activations_on_disk(micro_batch), machine.files)
+    )
     return StepTime(
         forward=busy(forward + extra.micro_step.get("forward", []), machine) + moved,
         backward=busy(early + extra.micro_step.get("backward", []), machine),
@@ -286,14 +285,13 @@ def step_time(
     )
 
 
-def _into_files(moved: int, machine: Machine) -> Busy:
-    """Return what it takes to copy bytes into new files of a processor, which computes nothing meanwhile.
+def written(moved: int, files: FileSpeed) -> Busy:
+    """Return what a processor takes to copy bytes into new files.
 
-    The kernel writes them to the disk beside that, and of more than it keeps for later it makes them wait.
+    It computes nothing while it copies. The kernel writes them to the disk beside that; of more than it keeps unwritten
+    the disk has to take the rest before the copy can end.
     """
-    if machine.files is None:
-        return Busy()
-    return Busy(compute=moved / machine.files, disk=max(0.0, moved - machine.unwritten) / DISK)
+    return Busy(compute=moved / files.copy_speed, disk=max(0, moved - files.unwritten) / DISK)
 
 
 BUCKET = 25 * MIB

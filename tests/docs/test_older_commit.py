@@ -3,7 +3,8 @@
 import pytest
 
 from autotune.candidate import Candidate
-from benchmarks.older_commit import CASES, expressed, in_fp32, made, missed_by
+from benchmarks.older_commit import CASES, made, missed_by
+from benchmarks.older_run import expressed, in_fp32
 from benchmarks.racing_saving import missed_by as missed_by_racing
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.devices.hardware import find_hardware, table
+from autotune.specs import FileSpeed
 from autotune.timeline.op_counts import MATH_TYPES, OpCounts, Operator, Operators
 from autotune.timeline.step_events import Accumulated, Slots, StepEvents
 from autotune.timeline.timeline import Timeline
@@ -193,7 +194,7 @@ def offloading(place=2, category=3):
 def test_what_a_processor_offloads_is_copied_and_of_much_the_disk_is_waited_for():
     plain, leaving = timeline(), offloading()
     assert (leaving.activations_on_disk(1), leaving.activations_on_disk(2)) == (5 * 10**9, 9 * 10**9)
-    processor = replace(MACHINE, files=2e9, unwritten=10e9)
+    processor = replace(MACHINE, files=FileSpeed(copy_speed=2e9, unwritten=10 * 10**9))
     alone = step_time(plain, 2, processor)
     copied = step_time(leaving, 2, processor)
     assert copied.forward.seconds == pytest.approx(alone.forward.seconds + 4.5)

@@ -1,6 +1,6 @@
 """What a device reaches, timed in a second: matrix products, attention, an activation function, memory, a launch.
 
-Of a processor also how fast it copies into the files that it offloads to.
+Of a processor the files that it offloads to are timed, too.
 
 For devices of which no data sheet is known, the cpu above all. Only ratios matter much: what all operators have in
 common, probes correct (`timing.speed_model`).
@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from autotune.devices.host import unwritten_files
-from autotune.specs import DeviceSpeed
+from autotune.specs import DeviceSpeed, FileSpeed
 from autotune.worker.errors import DiskRefused, OutOfSpace
 from autotune.worker.techniques.mapped_files import MappedFiles
 
@@ -31,7 +31,6 @@ def time_device(name: str, folder: str) -> DeviceSpeed | None:
     is the best of its repetitions, so that a neighbour's work counts little.
     """
     device = torch.device(name)
-    on_processor = device.type == "cpu"
     try:
         with torch.no_grad():
             return DeviceSpeed(
@@ -40,8 +39,7 @@ def time_device(name: str, folder: str) -> DeviceSpeed | None:
                 elementwise_flops=_elementwise(device),
                 memory=_memory(device),
                 operator=_operator(device),
-                files=_files(folder, device) if on_processor else None,
-                unwritten=unwritten_files() if on_processor else None,
+                files=_files(folder, device) if device.type == "cpu" else None,
             )
     except RuntimeError as error:  # torch's class for what malloc refuses; OutOfMemoryError is one
         if "memory" in str(error):
@@ -90,11 +88,12 @@ def _operator(device: torch.device) -> float:
     return _fastest(lambda: a + a, device, inside=100)
 
 
-def _files(folder: str, device: torch.device) -> float | None:
-    """Return the bytes/s of copies into new files; None where there can be none: that is told where one is needed."""
+def _files(folder: str, device: torch.device) -> FileSpeed | None:
+    """Time copies into new files; None where there can be none: that is told where one is needed."""
     files, tensor = MappedFiles(folder), torch.ones(2**22)
     try:
-        return float(tensor.nbytes) / _fastest(lambda: files.copy_of(tensor), device)
+        seconds = _fastest(lambda: files.copy_of(tensor), device)
+        return FileSpeed(copy_speed=tensor.nbytes / seconds, unwritten=unwritten_files())
     except (OutOfSpace, DiskRefused, OSError, RuntimeError):  # the last is torch's, for what cannot be mapped
         return None
 
