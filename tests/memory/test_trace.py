@@ -77,10 +77,19 @@ def test_activation_offload_is_traced_as_it_runs(model, checkpointing, monkeypat
     fields = {"checkpointing": checkpointing, "activation_offload": True}
     timeline = trace(request(model, **fields))
     assert timeline.exact is None, "the same tensors are moved at every micro-batch"
-    monkeypatch.setattr(offload_store, "MappedFiles", InMemory)
+    moved = []
+
+    class Counted(InMemory):
+        def zeros_like(self, tensor):
+            moved.append(tensor.nbytes)
+            return super().zeros_like(tensor)
+
+    monkeypatch.setattr(offload_store, "MappedFiles", Counted)
     for micro_batch in (1, 7):
+        moved.clear()
         real = measured(request(model, micro_batch=micro_batch, **fields))
         assert timeline.allocated(micro_batch) == pytest.approx(real, abs=2 * 5056 + 1024)
+        assert 2 * timeline.activations_on_disk(micro_batch) == sum(moved) > 0, "of two steps"
     assert timeline.allocated(16) < trace(request(model, checkpointing=checkpointing)).allocated(16)
 
 
