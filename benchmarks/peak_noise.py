@@ -9,7 +9,8 @@ process's private bytes, of which the worker takes off what it held before the m
 threads, buffers of libraries and the heap too. Nothing is timed, so the machine may do other work.
 
 Target: no two peaks of a case are further apart than `autotune.search.comparison.CPU_NOISE`. 4 MiB were assumed first;
-the record of 2026-11-22 showed 1.05 MiB at most, and this was then set to twice that.
+the record of 2026-11-22 showed 1.05 MiB at most, and this was then set to twice that. What is recorded since has the
+memory that the allocator keeps given back before the baseline is taken.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ MARGIN = 0.02
 CPU_NOISE = 2 * MIB
 """Bytes by which a rank's peak differs from launch to launch on the cpu device, where the kernel counts what is no
 tensor too: peaks as near as that are the same, and a proof's may be off by as much. Twice the most that ten launches of
-one training were apart (1.05 MiB of 11 and 0.50 of 603 on one rank, 0.49 of 11 on two: `benchmarks/peak_noise.py`)."""
+one training were apart (0.98 MiB of 6 where blocks were compiled, else 0.28 at most: `benchmarks/peak_noise.py`)."""
 
 
 @dataclass(frozen=True)

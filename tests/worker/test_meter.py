@@ -1,12 +1,20 @@
 """The CPU's meter against memory of known size."""
 
+import json
 import mmap
+import os
+import subprocess
+import sys
+import textwrap
 import time
 
 import pytest
 import torch
 
-from autotune.units import MIB
+from autotune.candidate import Candidate
+from autotune.devices.allocator import PRELOAD, preloaded
+from autotune.devices.cpu import CpuDevice
+from autotune.units import GIB, MIB
 from autotune.worker.__main__ import reserved
 from autotune.worker.measuring.memory_meter import CpuMeter
 from autotune.worker.measuring.memory_sampler import INTERVAL, LAP, PEAKS
@@ -113,3 +121,28 @@ def test_memory_beside_mapped_files_that_come_and_go_is_seen_by_the_sampler(mete
         lap = meter.lap()
     # The kernel's own peak is of the file, twice as large; only the sampler saw both.
     assert lap.peak - before == pytest.approx(SIZE, abs=SLACK)
+
+
+def test_what_the_allocator_keeps_is_no_part_of_the_baseline():
+    # What was freed before is kept for later blocks. Counted in the baseline, it hid as many bytes of tensors, and how
+    # many differed between a worker that is forked and one that starts cold.
+    program = """
+        import json
+        import torch
+        from autotune.worker.measuring.memory_meter import CpuMeter
+
+        freed = torch.ones(3 * 2**24)
+        del freed
+        meter = CpuMeter()
+        held = torch.ones(2**23)
+        print(json.dumps(meter.lap()))
+        meter.close()
+    """
+    environment = preloaded({**os.environ, **CpuDevice(4 * GIB).environment(Candidate())})
+    assert PRELOAD in environment, "this machine has a C compiler and glibc"
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], env=environment, text=True, capture_output=True, check=True,
+    )  # fmt: skip
+    end, peak = json.loads(done.stdout)
+    assert end == pytest.approx(32 * MIB, abs=SLACK)
+    assert peak == pytest.approx(32 * MIB, abs=SLACK)

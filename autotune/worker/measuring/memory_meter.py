@@ -98,6 +98,7 @@ class CpuMeter:
     asynchronous = False
 
     def __init__(self) -> None:
+        give_back()  # what imports and the first products freed: tensors take its place, and would not be seen
         self._memory = OwnMemory()
         now = self._memory.now()
         self.baseline = now.anonymous
