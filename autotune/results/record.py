@@ -168,7 +168,7 @@ class _Reader:
                     if one.kind == "proof" and one.number == decided.winner and one.tokens_per_second is not None
                 ),
                 "global_step": best.seconds_per_global_step, "step_seconds": measured.step_seconds,
-                "peak": best.memory.peak(),
+                "peak": best.peak(),
             }
         )  # fmt: skip
 

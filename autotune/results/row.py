@@ -156,7 +156,7 @@ class CellRow(Frozen):
     step_seconds: tuple[float, ...] = ()
     """Of each measured optimizer step of the winner's proof, in order."""
     peak: int | None = None
-    """Bytes that the winner took of the device while it trained."""
+    """Most bytes that the winner took of the device: in its probe, or in its proof with evaluation and checkpoint."""
 
 
 class RunRows(Frozen):

@@ -124,7 +124,11 @@ def under(cache: Path) -> list[int]:
 def test_killed_at_random_the_script_repeats_nothing_and_comes_to_its_end(tmp_path: Path) -> None:
     """`kill -9`, wherever it is: in a trial of the grid, between that and its state, while it starts."""
     drawn, killed = random.Random(14), 0
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "AUTOTUNE_CACHE": str(tmp_path / "cache")}
+    work = tmp_path / "work"  # what a killed process leaves of its folders lies in the one that it runs in
+    work.mkdir()
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", "AUTOTUNE_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
     command = [
         sys.executable, "-m", "benchmarks.gpu_evidence", "--device", "sim", "--minutes", "1", "--out", str(tmp_path),
         "--again", "given-up",
@@ -132,7 +136,7 @@ def test_killed_at_random_the_script_repeats_nothing_and_comes_to_its_end(tmp_pa
     whole = False
     for _ in range(60):
         with subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, cwd=work, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
             try:
                 said, _ = process.communicate(timeout=drawn.uniform(1, 12) if killed < 12 else None)

@@ -25,13 +25,25 @@ def test_a_run_has_a_row_for_each_measurement_and_one_for_its_cell(tmp_path):
     assert cell.state == "proven"
     assert cell.winner == best.candidate
     assert cell.tokens_per_second == best.tokens_per_second
-    assert cell.peak == best.memory.peak()
+    assert cell.peak == best.peak()
     proof = record.proofs[-1].outcome
     assert isinstance(proof, Ok)
     assert cell.step_seconds == proof.step_seconds
     assert 0 < cell.drift < best.drift.share
     assert cell.environment.packages["torch"] == record.opened_at.machine.packages["torch"]
     assert cell.lines == len(record.entries)
+
+
+def test_a_winners_peak_is_its_proofs_where_that_took_more(tmp_path):
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    best, _ = start(tmp_path / "first", executor)
+    outcome = executor.device.outcome(best.candidate)
+    assert isinstance(outcome, Ok)
+    more = outcome.memory.model_copy(update={"reserved": outcome.memory.reserved + 3})
+    executor.proofs[best.candidate] = outcome.model_copy(update={"memory": more})
+    cell = record_run(start(tmp_path / "again", executor)[1], "nightly", "n", "c").cell
+    assert (cell.winner, cell.peak) == (best.candidate, more.peak())
+    assert cell.peak > outcome.memory.peak()
 
 
 def test_rows_of_a_record_are_the_same_however_often_it_is_read(tmp_path):
