@@ -3,8 +3,10 @@
  * A block of 64 KiB or more is a mapping of its own. When it is freed it stays mapped and serves a later one, for a
  * fresh mapping costs a page fault for each page, a fifth to two fifths of a training step's time. What is kept
  * never makes the process larger than it has been: blocks in use and kept ones together take at most what blocks in use
- * alone took at their peak. So the peak that the kernel counts (VmData, which RLIMIT_DATA limits, and VmHWM) is the one
- * of a process that gives every block back at once, and a request is refused where that process's would be.
+ * alone took at their peak. So the peak of what RLIMIT_DATA limits (VmData) is the one of a process that gives every
+ * block back at once, and a request is refused where that process's would be. The peak of pages in memory (VmHWM) is
+ * larger where a program takes memory that it does not touch: a fresh mapping has no pages then, a block that served
+ * before has. On a GPU such memory is taken, too.
  *
  * All else, smaller blocks and larger alignments, is glibc's. Preloaded (LD_PRELOAD); Linux with glibc alone.
  */

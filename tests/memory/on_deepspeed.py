@@ -16,6 +16,7 @@ from autotune.worker.techniques.sharding import process_group
 from autotune.worker.tracing.fakes import ranks as fake_ranks
 from autotune.worker.tracing.kernel_workspace import ON_CPU
 from autotune.worker.tracing.trace import trace
+from autotune.worker.training import Ranks
 from tests.data.requests import family
 from tests.memory.counted import measured
 from tests.memory.counted import request as plain
@@ -28,6 +29,9 @@ GLOO = (torch.ops.c10d._allgather_base_.default, torch.ops.c10d._reduce_scatter_
 
 DEEP = family("llama", num_hidden_layers=7)
 """Blocks enough for a trace of few of them, which an engine's is not."""
+
+LIGHT = family("gpt2", n_embd=128, n_layer=6, n_head=4, vocab_size=1024)
+"""A model whose gradients are more than the activations of a few samples."""
 
 
 def request(world_size, **fields):
@@ -52,15 +56,41 @@ def on_cpu():
         fields = {"sharding": sharding, "precision": precision, "offload": offload}
         timeline = trace(request(2, **fields))
         for micro_batch, micro_steps in ((3, 1), (5, 2)) if precision == "fp32" else ((5, 2),):
-            changes = [
-                (process_group, "form_group", fake_ranks._form_group),
-                (deepspeed.comm.comm, "cdb", None),
-                (groups, "_WORLD_GROUP", None),
-            ]
-            with replaced(changes):
-                real = measured(request(2, micro_batch=micro_batch, **fields), micro_steps)
+            rank = 1 if sharding == "zero2" else 0
+            real = real_bytes(rank, request(2, micro_batch=micro_batch, **fields), micro_steps)
             traced = timeline.allocated(micro_batch, accumulating=micro_steps > 1)
             found.append([traced, real])
+    return found
+
+
+def real_bytes(rank, probe, micro_steps):
+    """Return what a rank takes of a group whose others do not exist."""
+
+    def form_group(device, size, alike):
+        return fake_ranks.form_as(device, Ranks(rank, size, alike))
+
+    changes = [
+        (process_group, "form_group", form_group),
+        (deepspeed.comm.comm, "cdb", None),
+        (groups, "_WORLD_GROUP", None),
+    ]
+    with replaced(changes):
+        return measured(probe, micro_steps)
+
+
+def on_each_rank():
+    """Return of each stage the traced bytes and the real ones of each of four ranks.
+
+    Not of ZeRO-3, which compares with rank 0 and finds nothing of it: parameters are cut evenly there, each by itself.
+    """
+    for operator in GLOO:
+        ON_CPU.pop(operator)
+    found = {}
+    for sharding in ("zero1", "zero2"):
+        probe = request(4, sharding=sharding, precision="fp32", micro_batch=2)
+        probe = probe.model_copy(update={"model": LIGHT})
+        traced = trace(probe).allocated(2, accumulating=True)
+        found[sharding] = [traced, [real_bytes(rank, probe, 2) for rank in range(4)]]
     return found
 
 
@@ -74,4 +104,5 @@ def on_cuda():
 
 
 if __name__ == "__main__":
-    json.dump({"cuda": on_cuda, "cpu": on_cpu, "blocks": on_many_blocks}[sys.argv[1]](), sys.stdout)
+    cases = {"cuda": on_cuda, "cpu": on_cpu, "blocks": on_many_blocks, "ranks": on_each_rank}
+    json.dump(cases[sys.argv[1]](), sys.stdout)

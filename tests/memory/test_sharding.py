@@ -61,7 +61,7 @@ def test_a_trace_counts_the_bytes_of_real_tensors(sharding, precision, reduce_dt
     ranks_and_nodes = (4, "tiny-llama", 2) if sharding == "hsdp" else (2,)
     timeline = trace(request(*ranks_and_nodes, **fields))
     without_ranks = [
-        (process_group, "form_group", fake_ranks._form_group),
+        (process_group, "form_group", fake_ranks.form_first),
         (replicated, "DistributedDataParallel", fake_ranks._Replica),
     ]
     for micro_batch, micro_steps in ((3, 1), (5, 2)):
@@ -82,7 +82,7 @@ def test_adapters_beside_shards_are_traced_as_they_run(sharding, monkeypatch, tm
         request(2, **fields)
     )  # first: what peft imports makes tensors of its own, once in a process
     probe = request(2, micro_batch=5, **fields).model_copy(update={"folder": str(tmp_path)})
-    with replaced([(process_group, "form_group", fake_ranks._form_group)]):
+    with replaced([(process_group, "form_group", fake_ranks.form_first)]):
         real = measured(probe, 2)
     assert traced.allocated(5, accumulating=True) == pytest.approx(real, rel=2e-4)
 
@@ -95,7 +95,7 @@ def test_cut_matrices_are_traced_byte_by_byte(precision, monkeypatch, tmp_path):
     timeline = trace(request(2, **fields))
     assert timeline.exact is None
     probe = request(2, micro_batch=5, **fields).model_copy(update={"folder": str(tmp_path)})
-    with replaced([(process_group, "form_group", fake_ranks._form_group)]):
+    with replaced([(process_group, "form_group", fake_ranks.form_first)]):
         assert timeline.allocated(5, accumulating=True) == measured(probe, 2)
     expected = states(timeline.facts["parameters"] / 2, "fp32", "adamw")
     kept = held(timeline, "optimizer")
@@ -124,7 +124,7 @@ def test_shards_in_files_are_traced_as_they_run(world_size, monkeypatch):
     fields = {"sharding": "fsdp2", "offload": "full", "checkpointing": "full"}
     timeline = trace(request(world_size, **fields))
     changes = [
-        (process_group, "form_group", fake_ranks._form_group),
+        (process_group, "form_group", fake_ranks.form_first),
         (offload_store, "MappedFiles", InMemory),
     ]
     with replaced(changes):
@@ -306,6 +306,16 @@ def in_a_process(case):
 def test_a_trace_counts_the_bytes_of_deepspeeds_engine_on_real_tensors():
     for traced, real in in_a_process("cpu"):
         assert traced == pytest.approx(real, rel=2e-4)
+
+
+@pytest.mark.slow
+def test_the_rank_of_deepspeed_that_holds_most_is_the_one_that_is_traced():
+    """Under ZeRO-2 each takes memory for its gradients when the first comes, the last rank at the start of backward."""
+    found = in_a_process("ranks")
+    for traced, real in found.values():
+        assert traced == pytest.approx(max(real), rel=2e-4)
+    _, (first, *_, last) = found["zero2"]
+    assert last > 1.02 * first
 
 
 @pytest.mark.slow

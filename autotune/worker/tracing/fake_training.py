@@ -194,4 +194,4 @@ def _among_ranks(
         return nullcontext()
     from autotune.worker.tracing.fakes.ranks import fake_ranks  # late: half a second that other traces save
 
-    return fake_ranks(recorder, device, deepspeed=request.candidate.engine == "deepspeed")
+    return fake_ranks(recorder, device, request.candidate)

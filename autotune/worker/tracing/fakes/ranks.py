@@ -1,4 +1,4 @@
-"""Many ranks in one process, for a trace: rank 0 of a group whose other ranks do not exist.
+"""Many ranks in one process, for a trace: the fullest of a group whose other ranks do not exist.
 
 torch's `fake` backend answers every collective at once. Buffers are made by the real code of DDP, ZeRO and FSDP2, in
 the order in which it runs. On a GPU that order is the CPU's too: FSDP2's streams wait by events, so what it gathers
@@ -22,6 +22,7 @@ from torch.distributed.tensor import _collective_utils, _dispatch, _redistribute
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from autotune.candidate import Candidate
 from autotune.worker.replacing import replaced
 from autotune.worker.techniques.sharding import fully_sharded, process_group, rank0_init, replicated
 from autotune.worker.tracing.storage_recorder import StorageRecorder
@@ -32,7 +33,7 @@ BUCKET_BYTES = 25 * 2**20
 
 
 @contextmanager
-def fake_ranks(recorder: StorageRecorder, device: torch.device, deepspeed: bool = False) -> Iterator[None]:
+def fake_ranks(recorder: StorageRecorder, device: torch.device, candidate: Candidate) -> Iterator[None]:
     """While open, groups are formed with ranks that do not exist, and sharding works on fake tensors of `device`."""
 
     def alloc_storage(tensor: Tensor) -> None:
@@ -46,8 +47,10 @@ def fake_ranks(recorder: StorageRecorder, device: torch.device, deepspeed: bool 
             tensor.untyped_storage().resize_(0)
             recorder.resized(tensor, "parameter")
 
+    deepspeed = candidate.engine == "deepspeed"
+    form_group = form_last if deepspeed and candidate.sharding == "zero2" else form_first
     changes: list[tuple[Any, str, Any]] = [
-        (process_group, "form_group", _form_group),
+        (process_group, "form_group", form_group),
         (replicated, "DistributedDataParallel", _Replica),
         (fully_sharded, "fully_shard", _fully_shard),
         (rank0_init.Rank0Weights, "bring", lambda *_, **__: None),  # rank 0 has everything
@@ -84,10 +87,25 @@ def _eager_tensors() -> list[tuple[Any, str, Any]]:
     return changes
 
 
-def _form_group(device: torch.device, size: int, alike: int = 1) -> Ranks:
+def form_first(device: torch.device, size: int, alike: int = 1) -> Ranks:
+    """Form a group and return its first rank: others' shards are as large, or smaller by a remainder."""
+    return form_as(device, Ranks(0, size, alike))
+
+
+def form_last(device: torch.device, size: int, alike: int = 1) -> Ranks:
+    """Form a group and return its last rank, which holds most under DeepSpeed's ZeRO-2.
+
+    Each rank takes memory for the gradients of its shard when the first of them is reduced. Those of the last rank are
+    of the model's last layers, which come first in backward, when nearly all activations are still alive.
+    """
+    return form_as(device, Ranks(size - 1, size, alike))
+
+
+def form_as(device: torch.device, ranks: Ranks) -> Ranks:
+    """Form a group as one of its ranks, and return what it was given."""
     backend = "fake" if device.type == "cpu" else f"cpu:fake,{device.type}:fake"
-    dist.init_process_group(backend, store=FakeStore(), rank=0, world_size=size)
-    return Ranks(0, size, alike)
+    dist.init_process_group(backend, store=FakeStore(), rank=ranks.rank, world_size=ranks.size)
+    return ranks
 
 
 class _Replica(DistributedDataParallel):  # type: ignore[misc]  # mypy does not follow torch
