@@ -22,6 +22,7 @@ from autotune.search.context import SearchContext
 from autotune.search.drift import FLOOR, PRIOR_WEIGHT
 from autotune.search.incumbent import RACED, bound_of, is_bounded
 from autotune.search.selection import Pairs, Score, fastest, rank
+from autotune.techniques.axis import listed
 from autotune.techniques.families import title as title_of
 from autotune.timing.speed_model import Expected
 from autotune.trial import History, RematchFinished, Trial
@@ -272,6 +273,8 @@ def _result(scores: Sequence[Score], rematches: Sequence[RematchFinished], spent
     leader = min(front, key=lambda score: score.seconds)
     lost = {rematch.number for rematch in rematches if isinstance(rematch.outcome, Lost)}
     said = []
+    apart: dict[str, list[str]] = {}
+    """By the reason, whom the leader could not be told apart from."""
     unmeasured = [
         other
         for other in scores
@@ -294,12 +297,14 @@ def _result(scores: Sequence[Score], rematches: Sequence[RematchFinished], spent
             why = MADE if paired.rounds >= ROUNDS else spent
             if {leader.trial.number, other.trial.number} & lost:
                 why = "one of them was lost"
-            said.append(
-                f"{_named(leader)} and {_named(other)} could not be told apart {rounds} ({by}): {why}"
-            )
+            apart.setdefault(why, []).append(f"probe {other.trial.number} ({by} {rounds})")
     if spent and unmeasured:
-        others = _named(unmeasured[0]) if len(unmeasured) == 1 else f"{len(unmeasured)} others"
-        said.append(f"{_named(leader)} and {others} could not be told apart: {spent}")
+        few = [f"probe {other.trial.number}" for other in unmeasured]
+        apart.setdefault(spent, []).extend(few if len(few) < MOST else [f"{len(few)} others"])
+    said += [
+        f"{_named(leader)} could not be told apart from {listed(others)}: {why}"
+        for why, others in apart.items()
+    ]
     fallen = [rematch for rematch in rematches if not isinstance(rematch.outcome, Ok)]
     said += [
         f"probe {rematch.number} ended in {rematch.outcome.kind} when measured again" for rematch in fallen
