@@ -156,6 +156,14 @@ class Predictor:
         usage = self._usage(candidate)
         return None if usage is None else self.calibration.correct(usage.rung, usage.total)
 
+    def allocated(self, candidate: Candidate) -> float | None:
+        """Return the bytes of what is allocated, with what the process holds beside the model; fast, and uncorrected.
+
+        None where no timeline covers the candidate.
+        """
+        timeline = self.timeline(candidate)
+        return None if timeline is None else self._least(candidate, timeline)
+
     def phase_above(self, candidate: Candidate, usable: int) -> Phase:
         """Return the phase in which a candidate whose peak is over `usable` bytes first goes beyond them."""
         usage, bounds, timeline = self._usage(candidate), self.bounds(candidate), self.timeline(candidate)

@@ -18,6 +18,9 @@ SURE = 0.975
 """Probability of fitting from which on a candidate is taken to fit surely."""
 SIZES = 3
 """Micro-batches of a rung that compete: so many of the largest that surely fit, and halves."""
+FAR = 4.0
+"""How many times the device's memory the samples take by which a rung's line is told, at most. Far beyond, where a
+training takes a terabyte, what is reserved is not simulated any more, and two sizes of which one is so tell no line."""
 SLACK = 0.1
 """Share of the memory by which a combination may take less than its techniques one by one let expect. Assumed."""
 
@@ -197,6 +200,9 @@ class Room:
 
     def _measure(self, rung: Candidate) -> Taken | None:
         large = max(2, self.largest(rung))
+        if (allocated := self._predictor.allocated(rung.at(large))) is None:
+            return None
+        large = max(2, min(large, int(large * FAR * self._context.usable / allocated)))
         half, whole = (self._predictor.bounds(rung.at(size)) for size in (large // 2, large))
         if half is None or whole is None:
             return None

@@ -288,11 +288,11 @@ class TestCudaRules:
         recorder = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
         casts = []
         for _ in range(2):
-            before = len(recorder.sizes)
+            before = len(recorder.allocations.sizes)
             with torch.autocast(device.type, torch.bfloat16):
                 torch.nn.functional.linear(x, weight)
                 torch.nn.functional.linear(x, weight)
-            casts.append(recorder.sizes[before:].count(64 * 64 * 2))
+            casts.append(recorder.allocations.sizes[before:].count(64 * 64 * 2))
         assert casts == [1, 1]
 
     def test_dropout_keeps_a_mask_of_one_byte_an_element(self, device):

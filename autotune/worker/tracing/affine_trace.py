@@ -67,7 +67,7 @@ def affine_timelines(
         if request.evaluation and micro_steps == 1 and request.candidate.compile == "none":
             tracer.update()  # of the micro-step that is under way: an evaluation comes between two steps
             evaluated = tracer.evaluate()
-        sizes, category = recorder.sizes, recorder.category
+        sizes, category = recorder.allocations.sizes, recorder.allocations.category
         slope = [0] * len(sizes)
         # Of blocks another number of them makes as much; compiled ones reduce in parts whose number is not affine.
         beside = set(same) - made_in(small, small_blocks)

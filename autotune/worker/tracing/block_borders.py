@@ -52,7 +52,7 @@ class Borders:
         try:
             yield self
         finally:
-            self._end = self._recorder.position
+            self._end = self._recorder.allocations.position
             for handle in handles:
                 handle.remove()
 
@@ -79,7 +79,7 @@ class Borders:
                     return
 
     def _note(self, phase: Phase, number: int) -> None:
-        self._places.setdefault((phase, number), self._recorder.position)
+        self._places.setdefault((phase, number), self._recorder.allocations.position)
         self._calls.setdefault((phase, number), len(self._recorder.log.running))
 
     def spans(self) -> Spans:

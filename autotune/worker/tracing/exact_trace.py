@@ -41,13 +41,14 @@ def exact_timeline(
                 "the model allocates differently at its first and its second step, so one trace does not "
                 f"stand for all ({error}); probe it instead (--no-predict)"
             ) from error
-        if shortening is not None and any(recorder.sizes[our] != recorder.sizes[same[our]] for our in same):
+        sizes = recorder.allocations.sizes
+        if shortening is not None and any(sizes[our] != sizes[same[our]] for our in same):
             raise NotAlike(GROWS_BESIDE)
         later = with_slots_renamed(update, {theirs: ours for ours, theirs in same.items()})
         of_micro, _, _, of_update = tracer.calls
         work = recorder.log.work(of_micro, of_micro, None, of_update, micro_batch)
-        zero = [0] * len(recorder.sizes)
+        zero = [0] * len(sizes)
         return traced_timeline(
-            request, recorder, training, recorder.sizes, zero, (building, micro, first, later, None, None), work,
+            request, recorder, training, sizes, zero, (building, micro, first, later, None, None), work,
             micro_batch, began, tracer.sample_bytes, micro_steps, seen, shortening, whole,
         )  # fmt: skip

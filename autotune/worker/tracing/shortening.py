@@ -144,18 +144,20 @@ class Shortening:
         all blocks lie. Raises NotAlike.
         """
         shortened = self._choice(longer)
-        modules = [[recorder.module_number(module) for module in block.modules()] for block in self._blocks]
+        allocations = recorder.allocations
+        number_of = allocations.attribution.number
+        modules = [[number_of(module) for module in block.modules()] for block in self._blocks]
         owner = [{module: order for order, module in enumerate(own)} for own in modules]
 
         def copy(slot: int, position: int, number: int) -> int:
             template = shortened.kept[position]
-            order = owner[template].get(recorder.module[slot])
-            return recorder.copy_slot(slot, None if order is None else modules[number][order])
+            order = owner[template].get(allocations.module[slot])
+            return allocations.copy(slot, None if order is None else modules[number][order])
 
         def alike(ours: int, theirs: int) -> bool:
             return all(
                 values[ours] == values[theirs]
-                for values in (recorder.sizes, recorder.category, recorder.place)
+                for values in (allocations.sizes, allocations.category, allocations.place)
             )
 
         found = deepen(segment, borders.spans(), shortened, copy, alike)

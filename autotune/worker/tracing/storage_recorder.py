@@ -15,20 +15,16 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from autotune.outcome import Phase
-from autotune.timeline.step_events import CATEGORIES, PLACES, Accumulated, Category, StepEvents
+from autotune.timeline.step_events import CATEGORIES, Category, StepEvents
 from autotune.worker.measuring.memory_breakdown import local
+from autotune.worker.tracing.allocations import ACTIVATION, DEVICE, DISK, HOST, TEMPORARY, Allocations
 from autotune.worker.tracing.constant_values import KnownValues
 from autotune.worker.tracing.fake_op_cache import FakeOpCache, OpResult
 from autotune.worker.tracing.kernel_workspace import Workspace
-from autotune.worker.tracing.module_attribution import Attribution
 from autotune.worker.tracing.op_counter import OpCounter, OpNumbers
 
-_GRADIENT, _ACTIVATION, _WORKSPACE, _TEMPORARY = (
-    CATEGORIES.index(name) for name in ("gradient", "activation", "workspace", "temporary")
-)
 _ELSEWHERE = -1
 """The slot of a storage that is not recorded."""
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
 _GROUPED_MM = getattr(torch.ops.aten._grouped_mm, "default", None)
 _ONLY_WRITES = {torch.ops.aten._fused_sgd_.default, torch.ops.aten._fused_sgd_.tensor_lr}
 """Operators that make nothing, and for which torch has no shape rule: it would run the real kernel instead."""
@@ -37,7 +33,6 @@ _INTO_OUT = {getattr(torch.ops.aten.addmm, "dtype_out", None)} - {None}
 _ADD = torch.ops.aten.add.Tensor
 _READ = torch.ops.aten._local_scalar_dense.default
 _DEVICE_OF = torch.ops.prim.device.default
-_HOST, _DEVICE, _DISK = (PLACES.index(name) for name in ("host", "device", "disk"))
 
 
 def _zero(dtype: torch.dtype) -> float:
@@ -70,18 +65,13 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
     Being the mode itself, and not a second one on top of it, halves the cost of a traced operator. Only outermost
     operators are looked at: what a decomposition makes inside does not exist in the real kernel. `device` is the
     type of the device whose memory is meant; storages elsewhere are recorded as the host's. Storages that real
-    kernels allocate inside and never return are added by `scratch`, by operator. What operators compute and move is in
-    `log`.
+    kernels allocate inside and never return are added by `scratch`, by operator. What is recorded of memory is in
+    `allocations`, what operators compute and move in `log`.
     """
 
     def __init__(self, device: str, scratch: Mapping[Any, Workspace]) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        self.sizes: list[int] = []
-        """Bytes of every allocation so far, by slot."""
-        self.category: list[int] = []
-        self.place: list[int] = []
-        self.module: list[int] = []
-        self._modules = Attribution()
+        self.allocations = Allocations()
         numbers, outcomes = _known_operators(device)
         self.log = OpCounter(device, numbers)
         self._device = device
@@ -92,20 +82,9 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
         self._to_disk = False
         self._muted = False
         self._zeros = False
-        self._backward = False
         self._live: dict[int, _Storage] = {}
         self._newest: _Storage
-        self._segment = StepEvents()
-        self._entered = 0
-        self._first = 0  # slot with which the segment began
         self._parameters: dict[int, tuple[int, int]] = {}  # by identity: number and module
-        self._sum: tuple[int, int, int] | None = None  # operand's slot, sum's slot, index of the sum's event
-        self._copies: set[int] = set()  # slots that autograd made to copy a gradient into
-
-    @property
-    def modules(self) -> list[str]:
-        """Names that `module` points into; the first stands for no module."""
-        return self._modules.names
 
     @property
     def avoid_device_init(self) -> bool:
@@ -129,7 +108,7 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
         real = self._known.compute(func, args, kwargs or {})
         if real is not None:
             return self._faked(real, args)
-        adding = func is _ADD and self._backward and not torch.is_grad_enabled()
+        adding = func is _ADD and self.allocations.backward and not torch.is_grad_enabled()
         self._inside = True
         try:
             key = self._cache.key(func, args, kwargs)
@@ -166,7 +145,7 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
                 if isinstance(value, Tensor):
                     self.see(value)
         if func in self._workspace_of:
-            self._add_workspace(self._workspace_of[func](args, kwargs or {}))
+            self.allocations.add_workspace(self._workspace_of[func](args, kwargs or {}))
         return result
 
     def _faked(self, real: Tensor, args: tuple[Any, ...]) -> Tensor:
@@ -205,30 +184,15 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
         device = getattr(tensor, "fake_device", None) or tensor.device
         if device.type == "meta":
             return None
-        place = _DISK if self._to_disk else _DEVICE if device.type == self._device else _HOST
-        slot = _ELSEWHERE if self._muted else self._allocate(size, place)
+        place = DISK if self._to_disk else self._place(device)
+        slot = _ELSEWHERE if self._muted else self.allocations.allocate(size, place)
         reference = _Storage(storage, self._forget)
         reference.key, reference.slot = key, slot
         self._live[key] = self._newest = reference
         return slot if slot >= 0 else None
 
-    def _allocate(self, size: int, place: int) -> int:
-        slot = len(self.sizes)
-        self._sum = None
-        module = self._modules.running
-        if self._backward:
-            node = torch._C._current_autograd_node()
-            if node is not None:
-                if node.name() == _ACCUMULATE:
-                    self._copies.add(slot)
-                elif not module:
-                    module = self._modules.made_by(node)
-        self.sizes.append(size)
-        self.category.append(_TEMPORARY)
-        self.place.append(place)
-        self.module.append(module)
-        self._segment.events.append(slot)
-        return slot
+    def _place(self, device: torch.device) -> int:
+        return DEVICE if device.type == self._device else HOST
 
     def _forget(self, reference: _Storage) -> None:
         if self._live.get(reference.key) is reference:
@@ -236,10 +200,8 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
             self._known.forget(reference.key)
         if reference.slot == _ELSEWHERE:
             return
-        if self._sum is not None and reference.slot == self._sum[0]:
-            self._fold(*self._sum)
-        else:
-            self._segment.events.append(~reference.slot)
+        if self.allocations.release_or_fold(reference.slot):
+            self._newest.slot = reference.slot
 
     def _may_be_in_place(self, args: tuple[Any, ...], slot: int) -> None:
         """Remember a sum of gradients that autograd would have made in place, were the tensors not fake.
@@ -258,43 +220,8 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
         ):
             return
         held = self._live.get(first.untyped_storage()._cdata)
-        if held is not None and slot == len(self.sizes) - 1 and self.sizes[held.slot] == self.sizes[slot]:
-            self._sum = (held.slot, slot, len(self._segment.events) - 1)
-
-    def _fold(self, held: int, slot: int, position: int) -> None:
-        """Let the sum live on in the storage of its first operand."""
-        self._sum = None
-        del self._segment.events[position]
-        for values in (self.sizes, self.category, self.place, self.module):
-            values.pop()
-        self._copies.discard(slot)
-        self._newest.slot = held
-
-    def _add_workspace(self, sizes: Iterable[int]) -> None:
-        slots = [self._allocate(size, _DEVICE) for size in sizes if size]
-        for slot in slots:
-            self.category[slot] = _WORKSPACE
-            self._segment.events.append(~slot)
-
-    # Of blocks that were left out.
-
-    @property
-    def position(self) -> int:
-        """How many events the segment has that is being recorded."""
-        return len(self._segment.events)
-
-    def module_number(self, module: nn.Module) -> int:
-        """Return the number by which a module of a watched model is known."""
-        return self._modules.number(module)
-
-    def copy_slot(self, slot: int, module: int | None) -> int:
-        """Return a new slot of an allocation that was not recorded: as another, but for its module."""
-        copy = len(self.sizes)
-        for values in (self.sizes, self.category, self.place, self.module):
-            values.append(values[slot])
-        if module is not None:
-            self.module[copy] = module
-        return copy
+        if held is not None:
+            self.allocations.may_be_in_place(held.slot, slot)
 
     def slot_of(self, tensor: Tensor) -> int | None:
         """Return the slot of a tensor's storage; None where it was not recorded."""
@@ -320,12 +247,9 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
     @contextmanager
     def segment(self) -> Iterator[StepEvents]:
         """Record what happens inside into a segment of its own."""
-        self._segment = segment = StepEvents()
         self.log.begin()
-        self._first = len(self.sizes)
-        self._modules.forget()
-        yield segment
-        self._segment = StepEvents()
+        yield self.allocations.begin()
+        self.allocations.begin()
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
@@ -357,21 +281,20 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
     def is_on_disk(self, tensor: Tensor) -> bool:
         """Tell whether a tensor's storage was made in `on_disk`."""
         known = self._live.get(tensor.untyped_storage()._cdata)
-        return known is not None and known.slot >= 0 and self.place[known.slot] == _DISK
+        return known is not None and known.slot >= 0 and self.allocations.place[known.slot] == DISK
 
     def mark(self, phase: Phase) -> None:
         """Say that a phase begins."""
-        self._backward = phase == "backward"
-        self._segment.marks.append((len(self._segment.events), phase))
+        self.allocations.mark(phase)
         self.log.enter(phase)
-        self._entered = len(self.sizes)
 
     def keep_activations(self, since: int | None = None) -> None:
         """Call what was allocated since (slot; the phase's begin) and is still alive an activation."""
-        since = self._entered if since is None else since
+        since = self.allocations.entered if since is None else since
+        category = self.allocations.category
         for reference in self._live.values():
-            if reference.slot >= since and self.category[reference.slot] == _TEMPORARY:
-                self.category[reference.slot] = _ACTIVATION
+            if reference.slot >= since and category[reference.slot] == TEMPORARY:
+                category[reference.slot] = ACTIVATION
 
     def resized(self, tensor: Tensor, category: Category) -> None:
         """Record that a storage was given other memory, or none, which no operator does: FSDP does it."""
@@ -381,12 +304,12 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
             self.call([tensor], category)
             return
         if known.slot >= 0:
-            self._segment.events.append(~known.slot)
+            self.allocations.release(known.slot)
             known.slot = _ELSEWHERE
         if storage.nbytes():
             device = getattr(tensor, "fake_device", None) or tensor.device
-            known.slot = self._allocate(storage.nbytes(), _DEVICE if device.type == self._device else _HOST)
-            self.category[known.slot] = CATEGORIES.index(category)
+            known.slot = self.allocations.allocate(storage.nbytes(), self._place(device))
+            self.allocations.category[known.slot] = CATEGORIES.index(category)
 
     def call(self, tensors: Iterable[Tensor | None], category: Category) -> None:
         """Say what tensors hold that were recorded before; of distributed ones, what this rank holds."""
@@ -394,22 +317,22 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
         for tensor in tensors:
             slot = None if tensor is None else self.see(local(tensor))
             if slot is not None:
-                self.category[slot] = wanted
+                self.allocations.category[slot] = wanted
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Attribute allocations to the model's modules, and follow its gradients as they arrive."""
-        owner = self._modules.add(model)
+        owner = self.allocations.attribution.add(model)
         handles: list[Any] = []
         for number, parameter in enumerate(model.parameters()):
             slot = self.see(local(parameter))
             if slot is not None:
-                self.module[slot] = owner[id(parameter)]
+                self.allocations.module[slot] = owner[id(parameter)]
             if parameter.requires_grad:
                 self._parameters[id(parameter)] = (number, owner[id(parameter)])
                 handles.append(parameter.register_post_accumulate_grad_hook(self._gradient_arrived))
         try:
-            with self._modules.following():
+            with self.allocations.attribution.following():
                 yield
         finally:
             for handle in handles:
@@ -420,14 +343,8 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
         if gradient is None:
             return
         slot = self.see(local(gradient))
-        if slot is None or slot < self._first or self.place[slot] == _DISK:
-            return  # added to one that was there: a bucket, say
-        number, owner = self._parameters[id(parameter)]
-        self.category[slot] = _GRADIENT
-        self.module[slot] = owner
-        self._segment.accumulated.append(
-            Accumulated(len(self._segment.events), number, slot, slot in self._copies)
-        )
+        if slot is not None:
+            self.allocations.gradient_arrived(slot, *self._parameters[id(parameter)])
 
 
 # torch keeps its compiler out of every dispatch mode, at a cost for each call; nothing compiles while recording.

@@ -47,7 +47,7 @@ def traced_timeline(
     for segment in filter(None, segments):
         for event in segment.events:
             used.setdefault(event if event >= 0 else ~event, len(used))
-    kept = list(used)
+    kept, made = list(used), recorder.allocations
 
     def of(values: list[int]) -> list[int]:
         return [values[slot] for slot in kept]
@@ -61,8 +61,8 @@ def traced_timeline(
 
     return Timeline(
         device="cuda" if request.device.startswith("cuda") else "cpu",
-        slots=Slots(of(base), of(slope), of(recorder.category), of(recorder.place), of(recorder.module)),
-        modules=recorder.modules,
+        slots=Slots(of(base), of(slope), of(made.category), of(made.place), of(made.module)),
+        modules=made.attribution.names,
         build=renumbered(building),
         micro=renumbered(micro),
         single=None if single is None else renumbered(single),
