@@ -202,7 +202,8 @@ class Room:
         large = max(2, self.largest(rung))
         if (allocated := self._predictor.allocated(rung.at(large))) is None:
             return None
-        large = max(2, min(large, int(large * FAR * self._context.usable / allocated)))
+        # The program of a single sample is another one, so half of it is two, if the goal has use for four.
+        large = min(large, max(4, int(large * FAR * self._context.usable / allocated)))
         half, whole = (self._predictor.bounds(rung.at(size)) for size in (large // 2, large))
         if half is None or whole is None:
             return None
