@@ -289,10 +289,10 @@ def _result(scores: Sequence[Score], rematches: Sequence[RematchFinished], spent
         by = f"{abs(paired.share):.1%} ± {paired.half_width:.1%}"
         rounds = f"in {format_counted(paired.rounds, 'round')}"
         if abs(paired.share) > paired.half_width:
-            first, second = (leader, other) if paired.share > 0 else (other, leader)
-            said.append(f"{_named(first)} is {by} faster than {_named(second)} {rounds}")
+            than = "faster" if paired.share > 0 else "slower"
+            said.append(f"is {by} {than} than probe {other.trial.number} {rounds}")
         elif paired.is_equal:
-            said.append(f"{_named(leader)} and {_named(other)} are as fast within {MARGIN:.0%} {rounds}")
+            said.append(f"is as fast within {MARGIN:.0%} as probe {other.trial.number} {rounds}")
         else:
             why = MADE if paired.rounds >= ROUNDS else spent
             if {leader.trial.number, other.trial.number} & lost:
@@ -301,10 +301,9 @@ def _result(scores: Sequence[Score], rematches: Sequence[RematchFinished], spent
     if spent and unmeasured:
         few = [f"probe {other.trial.number}" for other in unmeasured]
         apart.setdefault(spent, []).extend(few if len(few) < MOST else [f"{len(few)} others"])
-    said += [
-        f"{_named(leader)} could not be told apart from {listed(others)}: {why}"
-        for why, others in apart.items()
-    ]
+    said += [f"could not be told apart from {listed(others)}: {why}" for why, others in apart.items()]
+    if said:
+        said[0] = f"{_named(leader)} {said[0]}"
     fallen = [rematch for rematch in rematches if not isinstance(rematch.outcome, Ok)]
     said += [
         f"probe {rematch.number} ended in {rematch.outcome.kind} when measured again" for rematch in fallen
