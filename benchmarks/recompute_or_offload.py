@@ -123,8 +123,8 @@ def space(numbers: str) -> Space:
     return Space.load({**parts, "graph": {"start": "baseline", "nodes": nodes}}, "checkpointing")
 
 
-class Priced:
-    """A case on a GPU: what its candidates are predicted to take."""
+class Pricing:
+    """What the candidates of a case are predicted to take on a GPU, by the traces so far."""
 
     def __init__(
         self, case: Case, hardware: Hardware, known: dict[Candidate, Timeline], numbers: str
@@ -165,18 +165,21 @@ def search(
     case: Case, hardware: Hardware, known: dict[Candidate, Timeline], numbers: str
 ) -> tuple[Candidate, float, int] | None:
     """Return what guided search chooses, its tokens/s and its probes; None where nothing fits."""
-    priced = Priced(case, hardware, known, numbers)
-    priced.learn((BASE, FULL))
-    context = priced.context
+    pricing = Pricing(case, hardware, known, numbers)
+    pricing.learn((BASE, FULL))
+    context = pricing.context
     history: History = ()
     while True:
-        decision = Guided().propose(history, context.informed(priced.predictor, priced.speed))
+        decision = Guided().propose(history, context.informed(pricing.predictor, pricing.speed))
         if isinstance(decision, Done):
             break
         if isinstance(decision, Learn):
-            priced.learn(decision.rungs)
+            pricing.learn(decision.rungs)
             continue
-        bounds, timing = priced.predictor.bounds(decision.candidate), priced.speed.timing(decision.candidate)
+        bounds, timing = (
+            pricing.predictor.bounds(decision.candidate),
+            pricing.speed.timing(decision.candidate),
+        )
         assert bounds is not None
         assert timing is not None
         outcome: Outcome = Oom(phase="backward", requested=0, free=0)
@@ -195,23 +198,23 @@ def search(
     ]
     if not fitting:
         return None
-    best = max(fitting, key=priced.tokens_per_second)
-    return best, priced.tokens_per_second(best), len(history)
+    best = max(fitting, key=pricing.tokens_per_second)
+    return best, pricing.tokens_per_second(best), len(history)
 
 
 def fastest(
     case: Case, hardware: Hardware, known: dict[Candidate, Timeline]
 ) -> tuple[Candidate, float] | None:
     """Return the fastest of all numbers of blocks at all useful micro-batches that fit, and its tokens/s."""
-    priced = Priced(case, hardware, known, "any")
-    priced.learn(rung for rung in known if rung != OFFLOADED)
+    pricing = Pricing(case, hardware, known, "any")
+    pricing.learn(rung for rung in known if rung != OFFLOADED)
     found: dict[Candidate, float] = {}
     for count in range(case.blocks + 1):
         rung = with_checkpointed_blocks(FULL, count, case.blocks)
-        useful = priced.context.batches(rung).useful
-        most = priced.predictor.largest(rung, priced.context.usable, useful) or 0
+        useful = pricing.context.batches(rung).useful
+        most = pricing.predictor.largest(rung, pricing.context.usable, useful) or 0
         found |= {
-            rung.at(size): priced.tokens_per_second(rung.at(size))
+            rung.at(size): pricing.tokens_per_second(rung.at(size))
             for size in useful[: bisect_right(useful, most)]
         }
     best = max(found, key=found.__getitem__, default=None)

@@ -203,7 +203,7 @@ def continued(name: StrategyName, context: SearchContext, history: History, prob
 def anew(context: SearchContext) -> SearchContext:
     """Return a context with the same traces, of which nothing was computed yet."""
     assert context.predictor is not None
-    return replace(context, predictor=Predictor(context.predictor.timelines, context.predictor.ground))
+    return replace(context, predictor=Predictor(context.predictor.timelines.by_key, context.predictor.ground))
 
 
 def resumes(name: StrategyName, context: SearchContext, probes: int) -> bool:

@@ -1,7 +1,8 @@
 """The allocator that training on the processor runs with: `allocator.c`, built by this machine's C compiler.
 
-It makes memory as exact as mapping every large block by itself does, at the speed of malloc's defaults. Where it cannot
-be had (no compiler, another C library, a user's own LD_PRELOAD) blocks are mapped one by one: the same peaks, slower.
+It makes memory as exact as mapping every large block by itself does, at the speed of malloc's defaults. Where it
+cannot be had (no compiler, another C library, a user's own LD_PRELOAD) blocks are mapped one by one: as much counts
+against the budget, and training is slower.
 """
 
 from __future__ import annotations

@@ -7,20 +7,17 @@ only a probe proves that.
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from autotune.candidate import Candidate
 from autotune.memory.calibration import Calibration, Corrected, Observation
 from autotune.memory.device_overhead import DeviceOverhead
 from autotune.memory.requests import Requests
+from autotune.memory.timelines import Timelines
 from autotune.memory.unlimited import Growths
 from autotune.outcome import Breakdown, Ok, Oom, Phase
 from autotune.prediction import Prediction
-from autotune.timeline.checkpointed import numbers_covered, with_checkpointed
-from autotune.timeline.depth import NotAlike
 from autotune.timeline.step_events import CATEGORIES
 from autotune.timeline.timeline import Peak, Timeline
 from autotune.trial import History
@@ -48,33 +45,22 @@ class Predictor:
 
     def __init__(
         self,
-        timelines: Mapping[str, Timeline],
+        timelines: Mapping[str, Timeline] | Timelines,
         ground: DeviceOverhead,
         accumulating: Callable[[Candidate], bool] = lambda _: False,
         calibration: Calibration | None = None,
     ) -> None:
-        """Take timelines by `Candidate.rung().key()`.
-
-        Rungs that differ in the allocator's options alone may share one; one that holds for a single micro-batch
-        goes by `Candidate.key()`. `accumulating` tells whether a candidate takes several micro-steps.
-        """
-        self.timelines = dict(timelines)
+        """Take timelines, or these by key; `accumulating` tells whether a candidate takes several micro-steps."""
+        self.timelines = timelines if isinstance(timelines, Timelines) else Timelines(timelines)
         self.ground = ground
         self.calibration = calibration or Calibration(ground.prior())
         self._accumulating = accumulating
-        self._exact = any(timeline.exact is not None for timeline in self.timelines.values())
         self._used: dict[Candidate, _Usage] = {}
         self._needed: dict[Candidate, float] = {}
         self._reserved: dict[Candidate, float] = {}
         self._taught: tuple[History, int, Predictor] | None = None
-        self._partial: dict[str, Timeline] = {}
-        for key, timeline in self.timelines.items():
-            if numbers_covered(timeline):
-                self._partial.setdefault(_of_any_number(key), timeline)
-        self._composed: dict[tuple[str, int], Timeline | None] = {}
         self._requests: dict[tuple[int, bool, bool], tuple[Timeline, Requests]] = {}
         self._growths = Growths()
-        self._timelines: dict[Candidate, Timeline | None] = {}
 
     def with_timeline(self, candidate: Candidate, timeline: Timeline) -> Predictor:
         """Return this predictor with the timeline of one more rung."""
@@ -82,12 +68,8 @@ class Predictor:
 
     def with_timelines(self, timelines: Mapping[Candidate, Timeline]) -> Predictor:
         """Return this predictor with the timelines of more rungs, together in the time of one."""
-        more = {
-            candidate.key() if timeline.exact is not None else candidate.rung().key(): timeline
-            for candidate, timeline in timelines.items()
-        }
-        result = Predictor({**self.timelines, **more}, self.ground, self._accumulating, self.calibration)
-        result._composed = self._composed  # of the first that was traced, which stays the first
+        more = self.timelines.and_more(timelines)
+        result = Predictor(more, self.ground, self._accumulating, self.calibration)
         result._growths = self._growths
         # What was priced by other timelines stays; a rung goes by its own as soon as there is one.
         known = {*self._used, *self._needed, *self._reserved}
@@ -156,10 +138,10 @@ class Predictor:
         usage = self._usage(candidate)
         return None if usage is None else self.calibration.correct(usage.rung, usage.total)
 
-    def allocated(self, candidate: Candidate) -> float | None:
-        """Return the bytes of what is allocated, with what the process holds beside the model; fast, and uncorrected.
+    def least(self, candidate: Candidate) -> float | None:
+        """Return the bytes that a candidate takes at least, uncorrected: all that is allocated, and no more reserved.
 
-        None where no timeline covers the candidate.
+        Fast; None where no timeline covers the candidate.
         """
         timeline = self.timeline(candidate)
         return None if timeline is None else self._least(candidate, timeline)
@@ -249,52 +231,8 @@ class Predictor:
         return max(micro_batch, _bisect(fits, micro_batch, EVALUATION_TIMES * micro_batch))
 
     def timeline(self, candidate: Candidate) -> Timeline | None:
-        """Return the timeline that prices a candidate; None where none covers it.
-
-        That of any number of checkpointed blocks is composed of one where some are and some are not.
-        """
-        # Where none holds for one micro-batch alone, what covers 2 covers all above.
-        alike = candidate if self._exact or candidate.micro_batch <= 2 else candidate.at(2)
-        if alike not in self._timelines:
-            self._timelines[alike] = self._find_timeline(alike)
-        return self._timelines[alike]
-
-    def _find_timeline(self, candidate: Candidate) -> Timeline | None:
-        keys = partial(self._keys, candidate)
-        for key in keys():
-            if key in self.timelines and self.timelines[key].covers(candidate.micro_batch):
-                return self.timelines[key]
-        if candidate.checkpointed_blocks != "all":
-            for key in map(_of_any_number, keys()):
-                composed = self._with_checkpointed(key, candidate.checkpointed_blocks)
-                if composed is not None and composed.covers(candidate.micro_batch):
-                    return composed
-        return None
-
-    def _keys(self, candidate: Candidate) -> Iterator[str]:
-        """Yield by what a candidate's timeline may go, one after the other: most often the first one is there."""
-
-        def of(other: Candidate) -> Iterator[str]:
-            if self._exact:  # else none goes by a micro-batch
-                yield other.key()
-            yield other.rung().key()
-
-        yield from of(candidate)
-        plain = candidate.traced()
-        yield from of(plain)
-        yield from of(plain.model_copy(update={"expandable_segments": False}))
-
-    def _with_checkpointed(self, key: str, count: int) -> Timeline | None:
-        """Return the timeline of so many checkpointed blocks, made of one with another number; None without one."""
-        traced = self._partial.get(key)
-        if traced is None or count not in numbers_covered(traced):
-            return None
-        if (key, count) not in self._composed:
-            try:
-                self._composed[key, count] = with_checkpointed(traced, count)
-            except NotAlike:  # each number has to be traced for itself
-                self._composed[key, count] = None
-        return self._composed[key, count]
+        """Return the timeline that prices a candidate; None where none covers it."""
+        return self.timelines.of(candidate)
 
     def _usage(self, candidate: Candidate) -> _Usage | None:
         """Return what a candidate takes, uncorrected; None where no timeline covers it. Computed once."""
@@ -370,11 +308,6 @@ def _bisect(fits: Callable[[int], bool], low: int, limit: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def _of_any_number(key: str) -> str:
-    """Return a candidate's key without its number of checkpointed blocks."""
-    return re.sub(r"(?<=checkpointed_blocks=)[0-9]+", "any", key)
 
 
 def _rung(candidate: Candidate) -> str:

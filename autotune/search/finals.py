@@ -273,8 +273,7 @@ def _result(scores: Sequence[Score], rematches: Sequence[RematchFinished], spent
     leader = min(front, key=lambda score: score.seconds)
     lost = {rematch.number for rematch in rematches if isinstance(rematch.outcome, Lost)}
     said = []
-    apart: dict[str, list[str]] = {}
-    """By the reason, whom the leader could not be told apart from."""
+    apart: dict[str, list[str]] = {}  # by the reason, whom the leader could not be told apart from
     unmeasured = [
         other
         for other in scores
@@ -299,9 +298,10 @@ def _result(scores: Sequence[Score], rematches: Sequence[RematchFinished], spent
                 why = "one of them was lost"
             apart.setdefault(why, []).append(f"probe {other.trial.number} ({by} {rounds})")
     if spent and unmeasured:
-        few = [f"probe {other.trial.number}" for other in unmeasured]
-        apart.setdefault(spent, []).extend(few if len(few) < MOST else [f"{len(few)} others"])
-    said += [f"could not be told apart from {listed(others)}: {why}" for why, others in apart.items()]
+        first, *more = unmeasured
+        others = f"{len(unmeasured)} others" if more else f"probe {first.trial.number}"
+        apart.setdefault(spent, []).append(others)
+    said += [f"could not be told apart from {listed(those)}: {why}" for why, those in apart.items()]
     if said:
         said[0] = f"{_named(leader)} {said[0]}"
     fallen = [rematch for rematch in rematches if not isinstance(rematch.outcome, Ok)]

@@ -18,9 +18,10 @@ SURE = 0.975
 """Probability of fitting from which on a candidate is taken to fit surely."""
 SIZES = 3
 """Micro-batches of a rung that compete: so many of the largest that surely fit, and halves."""
-FAR = 4.0
-"""How many times the device's memory the samples take by which a rung's line is told, at most. Far beyond, where a
-training takes a terabyte, what is reserved is not simulated any more, and two sizes of which one is so tell no line."""
+FAR = 2.0
+"""How many times the device's memory the samples take by which a rung's line is told, at most. Far beyond any device,
+where a training takes a terabyte, what is reserved is not simulated (`memory.unlimited.ADDRESS_SPACE`), and two sizes
+of which only one is simulated tell no line."""
 SLACK = 0.1
 """Share of the memory by which a combination may take less than its techniques one by one let expect. Assumed."""
 
@@ -200,10 +201,10 @@ class Room:
 
     def _measure(self, rung: Candidate) -> Taken | None:
         large = max(2, self.largest(rung))
-        if (allocated := self._predictor.allocated(rung.at(large))) is None:
+        if (least := self._predictor.least(rung.at(large))) is None:
             return None
         # The program of a single sample is another one, so half of it is two, if the goal has use for four.
-        large = min(large, max(4, int(large * FAR * self._context.usable / allocated)))
+        large = min(large, max(4, int(large * FAR * self._context.usable / least)))
         half, whole = (self._predictor.bounds(rung.at(size)) for size in (large // 2, large))
         if half is None or whole is None:
             return None

@@ -19,11 +19,11 @@ class UpToATerabyte:
     def covers(self, candidate):
         return True
 
-    def allocated(self, candidate):
+    def least(self, candidate):
         return float(FIXED + candidate.micro_batch * PER_SAMPLE)
 
     def bounds(self, candidate):
-        allocated = self.allocated(candidate)
+        allocated = self.least(candidate)
         mean = allocated * (FRAGMENTED if allocated < 1024 * GIB else 1.0)
         return Corrected(mean, mean, mean)
 

@@ -96,7 +96,8 @@ def form_last(device: torch.device, size: int, alike: int = 1) -> Ranks:
     """Form a group and return its last rank, which holds most under DeepSpeed's ZeRO-2.
 
     Each rank takes memory for the gradients of its shard when the first of them is reduced. Those of the last rank are
-    of the model's last layers, which come first in backward, when nearly all activations are still alive.
+    of the model's last layers, which come first in backward, when nearly all activations are still alive. Where these
+    are few, another rank may hold as much and a thousandth more.
     """
     return form_as(device, Ranks(size - 1, size, alike))
 
