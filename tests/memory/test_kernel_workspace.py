@@ -1,9 +1,12 @@
-"""What attention takes beside its outputs, by the kernel that a GPU chooses for it."""
+"""What kernels take beside their outputs: attention, by the one that a GPU chooses, and products in bf16 here."""
+
+from itertools import accumulate
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from autotune.worker.tracing.kernel_workspace import ON_CUDA
+from autotune.worker.tracing.kernel_workspace import ON_CPU, ON_CUDA
 
 aten = torch.ops.aten
 CUDNN = aten._scaled_dot_product_cudnn_attention_backward.default
@@ -40,3 +43,35 @@ def test_the_kernel_that_is_traced_in_its_place_takes_no_less(shape):
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[1] == shape[2]])
 def test_so_does_the_one_for_masks(shape):
     assert sum(scratch(CUDNN, *shape)) <= sum(scratch(EFFICIENT, *shape))
+
+
+PRODUCTS = [(64, 4096, 64), (2, 256, 256), (100, 300, 70), (5003, 64, 128), (16, 16, 16)]
+"""Rows, inner sizes, columns: the last takes nothing."""
+
+
+def test_a_product_in_bf16_takes_its_sum_in_fp32_where_a_processor_emulates_bf16():
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported() or torch.cpu._is_avx512_bf16_supported():
+        pytest.skip("oneDNN has products in bf16 of its own here, or none")
+    for rows, inner, columns in PRODUCTS:
+        first, second = (
+            torch.randn(shape, dtype=torch.bfloat16) for shape in ((rows, inner), (inner, columns))
+        )
+        bias = torch.randn(columns, dtype=torch.bfloat16)
+        several = first.expand(5, -1, -1).contiguous(), second.expand(5, -1, -1).contiguous()
+        check(aten.mm.default, first, second)
+        check(aten.mm.default, first.t().contiguous().t(), second)
+        check(aten.addmm.default, bias, first, second)
+        check(aten.bmm.default, *several)
+        check(aten.baddbmm.default, torch.zeros(5, rows, columns, dtype=torch.bfloat16), *several)
+
+
+def check(operator, *args):
+    """See that an operator takes what the table says, but for a copy of a vector and what oneDNN rounds up."""
+    operator(*args)  # its first call compiles a kernel
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        result = operator(*args)
+    moves = [
+        event.nbytes() for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
+    taken = max(accumulate(moves)) - result.untyped_storage().nbytes()
+    assert taken == pytest.approx(sum(ON_CPU[operator](args, {})), abs=256 * torch.get_num_threads() + 256)

@@ -4,13 +4,14 @@ Fake tensors have no kernels, so what is in here is all that a trace knows of it
 (on Hopper and data-centre Blackwell), a trace runs the flash or the memory-efficient kernel in its place: these take at
 least what cuDNN's does. Not covered: what cuDNN's plans take beside what its frontend tells, and its
 convolutions, whose scratch is not documented, split-KV buffers of flash attention without dropout on small batches,
-reductions' semaphores, and on the CPU oneDNN's reordered copies for bf16 and for matrices of channels that
-are no multiple of 16.
+reductions' semaphores, and on the CPU oneDNN's reordered copies for matrices of channels that are no multiple of 16
+and for convolutions and products in bf16 on processors that have it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -171,6 +172,40 @@ def _patch_embedding_backward(
         yield gradient.numel() * gradient.element_size()
 
 
+def _matrix_product(first: Any, second: Any) -> Iterable[int]:
+    """Yield oneDNN's sum in fp32 of a product in bf16, on a processor that only emulates bf16.
+
+    Of several matrices each thread keeps that of the one it works on. Measured for shapes from 16 x 8192 x 16 to
+    8192 x 16 x 8192 and 1 to 24 matrices, transposed or not, 1 and 2 threads: to 256 B a thread, by which oneDNN rounds
+    up (torch 2.13, AVX-512). fp16 takes none there, and neither do products of at most 16 x 16 x 16 in all
+    (`checksize` in aten/src/ATen/native/mkldnn/Matmul.cpp); of a single row it depends on strides, and is counted.
+    """
+    if first.dtype != torch.bfloat16 or not _emulates_bf16():
+        return
+    *batch, rows, _ = first.shape
+    columns = second.shape[-1]
+    if first.numel() * columns > 16**3:
+        matrices = min(batch[0], torch.get_num_threads()) if batch else 1
+        yield matrices * rows * columns * 4 + 128
+
+
+def _product(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+    """Yield what `mm` and `bmm` take."""
+    return _matrix_product(args[0], args[1])
+
+
+def _sum_with_product(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+    """Yield what `addmm` and `baddbmm` take."""
+    return _matrix_product(args[1], args[2])
+
+
+@cache
+def _emulates_bf16() -> bool:
+    """Tell whether oneDNN computes bf16 with AVX-512 alone, in fp32."""
+    supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return supported and not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
 def _update_8bit(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
     """Yield five copies of the parameter in float32: both moments, the gradient, and a root with its quotient.
 
@@ -190,6 +225,10 @@ def _gloo_reduce_scatter(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> It
 
 
 ON_CPU: dict[Any, Workspace] = {
+    aten.mm.default: _product,
+    aten.bmm.default: _product,
+    aten.addmm.default: _sum_with_product,
+    aten.baddbmm.default: _sum_with_product,
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     torch.ops.c10d._allgather_base_.default: _gloo_all_gather,
