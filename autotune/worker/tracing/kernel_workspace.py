@@ -225,10 +225,9 @@ def _gloo_reduce_scatter(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> It
 
 
 ON_CPU: dict[Any, Workspace] = {
-    aten.mm.default: _product,
-    aten.bmm.default: _product,
-    aten.addmm.default: _sum_with_product,
-    aten.baddbmm.default: _sum_with_product,
+    **dict.fromkeys((aten.mm.default, aten.mm.out, aten.bmm.default, aten.bmm.out), _product),
+    **dict.fromkeys((aten.addmm.default, aten.addmm.out, aten.addmm_.default), _sum_with_product),
+    **dict.fromkeys((aten.baddbmm.default, aten.baddbmm.out, aten.baddbmm_.default), _sum_with_product),
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     torch.ops.c10d._allgather_base_.default: _gloo_all_gather,
