@@ -66,6 +66,20 @@ def test_a_product_in_bf16_takes_its_sum_in_fp32_where_a_processor_emulates_bf16
         check(aten.baddbmm.default, torch.zeros(5, rows, columns, dtype=torch.bfloat16), *several)
 
 
+@pytest.mark.parametrize(
+    "types", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float32,) * 2]
+)
+def test_operands_of_two_types_are_copied_to_the_type_of_both(types):
+    first, second = (torch.randn(500, 250, dtype=dtype) for dtype in types)
+    for name in ("add", "sub", "mul", "div"):
+        check(getattr(aten, name).Tensor, first, second)
+        check(getattr(aten, name).Tensor, first, second[0])
+        check(getattr(aten, f"{name}_").Tensor, first, second)
+        check(getattr(aten, f"{name}_").Tensor, first, second[0])
+        check(getattr(aten, f"{name}_").Tensor, first[:100], second[:100])
+        check(getattr(aten, f"{name}_").Tensor, first, torch.tensor(2.0, dtype=second.dtype))
+
+
 def check(operator, *args):
     """See that an operator takes what the table says, but for a copy of a vector and what oneDNN rounds up."""
     operator(*args)  # its first call compiles a kernel

@@ -199,6 +199,28 @@ def _sum_with_product(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Itera
     return _matrix_product(args[1], args[2])
 
 
+def _of_two_types(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+    """Yield copies, in the type of both, of what an elementwise operator is given in another; a GPU casts in registers.
+
+    `compute_types` in aten/src/ATen/TensorIterator.cpp, which leaves numbers and tensors of one value as they are.
+    """
+    tensors = [value for value in args[:2] if isinstance(value, torch.Tensor)]
+    if len({tensor.dtype for tensor in tensors}) == 2:
+        common = torch.result_type(*tensors)
+        yield from (
+            tensor.numel() * common.itemsize for tensor in tensors if tensor.dtype != common and tensor.dim()
+        )
+
+
+def _into_first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:
+    """Yield the same, and the result before it is cast to the first's type."""
+    yield from _of_two_types(args, kwargs)
+    if isinstance(args[1], torch.Tensor):
+        common = torch.result_type(args[0], args[1])
+        if common != args[0].dtype:
+            yield args[0].numel() * common.itemsize
+
+
 @cache
 def _emulates_bf16() -> bool:
     """Tell whether oneDNN computes bf16 with AVX-512 alone, in fp32."""
@@ -230,6 +252,8 @@ ON_CPU: dict[Any, Workspace] = {
     **dict.fromkeys((aten.baddbmm.default, aten.baddbmm.out, aten.baddbmm_.default), _sum_with_product),
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
+    **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor), _of_two_types),
+    **dict.fromkeys((aten.add_.Tensor, aten.sub_.Tensor, aten.mul_.Tensor, aten.div_.Tensor), _into_first),
     torch.ops.c10d._allgather_base_.default: _gloo_all_gather,
     torch.ops.c10d._reduce_scatter_base_.default: _gloo_reduce_scatter,
 }
