@@ -80,6 +80,11 @@ def test_operands_of_two_types_are_copied_to_the_type_of_both(types):
         check(getattr(aten, f"{name}_").Tensor, first, torch.tensor(2.0, dtype=second.dtype))
 
 
+def test_logsumexp_copies_its_input():
+    check(aten.logsumexp.default, torch.randn(500, 250), [1])
+    check(aten.logsumexp.default, torch.randn(500, 250), [0], True)
+
+
 def check(operator, *args):
     """See that an operator takes what the table says, but for a copy of a vector and what oneDNN rounds up."""
     operator(*args)  # its first call compiles a kernel

@@ -151,12 +151,14 @@ def _loss_and_gradient(
         logits += bias
     counted = targets != IGNORED
     places = targets.masked_fill(~counted, 0).unsqueeze(1)
-    normalizer = logits.logsumexp(1, keepdim=True)
-    losses = (normalizer - logits.gather(1, places)).squeeze(1)
     share = (counted / count).unsqueeze(1)
-    logits.sub_(normalizer).exp_()  # the softmax; minus one at the target it is the gradient
-    logits.scatter_add_(1, places, torch.full_like(places, -1, dtype=logits.dtype))
-    return (losses * share.squeeze(1)).sum(), logits.mul_(share).to(rows.dtype)
+    # In place throughout: torch's logsumexp would make another copy of the logits, which is where a step's peak is.
+    largest = logits.amax(1, keepdim=True)
+    chosen = logits.gather(1, places) - largest
+    total = logits.sub_(largest).exp_().sum(1, keepdim=True)
+    loss = ((total.log() - chosen) * share).sum()
+    logits.mul_(share / total).scatter_add_(1, places, -share)  # the softmax, minus one at the target
+    return loss, logits.to(rows.dtype)
 
 
 def _add_product(total: Tensor, grad: Tensor, rows: Tensor) -> None:

@@ -10,6 +10,7 @@ and for convolutions and products in bf16 on processors that have it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
@@ -80,7 +81,16 @@ def _embedding_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ite
     yield count * gradient.shape[-1] * 4 // 10
 
 
+def _logsumexp(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+    """Yield its largest numbers, and the input less them (`logsumexp_out_impl` in ATen/native/ReduceOps.cpp)."""
+    numbers, over = args[:2]
+    count = math.prod(numbers.shape[dimension] for dimension in over)
+    yield numbers.numel() // count * numbers.element_size()
+    yield numbers.numel() * numbers.element_size()
+
+
 ON_CUDA: dict[Any, Workspace] = {
+    aten.logsumexp.default: _logsumexp,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
     aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
@@ -247,6 +257,7 @@ def _gloo_reduce_scatter(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> It
 
 
 ON_CPU: dict[Any, Workspace] = {
+    aten.logsumexp.default: _logsumexp,
     **dict.fromkeys((aten.mm.default, aten.mm.out, aten.bmm.default, aten.bmm.out), _product),
     **dict.fromkeys((aten.addmm.default, aten.addmm.out, aten.addmm_.default), _sum_with_product),
     **dict.fromkeys((aten.baddbmm.default, aten.baddbmm.out, aten.baddbmm_.default), _sum_with_product),
