@@ -12,7 +12,7 @@ from tests.numerics.emulated import on_a_gpu
 pytest.importorskip("torchao", reason="torchao is not installed: pip install 'autotune[torchao]'")
 
 
-def emulated(args, kwargs):
+def emulated(args):
     """Copies in 32 bits of what a processor multiplies, of the product, and of what is scaled; and three scales."""
     left, right, dtype = args[0], args[1], args[6]
     result, given = left.shape[0] * right.shape[1], 4 * (left.numel() + right.numel())

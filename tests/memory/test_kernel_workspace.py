@@ -1,4 +1,4 @@
-"""What kernels take beside their outputs: attention, by the one that a GPU chooses, and products in bf16 here."""
+"""What kernels take beside their outputs: attention as a GPU chooses it; a processor's own, beside torch's profiler."""
 
 from itertools import accumulate
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from autotune.worker.tracing.kernel_workspace import ON_CPU, ON_CUDA
+from autotune.worker.tracing.kernel_workspace import ON_CPU, ON_CUDA, emulates_bf16
 
 aten = torch.ops.aten
 CUDNN = aten._scaled_dot_product_cudnn_attention_backward.default
@@ -24,7 +24,7 @@ SHAPES = [
 def scratch(kernel, batch, heads, kv_heads, length, head, dtype=torch.bfloat16):
     query = torch.empty(batch, heads, length, head, dtype=dtype, device="meta")
     key = torch.empty(batch, kv_heads, length, head, dtype=dtype, device="meta")
-    return list(ON_CUDA[kernel]((query, query, key, key), {}))
+    return list(ON_CUDA[kernel]((query, query, key, key)))
 
 
 def test_cudnn_takes_row_sums_and_the_gradient_of_queries_in_one_buffer():
@@ -50,7 +50,7 @@ PRODUCTS = [(64, 4096, 64), (2, 256, 256), (100, 300, 70), (5003, 64, 128), (16,
 
 
 def test_a_product_in_bf16_takes_its_sum_in_fp32_where_a_processor_emulates_bf16():
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported() or torch.cpu._is_avx512_bf16_supported():
+    if not emulates_bf16():
         pytest.skip("oneDNN has products in bf16 of its own here, or none")
     for rows, inner, columns in PRODUCTS:
         first, second = (
@@ -95,4 +95,4 @@ def check(operator, *args):
     ]
     made = 0 if any(result is value for value in args) else result.untyped_storage().nbytes()
     taken = max(accumulate(moves), default=0) - made
-    assert taken == pytest.approx(sum(ON_CPU[operator](args, {})), abs=256 * torch.get_num_threads() + 256)
+    assert taken == pytest.approx(sum(ON_CPU[operator](args)), abs=256 * torch.get_num_threads() + 256)

@@ -11,7 +11,7 @@ and for convolutions and products in bf16 on processors that have it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -19,8 +19,8 @@ import torch
 
 aten = torch.ops.aten
 
-Workspace = Callable[[tuple[Any, ...], Mapping[str, Any]], Iterable[int]]
-"""The sizes (bytes) of a kernel's scratch buffers, from its arguments."""
+Workspace = Callable[[tuple[Any, ...]], Iterable[int]]
+"""The sizes (bytes) of a kernel's scratch buffers, from its positional arguments."""
 
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -29,7 +29,7 @@ def _rounded(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _flash_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+def _flash_backward(args: tuple[Any, ...]) -> Iterable[int]:
     """Yield dq in float32, the softmax's row sums, and dk, dv per query head where keys and values are shared.
 
     `mha_bwd` in aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
@@ -44,7 +44,7 @@ def _flash_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterabl
         yield from [batch * kv_length * heads * head * query.element_size()] * 2
 
 
-def _efficient_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+def _efficient_backward(args: tuple[Any, ...]) -> Iterable[int]:
     """Yield the row sums, and dq in float32 where the type is narrower (`attention_backward.cu`)."""
     query = args[1]
     batch, heads, length, head = query.shape
@@ -53,7 +53,7 @@ def _efficient_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ite
         yield batch * heads * _rounded(length, 64) * _rounded(head, 64) * 4
 
 
-def _cudnn_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+def _cudnn_backward(args: tuple[Any, ...]) -> Iterable[int]:
     """Yield the row sums and dq in float32, as one buffer; dk and dv per query head where keys and values are shared.
 
     `SDPABackwardNode::get_fe_workspace_size_node` in cudnn-frontend's node/scaled_dot_product_flash_attention.h, for
@@ -69,7 +69,7 @@ def _cudnn_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterabl
         yield from [batch * kv_length * heads * head * query.element_size()] * 2
 
 
-def _embedding_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+def _embedding_backward(args: tuple[Any, ...]) -> Iterable[int]:
     """Yield sorted indices with their origins, twice while sorting, and partial sums of ten rows each (`Embedding.cu`).
 
     Up to 3072 indices the kernel sorts nothing; these bytes are counted there too, so that sizes stay affine in the
@@ -81,7 +81,7 @@ def _embedding_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ite
     yield count * gradient.shape[-1] * 4 // 10
 
 
-def _logsumexp(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+def _logsumexp(args: tuple[Any, ...]) -> Iterable[int]:
     """Yield its largest numbers, and the input less them (`logsumexp_out_impl` in ATen/native/ReduceOps.cpp)."""
     numbers, over = args[:2]
     count = math.prod(numbers.shape[dimension] for dimension in over)
@@ -102,7 +102,7 @@ BLOCK = 16
 """Channels that oneDNN keeps together in its own layout (AVX-512)."""
 
 
-def _convolution(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+def _convolution(args: tuple[Any, ...]) -> Iterable[int]:
     """Input, weight and output in oneDNN's layout, the input made contiguous before.
 
     Measured, as the backward pass below: 1- and 2-dimensional, dense, grouped and depthwise, kernels of 3 to 5, 48 to
@@ -117,7 +117,7 @@ def _convolution(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[i
         yield taken
 
 
-def _convolution_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+def _convolution_backward(args: tuple[Any, ...]) -> Iterable[int]:
     """Gradient and input in oneDNN's layout, while the weight's gradient is made; and both made contiguous before.
 
     Depthwise, the weight's gradient needs no copies, and what counts is the input's gradient before it is copied.
@@ -190,7 +190,7 @@ def _matrix_product(first: Any, second: Any) -> Iterable[int]:
     up (torch 2.13, AVX-512). fp16 takes none there, and neither do products of at most 16 x 16 x 16 in all
     (`checksize` in aten/src/ATen/native/mkldnn/Matmul.cpp); of a single row it depends on strides, and is counted.
     """
-    if first.dtype != torch.bfloat16 or not _emulates_bf16():
+    if first.dtype != torch.bfloat16 or not emulates_bf16():
         return
     *batch, rows, _ = first.shape
     columns = second.shape[-1]
@@ -199,17 +199,17 @@ def _matrix_product(first: Any, second: Any) -> Iterable[int]:
         yield matrices * rows * columns * 4 + 128
 
 
-def _product(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+def _product(args: tuple[Any, ...]) -> Iterable[int]:
     """Yield what `mm` and `bmm` take."""
     return _matrix_product(args[0], args[1])
 
 
-def _sum_with_product(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+def _sum_with_product(args: tuple[Any, ...]) -> Iterable[int]:
     """Yield what `addmm` and `baddbmm` take."""
     return _matrix_product(args[1], args[2])
 
 
-def _of_two_types(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+def _of_two_types(args: tuple[Any, ...]) -> Iterable[int]:
     """Yield copies, in the type of both, of what an elementwise operator is given in another; a GPU casts in registers.
 
     `compute_types` in aten/src/ATen/TensorIterator.cpp, which leaves numbers and tensors of one value as they are.
@@ -222,9 +222,9 @@ def _of_two_types(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[
         )
 
 
-def _into_first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:
+def _into_first(args: tuple[Any, ...]) -> Iterable[int]:
     """Yield the same, and the result before it is cast to the first's type."""
-    yield from _of_two_types(args, kwargs)
+    yield from _of_two_types(args)
     if isinstance(args[1], torch.Tensor):
         common = torch.result_type(args[0], args[1])
         if common != args[0].dtype:
@@ -232,13 +232,13 @@ def _into_first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[in
 
 
 @cache
-def _emulates_bf16() -> bool:
+def emulates_bf16() -> bool:
     """Tell whether oneDNN computes bf16 with AVX-512 alone, in fp32."""
     supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return supported and not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def _update_8bit(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+def _update_8bit(args: tuple[Any, ...]) -> Iterable[int]:
     """Yield five copies of the parameter in float32: both moments, the gradient, and a root with its quotient.
 
     `_optimizer_update_8bit_blockwise_cpu` in bitsandbytes/backends/cpu/ops.py; its CUDA kernel has none.
@@ -246,12 +246,12 @@ def _update_8bit(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[i
     yield from [args[2].numel() * 4] * 5
 
 
-def _gloo_all_gather(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+def _gloo_all_gather(args: tuple[Any, ...]) -> Iterable[int]:
     """Yield all ranks' parts in one buffer, before they are copied to the output (`AsyncAllgatherWork`)."""
     yield args[0].numel() * args[0].element_size()
 
 
-def _gloo_reduce_scatter(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[int]:  # noqa: ARG001
+def _gloo_reduce_scatter(args: tuple[Any, ...]) -> Iterable[int]:
     """Yield a copy of the whole input, which is reduced on every rank (`reduce_scatter_tensor_coalesced`)."""
     yield args[1].numel() * args[1].element_size()
 

@@ -145,7 +145,7 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
                 if isinstance(value, Tensor):
                     self.see(value)
         if func in self._workspace_of:
-            self.allocations.add_workspace(self._workspace_of[func](args, kwargs or {}))
+            self.allocations.add_workspace(self._workspace_of[func](args))
         return result
 
     def _faked(self, real: Tensor, args: tuple[Any, ...]) -> Tensor:
