@@ -85,6 +85,17 @@ def test_logsumexp_copies_its_input():
     check(aten.logsumexp.default, torch.randn(500, 250), [0], True)
 
 
+def test_the_softmax_of_unfused_attention_notes_what_is_masked():
+    check(aten._safe_softmax.default, torch.randn(4, 8, 64, 64), -1)
+
+
+def test_losses_of_elements_are_kept_until_they_are_reduced():
+    first, second = torch.randn(500, 250), torch.randn(500, 250)
+    for operator in (aten.mse_loss.default, aten.smooth_l1_loss.default):
+        for reduction in ([], [0], [2]):
+            check(operator, first, second, *reduction)
+
+
 def check(operator, *args):
     """See that an operator takes what the table says, but for a copy of a vector and what oneDNN rounds up."""
     operator(*args)  # its first call compiles a kernel

@@ -89,8 +89,34 @@ def _logsumexp(args: tuple[Any, ...]) -> Iterable[int]:
     yield numbers.numel() * numbers.element_size()
 
 
-ON_CUDA: dict[Any, Workspace] = {
+def _safe_softmax(args: tuple[Any, ...]) -> Iterable[int]:
+    """Yield which numbers are masked, and which rows are whole: a byte each (ATen/native/transformers/attention.cpp).
+
+    It is the softmax of attention that no fused kernel computes.
+    """
+    numbers, over = args[:2]
+    yield numbers.numel()
+    yield numbers.numel() // numbers.shape[over]
+
+
+def _reduced_loss(args: tuple[Any, ...]) -> Iterable[int]:
+    """Yield the loss of each element, before its mean or sum is taken (ATen/native/BinaryOps.cpp, PointwiseOps)."""
+    first, second = args[:2]
+    reduction = args[2] if len(args) > 2 else 1
+    if reduction:
+        yield torch.broadcast_shapes(first.shape, second.shape).numel() * first.element_size()
+
+
+_BOTH: dict[Any, Workspace] = {
     aten.logsumexp.default: _logsumexp,
+    aten._safe_softmax.default: _safe_softmax,
+    aten.mse_loss.default: _reduced_loss,
+    aten.smooth_l1_loss.default: _reduced_loss,
+}
+"""What torch composes in the same way for every device."""
+
+ON_CUDA: dict[Any, Workspace] = {
+    **_BOTH,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
     aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
@@ -257,7 +283,7 @@ def _gloo_reduce_scatter(args: tuple[Any, ...]) -> Iterable[int]:
 
 
 ON_CPU: dict[Any, Workspace] = {
-    aten.logsumexp.default: _logsumexp,
+    **_BOTH,
     **dict.fromkeys((aten.mm.default, aten.mm.out, aten.bmm.default, aten.bmm.out), _product),
     **dict.fromkeys((aten.addmm.default, aten.addmm.out, aten.addmm_.default), _sum_with_product),
     **dict.fromkeys((aten.baddbmm.default, aten.baddbmm.out, aten.baddbmm_.default), _sum_with_product),

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
@@ -21,6 +20,7 @@ from autotune.worker.tracing.allocations import ACTIVATION, DEVICE, DISK, HOST, 
 from autotune.worker.tracing.constant_values import KnownValues
 from autotune.worker.tracing.fake_op_cache import FakeOpCache, OpResult
 from autotune.worker.tracing.kernel_workspace import Workspace
+from autotune.worker.tracing.made_in_place import IN_PLACE, operand
 from autotune.worker.tracing.op_counter import OpCounter, OpNumbers
 
 _ELSEWHERE = -1
@@ -30,7 +30,6 @@ _ONLY_WRITES = {torch.ops.aten._fused_sgd_.default, torch.ops.aten._fused_sgd_.t
 """Operators that make nothing, and for which torch has no shape rule: it would run the real kernel instead."""
 _INTO_OUT = {getattr(torch.ops.aten.addmm, "dtype_out", None)} - {None}
 """Operators that make nothing and return what they write into, whose shape rule in torch 2.11 is another operator's."""
-_ADD = torch.ops.aten.add.Tensor
 _READ = torch.ops.aten._local_scalar_dense.default
 _DEVICE_OF = torch.ops.prim.device.default
 
@@ -108,7 +107,7 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
         real = self._known.compute(func, args, kwargs or {})
         if real is not None:
             return self._faked(real, args)
-        adding = func is _ADD and self.allocations.backward and not torch.is_grad_enabled()
+        held = operand(func, args) if func in IN_PLACE and self.allocations.backward else None
         self._inside = True
         try:
             key = self._cache.key(func, args, kwargs)
@@ -138,8 +137,8 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
         self._known.follow(func, args, kwargs or {}, result)
         if isinstance(result, Tensor):
             slot = self.see(result)
-            if adding and slot is not None:
-                self._may_be_in_place(args, slot)
+            if held is not None and slot is not None:
+                self._may_be_in_place(*held, slot)
         elif isinstance(result, tuple | list):
             for value in tree_leaves(result):
                 if isinstance(value, Tensor):
@@ -203,24 +202,10 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
         if self.allocations.release_or_fold(reference.slot):
             self._newest.slot = reference.slot
 
-    def _may_be_in_place(self, args: tuple[Any, ...], slot: int) -> None:
-        """Remember a sum of gradients that autograd would have made in place, were the tensors not fake.
-
-        `can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp: the engine adds into the gradient that it
-        holds already if nobody else does, not even as the base of a view. Then that one is released before anything
-        else is allocated.
-        """
-        first = args[0]
-        if isinstance(torch._C._current_autograd_node(), torch.autograd.function.BackwardCFunction):
-            return  # the user's own backward; what it adds, it adds
-        if (
-            not isinstance(first, Tensor)
-            or first._is_view()
-            or not is_non_overlapping_and_dense_or_false(first)
-        ):
-            return
-        held = self._live.get(first.untyped_storage()._cdata)
-        if held is not None:
+    def _may_be_in_place(self, operand: Tensor, newest: bool, slot: int) -> None:
+        """Remember that a result may be made in its operand's memory, if need be only where that was made last."""
+        held = self._live.get(operand.untyped_storage()._cdata)
+        if held is not None and not (newest and held.slot != slot - 1):
             self.allocations.may_be_in_place(held.slot, slot)
 
     def slot_of(self, tensor: Tensor) -> int | None:
