@@ -9,6 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 from autotune.worker.tracing.kernel_workspace import ON_CPU, ON_CUDA, emulates_bf16
 
 aten = torch.ops.aten
+ISA = torch.backends.cpu.get_cpu_capability()
 CUDNN = aten._scaled_dot_product_cudnn_attention_backward.default
 FLASH = aten._scaled_dot_product_flash_attention_backward.default
 EFFICIENT = aten._scaled_dot_product_efficient_attention_backward.default
@@ -96,6 +97,49 @@ def test_losses_of_elements_are_kept_until_they_are_reduced():
             check(operator, first, second, *reduction)
 
 
+IN_COLOUR = [(64, 7, 2, 3), (64, 7, 4, 3), (96, 4, 4, 0), (64, 8, 8, 0), (64, 14, 14, 0), (64, 16, 8, 0)]
+"""Channels, side of the kernel, step and padding of what vision models begin with."""
+
+
+@pytest.mark.skipif(ISA != "AVX2", reason="measured with AVX2 alone")
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize(("channels", "side", "step", "padding"), IN_COLOUR)
+def test_convolutions_of_images_in_colour_keep_weight_or_output_in_blocks(
+    channels, side, step, padding, samples
+):
+    check_convolution(
+        torch.randn(samples, 3, 8 * side + 24, 8 * side + 24), (channels, 3, side, side), step, padding
+    )
+
+
+@pytest.mark.skipif(ISA not in ("AVX2", "AVX512"), reason="measured with AVX2 and AVX-512")
+@pytest.mark.parametrize("shape", [(64, 64, 3, 3), (48, 1, 5, 5), (48, 48, 3), (48, 1, 4)])
+@pytest.mark.parametrize("samples", [2, 5])
+def test_convolutions_of_channels_that_fill_blocks_keep_copies_in_these(shape, samples):
+    images = torch.randn(samples, shape[0], *[100] * len(shape[2:]))
+    check_convolution(images, shape, 1, 1, groups=shape[0] // shape[1])
+
+
+@pytest.mark.parametrize("shape", [(24, 24, 3), (20, 4, 3, 3), (32, 3, 3, 3)])
+def test_small_images_are_unfolded(shape):
+    check_convolution(torch.randn(1, shape[1], *[50] * len(shape[2:])), shape, 1, 1)
+
+
+def check_convolution(images, shape, step, padding, groups=1):
+    """See that a convolution and its backward pass take what the table says; images in colour ask for no gradient."""
+    weight, bias = torch.randn(shape), torch.randn(shape[0])
+    around = [
+        *([number] * len(shape[2:]) for number in (step, padding, 1)),
+        False,
+        [0] * len(shape[2:]),
+        groups,
+    ]
+    check(aten.convolution.default, images, weight, bias, *around)
+    gradient = torch.randn_like(aten.convolution.default(images, weight, bias, *around))
+    asked = [images.shape[1] != 3, True, True]
+    check(aten.convolution_backward.default, gradient, images, weight, [shape[0]], *around, asked)
+
+
 def check(operator, *args):
     """See that an operator takes what the table says, but for a copy of a vector and what oneDNN rounds up."""
     operator(*args)  # its first call compiles a kernel
@@ -104,6 +148,9 @@ def check(operator, *args):
     moves = [
         event.nbytes() for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"
     ]
-    made = 0 if any(result is value for value in args) else result.untyped_storage().nbytes()
+    results = [value for value in (result if isinstance(result, tuple) else (result,)) if value is not None]
+    made = sum(
+        value.untyped_storage().nbytes() for value in results if not any(value is given for given in args)
+    )
     taken = max(accumulate(moves), default=0) - made
     assert taken == pytest.approx(sum(ON_CPU[operator](args)), abs=256 * torch.get_num_threads() + 256)

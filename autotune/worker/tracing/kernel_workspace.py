@@ -4,8 +4,8 @@ Fake tensors have no kernels, so what is in here is all that a trace knows of it
 (on Hopper and data-centre Blackwell), a trace runs the flash or the memory-efficient kernel in its place: these take at
 least what cuDNN's does. Not covered: what cuDNN's plans take beside what its frontend tells, and its
 convolutions, whose scratch is not documented, split-KV buffers of flash attention without dropout on small batches,
-reductions' semaphores, and on the CPU oneDNN's reordered copies for matrices of channels that are no multiple of 16
-and for convolutions and products in bf16 on processors that have it.
+reductions' semaphores, and on the CPU oneDNN's reordered copies for channels that do not fill its blocks, other than
+the three of an image, and for convolutions and products in bf16 on processors that have it.
 """
 
 from __future__ import annotations
@@ -124,41 +124,93 @@ ON_CUDA: dict[Any, Workspace] = {
 }
 
 
-BLOCK = 16
-"""Channels that oneDNN keeps together in its own layout (AVX-512)."""
+AVX512, AVX2 = 16, 8
+BLOCK = AVX512 if torch.backends.cpu.get_cpu_capability() == "AVX512" else AVX2
+"""Channels that oneDNN keeps together in its own layout: as many as a register holds in fp32."""
+RGB = 3
+LARGEST_DIRECT = 13
+"""Side of the largest kernel that oneDNN lays over an image as it is: from 14 on it unfolds the image."""
 
 
 def _convolution(args: tuple[Any, ...]) -> Iterable[int]:
-    """Input, weight and output in oneDNN's layout, the input made contiguous before.
+    """Input, weight and output in oneDNN's layout, the input made contiguous before; a small image unfolded.
 
-    Measured, as the backward pass below: 1- and 2-dimensional, dense, grouped and depthwise, kernels of 3 to 5, 48 to
-    256 channels, 1 and 3 samples, to the byte (torch 2.13, AVX-512).
+    Measured, as the backward pass below: 1- and 2-dimensional, dense, grouped and depthwise, kernels of 3 to 5, 24 to
+    256 channels, 1 to 8 samples, to the byte (torch 2.13; AVX-512 from 48 channels on, and AVX2). Of images in colour
+    the output or the weight alone, for kernels of 3 to 32 (AVX2; some percent off for padded kernels of 16).
     """
     images, weight, _, stride, padding, dilation, _, _, groups = args
-    if not _in_blocks(images, weight, stride, dilation, groups):
-        return
     taken, kept = _bytes(images), _bytes(weight)
-    yield max(taken + kept, _output_bytes(images, weight, stride, padding, dilation))
-    if not images.is_contiguous():
-        yield taken
+    positions = _positions(images, weight, stride, padding, dilation)
+    made = images.shape[0] * weight.shape[0] * positions * images.element_size()
+    if _unfolds(images, weight, groups):
+        yield kept // weight.shape[0] * positions
+    elif _in_colour(images, weight, groups):
+        yield max(kept, made)
+    elif _in_blocks(images, weight, stride, dilation, groups):
+        yield max(taken + kept, made)
+        if not images.is_contiguous():
+            yield taken
 
 
 def _convolution_backward(args: tuple[Any, ...]) -> Iterable[int]:
     """Gradient and input in oneDNN's layout, while the weight's gradient is made; and both made contiguous before.
 
-    Depthwise, the weight's gradient needs no copies, and what counts is the input's gradient before it is copied.
+    Depthwise, the weight's gradient needs no copies, but of kernels three wide with AVX2; what counts else is the
+    input's gradient before it is copied.
     """
     gradient, images, weight = args[:3]
-    stride, padding, dilation, groups = args[4], args[5], args[6], args[9]
-    if not _in_blocks(images, weight, stride, dilation, groups):
-        yield from _patch_embedding_backward(gradient, images, weight, stride, padding, groups)
-        return
-    yield _bytes(gradient)
-    if groups != images.shape[1]:
-        yield _bytes(images)
-    for tensor in (gradient, images):
-        if not tensor.is_contiguous():
-            yield _bytes(tensor)
+    stride, dilation, groups = args[4], args[6], args[9]
+    if _unfolds(images, weight, groups):
+        yield _bytes(weight) // weight.shape[0] * math.prod(gradient.shape[2:])
+    elif _in_colour(images, weight, groups):
+        yield from _backward_to_image(gradient, images, weight)
+    elif _in_blocks(images, weight, stride, dilation, groups):
+        depthwise = groups == images.shape[1]
+        if depthwise and not (BLOCK == AVX2 and weight.shape[-1] == 3):
+            yield max(_bytes(images) - _bytes(weight), 0)  # before the weight's gradient is made
+        else:
+            yield _bytes(gradient) + _bytes(images)
+        for tensor in (gradient, images):
+            if not tensor.is_contiguous():
+                yield _bytes(tensor)
+
+
+def _unfolds(images: Any, weight: Any, groups: int) -> bool:
+    """Tell whether torch's own kernel unfolds a small image (`use_mkldnn` in ATen/native/Convolution.cpp)."""
+    size = weight.shape[2:]
+    wide = len(size) == 2 and min(size) > 3
+    return (
+        images.dtype == torch.float32 and images.dim() in (3, 4) and groups == 1 and images.shape[0] == 1
+        and images.numel() <= 20480 and not wide and max(size) > 1
+    )  # fmt: skip
+
+
+def _in_colour(images: Any, weight: Any, groups: int) -> bool:
+    """Tell whether a convolution is one of images in colour, of which oneDNN does not reorder the input."""
+    return (
+        images.dtype == torch.float32 and images.dim() == 4 and images.shape[1] == RGB and groups == 1
+        and weight.shape[0] % BLOCK == 0
+    )  # fmt: skip
+
+
+def _backward_to_image(gradient: Any, images: Any, weight: Any) -> Iterable[int]:
+    """Yield what the weight's gradient takes, that of the image not being asked for; the gradient made contiguous.
+
+    Small kernels: the gradient or the weight in oneDNN's layout. Large ones, as of patches: of each thread its unfolded
+    image and four copies of the weight's gradient, and 256 B. Measured to the byte for kernels of 3 to 32, as wide as
+    their step and not, 1 to 8 images, 1 and 2 threads (torch 2.13, AVX2), of 16 and 32 for AVX-512 too.
+    """
+    kernel = weight.shape[2:]
+    kept = _bytes(weight)
+    if max(kernel) <= LARGEST_DIRECT:
+        yield max(_bytes(gradient), kept + 256)
+    else:
+        threads = 1 if images.shape[0] == 1 else torch.get_num_threads()
+        unfolded = kept // weight.shape[0] * math.prod(gradient.shape[2:])
+        yield threads * (4 * kept + unfolded) + 256
+    if not gradient.is_contiguous():
+        yield _bytes(gradient)
 
 
 def _in_blocks(images: Any, weight: Any, stride: Any, dilation: Any, groups: int) -> bool:
@@ -169,9 +221,6 @@ def _in_blocks(images: Any, weight: Any, stride: Any, dilation: Any, groups: int
     plain = all(step == 1 for step in (*stride, *dilation))
     if plain and images.shape[0] < 16 and all(side == 1 for side in size) and torch.get_num_threads() == 1:
         return False
-    wide = len(size) == 2 and min(size) > 3
-    if groups == 1 and not wide and images.shape[0] == 1 and images.numel() <= 20480:
-        return False
     depthwise = groups == images.shape[1] == weight.shape[0]
     channels = (groups,) if depthwise else (images.shape[1] // groups, weight.shape[0] // groups)
     return all(count % BLOCK == 0 for count in channels)
@@ -181,31 +230,14 @@ def _bytes(tensor: Any) -> int:
     return int(tensor.numel() * tensor.element_size())
 
 
-def _output_bytes(images: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> int:
-    count = images.shape[0] * weight.shape[0]
-    for side, kernel, step, edge, gap in zip(
-        images.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
-    ):
-        count *= (side + 2 * edge - gap * (kernel - 1) - 1) // step + 1
-    return int(count * images.element_size())
-
-
-def _patch_embedding_backward(
-    gradient: Any, images: Any, weight: Any, stride: Any, padding: Any, groups: int
-) -> Iterable[int]:
-    """Yield a thread's unfolded image and four copies of the weight's gradient, and the gradient made contiguous.
-
-    Measured: oneDNN's matrix-product convolution takes threads x (4 x weight + image) + 256 B, for kernels of
-    3x16x16 and 3x32x32, 256 and 768 channels, 1 to 6 images and 1 and 2 threads, to the byte (torch 2.13, AVX-512).
-    """
-    patches = list(stride) == list(weight.shape[2:]) and not any(padding) and groups == 1
-    if not patches or weight.dim() != 4 or weight.dtype != torch.float32:
-        return
-    threads = 1 if images.shape[0] == 1 else torch.get_num_threads()
-    image = images.numel() // images.shape[0] * images.element_size()
-    yield threads * (4 * weight.numel() * weight.element_size() + image) + 256
-    if not gradient.is_contiguous():
-        yield gradient.numel() * gradient.element_size()
+def _positions(images: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> int:
+    """Return where a kernel comes to lie on one image."""
+    return math.prod(
+        (side + 2 * edge - gap * (kernel - 1) - 1) // step + 1
+        for side, kernel, step, edge, gap in zip(
+            images.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
+        )
+    )
 
 
 def _matrix_product(first: Any, second: Any) -> Iterable[int]:
