@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import select
-import signal
 import sys
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.forked import each_alone  # noqa: E402
 from benchmarks.recording import RESULTS, record  # noqa: E402
 from benchmarks.verdict import SMALLEST, unmeasured, verdict  # noqa: E402
 
@@ -30,6 +29,7 @@ LAYERS = 2
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers")
 """Only the depth is cut: widths cost nothing under fake tensors, and depend on each other in ways of their own."""
 SEQ_LEN = 64
+TRACED = "traced"
 PATIENCE = 240.0
 """Seconds for one class."""
 MISSING: dict[str, dict[str, Any]] = {
@@ -99,7 +99,7 @@ def class_of(model_type: str) -> str:
 
 
 def one(model_type: str, device: str) -> str:
-    """Trace one model type; return an empty text, or why it cannot be."""
+    """Trace one model type; return `TRACED`, or why it cannot be."""
     import transformers
 
     from autotune.candidate import Candidate
@@ -114,7 +114,7 @@ def one(model_type: str, device: str) -> str:
     def attempt(shallow: bool) -> str:
         spec = ModelSpec(name=model_type, source="config", config=small(model_type, shallow))
         timeline = trace(request(spec, SEQ_LEN, candidate, device))
-        return "" if timeline.allocated(2) > 0 else "no memory was counted"
+        return TRACED if timeline.allocated(2) > 0 else "no memory was counted"
 
     try:
         return attempt(shallow=True)
@@ -125,25 +125,6 @@ def one(model_type: str, device: str) -> str:
             return attempt(shallow=False)
         except Exception as error:  # noqa: BLE001 - whatever a model raises is its reason
             return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def alone(model_type: str, device: str) -> Result:
-    """Run `one` in a child of this process, which has imported all and run nothing."""
-    began = time.monotonic()
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.write(writing, one(model_type, device).encode()[:4000])
-        finally:
-            os._exit(0)
-    os.close(writing)
-    ready = select.select([reading], [], [], PATIENCE)[0]
-    reason = os.read(reading, 4000).decode(errors="replace") if ready else f"took more than {PATIENCE:.0f} s"
-    os.close(reading)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return Result(model_type, class_of(model_type), reason[:300], round(time.monotonic() - began, 1))
 
 
 def main() -> int:
@@ -157,13 +138,21 @@ def main() -> int:
 
     import autotune.worker.tracing.trace  # noqa: F401 - the children find all imported
 
-    results = []
-    for model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        if model_type == "gpt2" if options.smallest else options.only is None or options.only in model_type:
-            results.append(alone(model_type, options.device))
-            print(f"{results[-1].model_type:32} {results[-1].reason or 'traced'}", flush=True)
-    if not results:
+    chosen = [
+        model_type
+        for model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        if (model_type == "gpt2" if options.smallest else options.only is None or options.only in model_type)
+    ]
+    if not chosen:
         raise unmeasured("coverage", f"no model type has {options.only!r} in its name")
+    results = []
+    at_once = len(os.sched_getaffinity(0))
+    for answer in each_alone(chosen, partial(one, device=options.device), PATIENCE, at_once):
+        said = answer.text_or_end(PATIENCE)[:300]
+        reason = "" if said == TRACED else said
+        results.append(Result(answer.item, class_of(answer.item), reason, round(answer.seconds, 1)))
+        print(f"{answer.item:32} {said}", flush=True)
+    results.sort(key=lambda result: chosen.index(result.model_type))
     traced = sum(not result.reason for result in results)
     share = traced / len(results)
     print(f"{traced} of {len(results)} traced: {share:.1%}")

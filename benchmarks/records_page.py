@@ -21,6 +21,7 @@ from autotune.exports.lightning import FSDP_ARGUMENTS
 from autotune.techniques.check import axis_of
 from autotune.units import GIB
 from benchmarks import peers_tables
+from benchmarks.accuracy_by_class import CLOSE
 from benchmarks.markdown import NOT_MEASURED, block, fill, off, read, source, table
 from benchmarks.recording import RESULTS
 
@@ -219,6 +220,27 @@ def coverage() -> str:
     )
 
 
+def accuracy_by_class() -> str:
+    """Return how far predicted peaks were off in all classes of transformers, and which were further off."""
+    document = read("accuracy_by_class")
+    rows = document["rows"]
+    errors = [row["error"] for row in rows if "error" in row]
+    further = [f"`{row['class']}` ({row['error']:+.2%})" for row in rows if abs(row.get("error", 0)) > CLOSE]
+    refused = [f"`{row['class']}`" for row in rows if row.get("reason", "").startswith("cannot be traced")]
+    others = len(rows) - len(errors) - len(refused)
+    return block(
+        [
+            f"{len(rows)} classes of transformers (language models: causal, masked and sequence-to-sequence; image "
+            f"classification), made shallow and narrow: {len(errors)} were traced and trained. Their peaks are off by "
+            f"{off(errors)}; {document['within']:.1%} are within {CLOSE:.1%}.",
+            *([f"Further off: {', '.join(further)}."] if further else []),
+            f"Not compared: {len(refused)} that a trace refuses ({', '.join(refused)}), and {others} that do not build "
+            f"or train as narrow as this.",
+            source(document),
+        ]
+    )  # fmt: skip
+
+
 def step_time() -> str:
     """Return predicted over published speed by GPU."""
     document = read("step_time")
@@ -294,7 +316,12 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "racing": racing_saving,
     },
     "search_spaces.md": {"peers": peers_tables.peers, "peers live": peers_tables.peers_live},
-    "estimate.md": {"memory accuracy": memory_accuracy, "ladder": ladder_pricing, "coverage": coverage},
+    "estimate.md": {
+        "memory accuracy": memory_accuracy,
+        "accuracy by class": accuracy_by_class,
+        "ladder": ladder_pricing,
+        "coverage": coverage,
+    },
     "step_time.md": {"measured": step_time},
     "exports.md": {"fsdp": fsdp_arguments, "declared": exports},
 }
