@@ -156,7 +156,7 @@ def _convolution(args: tuple[Any, ...]) -> Iterable[int]:
 def _convolution_backward(args: tuple[Any, ...]) -> Iterable[int]:
     """Gradient and input in oneDNN's layout, while the weight's gradient is made; and both made contiguous before.
 
-    Depthwise, the weight's gradient needs no copies, but of kernels three wide with AVX2; what counts else is the
+    Depthwise, the weight's gradient needs one copy, and two of kernels three wide with AVX2; what counts as well is the
     input's gradient before it is copied.
     """
     gradient, images, weight = args[:3]
@@ -168,7 +168,9 @@ def _convolution_backward(args: tuple[Any, ...]) -> Iterable[int]:
     elif _in_blocks(images, weight, stride, dilation, groups):
         depthwise = groups == images.shape[1]
         if depthwise and not (BLOCK == AVX2 and weight.shape[-1] == 3):
-            yield max(_bytes(images) - _bytes(weight), 0)  # before the weight's gradient is made
+            yield max(
+                _bytes(gradient), _bytes(images) - _bytes(weight)
+            )  # with the weight's gradient, or before it
         else:
             yield _bytes(gradient) + _bytes(images)
         for tensor in (gradient, images):
