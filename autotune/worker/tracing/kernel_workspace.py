@@ -147,7 +147,11 @@ def _convolution(args: tuple[Any, ...]) -> Iterable[int]:
         yield kept // weight.shape[0] * positions
     elif _in_colour(images, weight, groups):
         yield max(kept, made)
-    elif _in_blocks(images, weight, stride, dilation, groups):
+    elif not _in_blocks(images, weight, stride, dilation, groups):
+        return
+    elif _channels_last(images):
+        yield kept if groups == images.shape[1] else 2 * kept
+    else:
         yield max(taken + kept, made)
         if not images.is_contiguous():
             yield taken
@@ -165,7 +169,13 @@ def _convolution_backward(args: tuple[Any, ...]) -> Iterable[int]:
         yield _bytes(weight) // weight.shape[0] * math.prod(gradient.shape[2:])
     elif _in_colour(images, weight, groups):
         yield from _backward_to_image(gradient, images, weight)
-    elif _in_blocks(images, weight, stride, dilation, groups):
+    elif not _in_blocks(images, weight, stride, dilation, groups):
+        return
+    elif _channels_last(images):
+        yield (2 if groups == images.shape[1] else 3) * _bytes(weight)
+        if not _channels_last(gradient):
+            yield _bytes(gradient)
+    else:
         depthwise = groups == images.shape[1]
         if depthwise and not (BLOCK == AVX2 and weight.shape[-1] == 3):
             yield max(
@@ -185,6 +195,18 @@ def _unfolds(images: Any, weight: Any, groups: int) -> bool:
     return (
         images.dtype == torch.float32 and images.dim() in (3, 4) and groups == 1 and images.shape[0] == 1
         and images.numel() <= 20480 and not wide and max(size) > 1
+    )  # fmt: skip
+
+
+def _channels_last(images: Any) -> bool:
+    """Tell whether the channels of a pixel lie side by side: nothing but the weight is reordered then.
+
+    Measured with AVX2, kernels of 2 and 3, 48 to 768 channels, 2 and 5 samples. Not covered: depthwise kernels of 7, of
+    which a gradient takes 65 copies, whatever the number of samples.
+    """
+    return (
+        images.dim() == 4 and not images.is_contiguous()
+        and images.is_contiguous(memory_format=torch.channels_last)
     )  # fmt: skip
 
 
@@ -233,12 +255,14 @@ def _bytes(tensor: Any) -> int:
 
 
 def _positions(images: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> int:
-    """Return where a kernel comes to lie on one image."""
+    """Return where a kernel comes to lie on one image. One number may stand for all sides."""
+    sides, kernel = images.shape[2:], weight.shape[2:]
+    steps, edges, gaps = (
+        tuple(given) * len(sides) if len(given) == 1 else given for given in (stride, padding, dilation)
+    )
     return math.prod(
-        (side + 2 * edge - gap * (kernel - 1) - 1) // step + 1
-        for side, kernel, step, edge, gap in zip(
-            images.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
-        )
+        (side + 2 * edge - gap * (width - 1) - 1) // step + 1
+        for side, width, step, edge, gap in zip(sides, kernel, steps, edges, gaps, strict=True)
     )
 
 
