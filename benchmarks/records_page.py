@@ -236,9 +236,9 @@ def accuracy_by_class() -> str:
         [
             f"{len(rows)} classes of transformers (language models: causal, masked and sequence-to-sequence; image "
             f"classification), made shallow and narrow: {len(errors)} were traced and trained. Their peaks are off by "
-            f"{off(errors)}; {document['within']:.1%} are within {CLOSE:.1%}, and no language model is off by more than "
-            f"{language:.2%}.",
-            *([f"Further off, by copies that a processor's convolutions keep: {', '.join(further)}."] if further else []),
+            f"{off(errors)}; {document['within']:.1%} are within {CLOSE:.1%}. Of language models none is off by more "
+            f"than {language:.2%}.",
+            *([f"Further off: {', '.join(further)}."] if further else []),
             f"Not compared: {len(refused)} that a trace refuses ({', '.join(refused)}), and {others} that do not build "
             f"or train as narrow as this.",
             source(document),
