@@ -1,12 +1,12 @@
 """How far predicted peaks are from measured ones, in every class of transformers that a run can train.
 
-    python -m benchmarks.accuracy_by_class [--only bert] [--task MASKED_LM] [--checkpointing full] [--at-once 2]
+    python -m benchmarks.accuracy_by_class [--only bert] [--checkpointing full] [--at-once 2]
 
 Every class in transformers' mappings for causal, masked and sequence-to-sequence language models and for image
 classification is built from its own default configuration, made shallow and narrow, in a process of its own. It is
 traced once, in fp32 on the CPU, and trained for two real steps at each of two micro-batches with every allocation
 counted by torch's profiler, as in part 1 of `memory_accuracy.py`. The reason is printed for each class that is not
-compared: a trace refuses it, or it does not train as it is. With `--task`, the record keeps what it has of the others.
+compared: a trace refuses it, or it does not train as it is.
 
 Targets: at least 90% of the classes are compared; of these 95% are predicted within 0.1%, and none is off by more than
 1%.
@@ -19,7 +19,7 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ MICRO_BATCHES = (1, 3)
 LARGEST = 4 << 30
 """Bytes of a training that is still run."""
 PATIENCE = 400.0
+"""Seconds for one class."""
 ATTEMPTS = ((8, True), (4, True), (2, True), (1, True), (8, False), (1, False))
 """By how much narrower, and whether shallow, in turn: some classes do not take every width, or not every depth."""
 WIDTHS = frozenset({
@@ -56,7 +57,7 @@ VOCABULARY, FEW_EXPERTS = 2000, 16
 
 
 def narrow(values: Mapping[str, Any], divisor: int) -> dict[str, Any]:
-    """Return the values of a configuration that make a model narrow: what there is of widths, heads, words, experts."""
+    """Return what changes in a configuration for a narrow model: its widths, heads, words and experts."""
     changed: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int):
@@ -129,16 +130,16 @@ def compared(item: str, checkpointing: str) -> str:
     return reason
 
 
-def classes(only: str | None, tasks: Sequence[str] = TASKS) -> Iterator[str]:
+def classes(only: str | None) -> list[str]:
     """Return every class once, as `type|class`, of the tasks in their order."""
     from transformers.models.auto import modeling_auto
 
     found: dict[str, None] = {}
-    for task in tasks:
+    for task in TASKS:
         for model_type, names in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").items():
             if only is None or only in model_type:
                 found[f"{model_type}|{names if isinstance(names, str) else names[0]}"] = None
-    return iter(found)
+    return list(found)
 
 
 def row_of(item: str, said: str, seconds: float) -> dict[str, Any]:
@@ -152,16 +153,9 @@ def row_of(item: str, said: str, seconds: float) -> dict[str, Any]:
     return {**row, **numbers, "error": max(errors, key=abs)}
 
 
-def others(path: Path, chosen: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows that a record has of other classes."""
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
-    return [row for row in rows if f"{row['model_type']}|{row['class']}" not in chosen]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", help="part of a model type's name")
-    parser.add_argument("--task", choices=TASKS, help="classes of one task")
     parser.add_argument("--checkpointing", default="none", choices=("none", "full"))
     parser.add_argument("--at-once", type=int, default=len(os.sched_getaffinity(0)), help="classes at a time")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record")
@@ -169,24 +163,16 @@ def main() -> int:
     options = parser.parse_args()
     import benchmarks.memory_accuracy  # noqa: F401 - the children find all imported
 
-    chosen = (
-        ["gpt2|GPT2LMHeadModel"]
-        if options.smallest
-        else list(classes(options.only, [options.task] if options.task else TASKS))
-    )
+    chosen = ["gpt2|GPT2LMHeadModel"] if options.smallest else classes(options.only)
     if not chosen:
         raise unmeasured("accuracy_by_class", f"no model type has {options.only!r} in its name")
     rows = []
     one = partial(compared, checkpointing=options.checkpointing)
     for answer in each_alone(chosen, one, PATIENCE, options.at_once):
-        rows.append(row_of(answer.item, answer.text_or_end(PATIENCE), answer.seconds))
+        rows.append(row_of(answer.item, answer.text, answer.seconds))
         said = f"{rows[-1]['error']:+.4%}" if "error" in rows[-1] else rows[-1]["reason"]
         print(f"{rows[-1]['class']:44} {said}", flush=True)
-    name = "accuracy_by_class" + ("" if options.checkpointing == "none" else f"-{options.checkpointing}")
-    if options.task and options.only is None:
-        rows += others(options.out / f"{name}.json", chosen)
-    places = {item: place for place, item in enumerate(classes(None))}
-    rows.sort(key=lambda row: places[f"{row['model_type']}|{row['class']}"])
+    rows.sort(key=lambda row: chosen.index(f"{row['model_type']}|{row['class']}"))
     errors = [abs(row["error"]) for row in rows if "error" in row]
     if not errors:
         raise unmeasured("accuracy_by_class", str(rows[0]["reason"]))
@@ -196,6 +182,7 @@ def main() -> int:
         f"{within:.1%} within {CLOSE:.1%}, worst {max(errors):.3%}"
     )
     if options.only is None:
+        name = "accuracy_by_class" + ("" if options.checkpointing == "none" else f"-{options.checkpointing}")
         record(name, rows, options.out, smallest=options.smallest, compared=len(errors), within=within,
                worst=max(errors), seq_len=SEQ_LEN, checkpointing=options.checkpointing)  # fmt: skip
     missed = []

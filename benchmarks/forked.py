@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import select
-import signal
+import itertools
+import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
 from typing import NamedTuple
 
 
@@ -14,20 +15,14 @@ class Answer(NamedTuple):
     """What became of one item."""
 
     item: str
-    text: str | None
-    """What the function returned; None where it took too long, and empty where its process died."""
+    text: str
+    """What the function returned, or how its process ended without."""
     seconds: float
-
-    def text_or_end(self, patience: float) -> str:
-        """Return the text, or how the process ended that was to return it."""
-        if self.text is None:
-            return f"took more than {patience:.0f} s"
-        return self.text or "its process died"
 
 
 class _Child(NamedTuple):
     item: str
-    process: int
+    process: ForkProcess
     began: float
 
 
@@ -36,38 +31,37 @@ def each_alone(
 ) -> Iterator[Answer]:
     """Return what the function says of every item, in the order in which it ends; `patience` seconds for each."""
     waiting = iter(items)
-    children: dict[int, _Child] = {}
+    children: dict[Connection, _Child] = {}
     while True:
-        while len(children) < at_once and (item := next(waiting, None)) is not None:
-            reading, child = _start(item, function)
-            children[reading] = child
+        for item in itertools.islice(waiting, at_once - len(children)):
+            answers, child = _start(item, function)
+            children[answers] = child
         if not children:
             return
-        ready = select.select(list(children), [], [], 1.0)[0]
-        now = time.monotonic()
-        for reading, child in list(children.items()):
-            if reading in ready or now - child.began > patience:
-                text = _all_of(reading) if reading in ready else None
-                os.close(reading)
-                os.kill(child.process, signal.SIGKILL)
-                os.waitpid(child.process, 0)
-                del children[reading]
-                yield Answer(child.item, text, time.monotonic() - child.began)
+        ready = wait(children, timeout=1.0)
+        for answers, child in list(children.items()):
+            seconds = time.monotonic() - child.began
+            if answers in ready or seconds > patience:
+                text = _received(answers) if answers in ready else f"took more than {patience:.0f} s"
+                child.process.kill()
+                child.process.join()
+                answers.close()
+                del children[answers]
+                yield Answer(child.item, text, seconds)
 
 
-def _start(item: str, function: Callable[[str], str]) -> tuple[int, _Child]:
-    reading, writing = os.pipe()
-    process = os.fork()
-    if not process:
-        try:
-            os.close(reading)
-            os.write(writing, function(item).encode()[: select.PIPE_BUF])
-        finally:
-            os._exit(0)
-    os.close(writing)
-    return reading, _Child(item, process, time.monotonic())
+def _start(item: str, function: Callable[[str], str]) -> tuple[Connection, _Child]:
+    context = multiprocessing.get_context("fork")
+    answers, answering = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: answering.send(function(item)))
+    process.start()
+    answering.close()
+    return answers, _Child(item, process, time.monotonic())
 
 
-def _all_of(reading: int) -> str:
-    """Return what a child wrote at once: no more than a pipe takes whole."""
-    return os.read(reading, select.PIPE_BUF).decode(errors="replace")
+def _received(answers: Connection) -> str:
+    try:
+        text: str = answers.recv()
+    except EOFError:
+        return "its process died"
+    return text

@@ -5,8 +5,8 @@
     python -m benchmarks.memory_accuracy --part 3    what gpu_ladder.py measured on an NVIDIA GPU
 
 Part 1 trains small models of eight architectures for two real steps on the CPU, with every allocation counted by
-torch's profiler, and compares the peak with the trace's. What real kernels allocate inside and give back before they
-return is in the measurement and not in the trace: that is the difference there is.
+torch's profiler, and compares the peak with the trace's. Of what real kernels allocate inside and give back before they
+return, a trace knows what `kernel_workspace` says: the rest is the difference there is.
 
 Targets: a median error of the peak of at most 0.1%, and none above 0.5%. Those of the other parts stand in
 `accuracy_published.py` and `accuracy_on_gpu.py`.

@@ -44,9 +44,25 @@ def measured(probe, micro_steps=1):
             training.optimizer.zero_grad()
             del norm, losses
         training.close()
+    return peak(profiler)
+
+
+def peak(profiler):
+    """Return the highest level of the bytes that a profiler saw allocated and released."""
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
-    return max(accumulate(event.nbytes() for event in events))
+    return max(accumulate(event.nbytes() for event in events), default=0)
+
+
+def taken(operator, *args):
+    """Call an operator, and return the peak of what it allocates beside the tensors that it returns."""
+    operator(*args)  # its first call compiles a kernel
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        result = operator(*args)
+    results = [value for value in (result if isinstance(result, tuple) else (result,)) if value is not None]
+    new = [value for value in results if not any(value is given for given in args)]
+    return peak(profiler) - sum(value.untyped_storage().nbytes() for value in new)
 
 
 def evaluated(probe, micro_batch):

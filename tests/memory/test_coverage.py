@@ -41,7 +41,7 @@ def test_what_dies_or_takes_too_long_says_so_and_ends_no_other():
         return item.upper()
 
     answers = each_alone(["dies", "sleeps", "one", "two"], answer, patience=2.0, at_once=2)
-    assert {answer.item: answer.text_or_end(2.0) for answer in answers} == {
+    assert {answer.item: answer.text for answer in answers} == {
         "dies": "its process died", "sleeps": "took more than 2 s", "one": "ONE", "two": "TWO",
     }  # fmt: skip
 

@@ -1,15 +1,12 @@
 """What kernels take beside their outputs: attention as a GPU chooses it; a processor's own, beside torch's profiler."""
 
-from itertools import accumulate
-
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from autotune.worker.tracing.kernel_workspace import ON_CPU, ON_CUDA, emulates_bf16
+from tests.memory.counted import taken
 
 aten = torch.ops.aten
-ISA = torch.backends.cpu.get_cpu_capability()
 CUDNN = aten._scaled_dot_product_cudnn_attention_backward.default
 FLASH = aten._scaled_dot_product_flash_attention_backward.default
 EFFICIENT = aten._scaled_dot_product_efficient_attention_backward.default
@@ -97,76 +94,7 @@ def test_losses_of_elements_are_kept_until_they_are_reduced():
             check(operator, first, second, *reduction)
 
 
-IN_COLOUR = [(64, 7, 2, 3), (64, 7, 4, 3), (96, 4, 4, 0), (64, 8, 8, 0), (64, 14, 14, 0), (64, 16, 8, 0)]
-"""Channels, side of the kernel, step and padding of what vision models begin with."""
-
-
-@pytest.mark.skipif(ISA != "AVX2", reason="measured with AVX2 alone")
-@pytest.mark.parametrize("samples", [1, 3])
-@pytest.mark.parametrize(("channels", "side", "step", "padding"), IN_COLOUR)
-def test_convolutions_of_images_in_colour_keep_weight_or_output_in_blocks(
-    channels, side, step, padding, samples
-):
-    check_convolution(
-        torch.randn(samples, 3, 8 * side + 24, 8 * side + 24), (channels, 3, side, side), step, padding
-    )
-
-
-@pytest.mark.skipif(ISA not in ("AVX2", "AVX512"), reason="measured with AVX2 and AVX-512")
-@pytest.mark.parametrize(
-    ("shape", "padding"),
-    [
-        ((64, 64, 3, 3), 1),
-        ((48, 1, 5, 5), 1),
-        ((48, 1, 5, 5), 2),
-        ((48, 48, 3), 1),
-        ((48, 1, 4), 1),
-        ((48, 1, 4), 3),
-    ],
-)
-def test_convolutions_of_channels_that_fill_blocks_keep_copies_in_these(shape, padding):
-    images = torch.randn(3, shape[0], *[100] * len(shape[2:]))
-    check_convolution(images, shape, 1, padding, groups=shape[0] // shape[1])
-
-
-@pytest.mark.skipif(ISA != "AVX2", reason="measured with AVX2 alone")
-@pytest.mark.parametrize(("shape", "step", "padding"), [((192, 96, 2, 2), 2, 0), ((64, 64, 3, 3), 1, 1)])
-def test_images_with_channels_last_have_their_weight_alone_reordered(shape, step, padding):
-    images = torch.randn(2, shape[1], 56, 56).to(memory_format=torch.channels_last)
-    check_convolution(images, shape, step, padding, abs=40_000)
-
-
-@pytest.mark.parametrize("shape", [(24, 24, 3), (20, 4, 3, 3), (32, 3, 3, 3)])
-def test_small_images_are_unfolded(shape):
-    check_convolution(torch.randn(1, shape[1], *[50] * len(shape[2:])), shape, 1, 1)
-
-
-def check_convolution(images, shape, step, padding, groups=1, abs=0):
-    """See that a convolution and its backward pass take what the table says; images in colour ask for no gradient."""
-    weight, bias = torch.randn(shape), torch.randn(shape[0])
-    around = [
-        *([number] * len(shape[2:]) for number in (step, padding, 1)),
-        False,
-        [0] * len(shape[2:]),
-        groups,
-    ]
-    check(aten.convolution.default, images, weight, bias, *around, abs=abs)
-    gradient = torch.randn_like(aten.convolution.default(images, weight, bias, *around))
-    asked = [images.shape[1] != 3, True, True]
-    check(aten.convolution_backward.default, gradient, images, weight, [shape[0]], *around, asked, abs=abs)
-
-
-def check(operator, *args, abs=0):
+def check(operator, *args):
     """See that an operator takes what the table says, but for a copy of a vector and what oneDNN rounds up."""
-    operator(*args)  # its first call compiles a kernel
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        result = operator(*args)
-    moves = [
-        event.nbytes() for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"
-    ]
-    results = [value for value in (result if isinstance(result, tuple) else (result,)) if value is not None]
-    made = sum(
-        value.untyped_storage().nbytes() for value in results if not any(value is given for given in args)
-    )
-    taken = max(accumulate(moves), default=0) - made
-    assert taken == pytest.approx(sum(ON_CPU[operator](args)), abs=abs + 256 * torch.get_num_threads() + 256)
+    allowed = 256 * torch.get_num_threads() + 256
+    assert taken(operator, *args) == pytest.approx(sum(ON_CPU[operator](args)), abs=allowed)

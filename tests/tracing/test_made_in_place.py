@@ -8,6 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from autotune.worker.tracing.kernel_workspace import ON_CPU
 from autotune.worker.tracing.storage_recorder import StorageRecorder
+from tests.memory.counted import peak
 
 ROWS, COLUMNS = 60, 50
 ELEMENT = 4
@@ -61,8 +62,7 @@ def real(function):
     step(function, torch.randn(ROWS, COLUMNS, requires_grad=True))  # what first calls take
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         step(function, numbers)
-    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
-    return max(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
+    return peak(profiled)
 
 
 def traced(function):

@@ -4,8 +4,8 @@ Fake tensors have no kernels, so what is in here is all that a trace knows of it
 (on Hopper and data-centre Blackwell), a trace runs the flash or the memory-efficient kernel in its place: these take at
 least what cuDNN's does. Not covered: what cuDNN's plans take beside what its frontend tells, and its
 convolutions, whose scratch is not documented, split-KV buffers of flash attention without dropout on small batches,
-reductions' semaphores, and on the CPU oneDNN's reordered copies for channels that do not fill its blocks, other than
-the three of an image, and for convolutions and products in bf16 on processors that have it.
+reductions' semaphores, and on the CPU what `convolution_workspace` says, and products in bf16 on processors that have
+it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from functools import cache
 from typing import Any
 
 import torch
+
+from autotune.worker.tracing import convolution_workspace
 
 aten = torch.ops.aten
 
@@ -107,7 +109,7 @@ def _reduced_loss(args: tuple[Any, ...]) -> Iterable[int]:
         yield torch.broadcast_shapes(first.shape, second.shape).numel() * first.element_size()
 
 
-_BOTH: dict[Any, Workspace] = {
+ON_ANY: dict[Any, Workspace] = {
     aten.logsumexp.default: _logsumexp,
     aten._safe_softmax.default: _safe_softmax,
     aten.mse_loss.default: _reduced_loss,
@@ -116,154 +118,12 @@ _BOTH: dict[Any, Workspace] = {
 """What torch composes in the same way for every device."""
 
 ON_CUDA: dict[Any, Workspace] = {
-    **_BOTH,
+    **ON_ANY,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
     aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
     aten.embedding_dense_backward.default: _embedding_backward,
 }
-
-
-AVX512, AVX2 = 16, 8
-BLOCK = AVX512 if torch.backends.cpu.get_cpu_capability() == "AVX512" else AVX2
-"""Channels that oneDNN keeps together in its own layout: as many as a register holds in fp32."""
-RGB = 3
-LARGEST_DIRECT = 13
-"""Side of the largest kernel that oneDNN lays over an image as it is: from 14 on it unfolds the image."""
-
-
-def _convolution(args: tuple[Any, ...]) -> Iterable[int]:
-    """Input, weight and output in oneDNN's layout, the input made contiguous before; a small image unfolded.
-
-    Measured, as the backward pass below: 1- and 2-dimensional, dense, grouped and depthwise, kernels of 3 to 5, 24 to
-    256 channels, 1 to 8 samples, to the byte (torch 2.13; AVX-512 from 48 channels on, and AVX2). Of images in colour
-    the output or the weight alone, for kernels of 3 to 32 (AVX2; some percent off for padded kernels of 16).
-    """
-    images, weight, _, stride, padding, dilation, _, _, groups = args
-    taken, kept = _bytes(images), _bytes(weight)
-    positions = _positions(images, weight, stride, padding, dilation)
-    made = images.shape[0] * weight.shape[0] * positions * images.element_size()
-    if _unfolds(images, weight, groups):
-        yield kept // weight.shape[0] * positions
-    elif _in_colour(images, weight, groups):
-        yield max(kept, made)
-    elif not _in_blocks(images, weight, stride, dilation, groups):
-        return
-    elif _channels_last(images):
-        yield kept if groups == images.shape[1] else 2 * kept
-    else:
-        yield max(taken + kept, made)
-        if not images.is_contiguous():
-            yield taken
-
-
-def _convolution_backward(args: tuple[Any, ...]) -> Iterable[int]:
-    """Gradient and input in oneDNN's layout, while the weight's gradient is made; and both made contiguous before.
-
-    Depthwise, the weight's gradient needs one copy, and two of kernels three wide with AVX2; what counts as well is the
-    input's gradient before it is copied.
-    """
-    gradient, images, weight = args[:3]
-    stride, dilation, groups = args[4], args[6], args[9]
-    if _unfolds(images, weight, groups):
-        yield _bytes(weight) // weight.shape[0] * math.prod(gradient.shape[2:])
-    elif _in_colour(images, weight, groups):
-        yield from _backward_to_image(gradient, images, weight)
-    elif not _in_blocks(images, weight, stride, dilation, groups):
-        return
-    elif _channels_last(images):
-        yield (2 if groups == images.shape[1] else 3) * _bytes(weight)
-        if not _channels_last(gradient):
-            yield _bytes(gradient)
-    else:
-        depthwise = groups == images.shape[1]
-        if depthwise and not (BLOCK == AVX2 and weight.shape[-1] == 3):
-            yield max(
-                _bytes(gradient), _bytes(images) - _bytes(weight)
-            )  # with the weight's gradient, or before it
-        else:
-            yield _bytes(gradient) + _bytes(images)
-        for tensor in (gradient, images):
-            if not tensor.is_contiguous():
-                yield _bytes(tensor)
-
-
-def _unfolds(images: Any, weight: Any, groups: int) -> bool:
-    """Tell whether torch's own kernel unfolds a small image (`use_mkldnn` in ATen/native/Convolution.cpp)."""
-    size = weight.shape[2:]
-    wide = len(size) == 2 and min(size) > 3
-    return (
-        images.dtype == torch.float32 and images.dim() in (3, 4) and groups == 1 and images.shape[0] == 1
-        and images.numel() <= 20480 and not wide and max(size) > 1
-    )  # fmt: skip
-
-
-def _channels_last(images: Any) -> bool:
-    """Tell whether the channels of a pixel lie side by side: nothing but the weight is reordered then.
-
-    Measured with AVX2, kernels of 2 and 3, 48 to 768 channels, 2 and 5 samples. Not covered: depthwise kernels of 7, of
-    which a gradient takes 65 copies, whatever the number of samples.
-    """
-    return (
-        images.dim() == 4 and not images.is_contiguous()
-        and images.is_contiguous(memory_format=torch.channels_last)
-    )  # fmt: skip
-
-
-def _in_colour(images: Any, weight: Any, groups: int) -> bool:
-    """Tell whether a convolution is one of images in colour, of which oneDNN does not reorder the input."""
-    return (
-        images.dtype == torch.float32 and images.dim() == 4 and images.shape[1] == RGB and groups == 1
-        and weight.shape[0] % BLOCK == 0
-    )  # fmt: skip
-
-
-def _backward_to_image(gradient: Any, images: Any, weight: Any) -> Iterable[int]:
-    """Yield what the weight's gradient takes, that of the image not being asked for; the gradient made contiguous.
-
-    Small kernels: the gradient or the weight in oneDNN's layout. Large ones, as of patches: of each thread its unfolded
-    image and four copies of the weight's gradient, and 256 B. Measured to the byte for kernels of 3 to 32, as wide as
-    their step and not, 1 to 8 images, 1 and 2 threads (torch 2.13, AVX2), of 16 and 32 for AVX-512 too.
-    """
-    kernel = weight.shape[2:]
-    kept = _bytes(weight)
-    if max(kernel) <= LARGEST_DIRECT:
-        yield max(_bytes(gradient), kept + 256)
-    else:
-        threads = 1 if images.shape[0] == 1 else torch.get_num_threads()
-        unfolded = kept // weight.shape[0] * math.prod(gradient.shape[2:])
-        yield threads * (4 * kept + unfolded) + 256
-    if not gradient.is_contiguous():
-        yield _bytes(gradient)
-
-
-def _in_blocks(images: Any, weight: Any, stride: Any, dilation: Any, groups: int) -> bool:
-    """Tell whether oneDNN computes a convolution in its own layout (`use_mkldnn` in ATen/native/Convolution.cpp)."""
-    if images.dtype != torch.float32 or images.dim() not in (3, 4):
-        return False
-    size = weight.shape[2:]
-    plain = all(step == 1 for step in (*stride, *dilation))
-    if plain and images.shape[0] < 16 and all(side == 1 for side in size) and torch.get_num_threads() == 1:
-        return False
-    depthwise = groups == images.shape[1] == weight.shape[0]
-    channels = (groups,) if depthwise else (images.shape[1] // groups, weight.shape[0] // groups)
-    return all(count % BLOCK == 0 for count in channels)
-
-
-def _bytes(tensor: Any) -> int:
-    return int(tensor.numel() * tensor.element_size())
-
-
-def _positions(images: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> int:
-    """Return where a kernel comes to lie on one image. One number may stand for all sides."""
-    sides, kernel = images.shape[2:], weight.shape[2:]
-    steps, edges, gaps = (
-        tuple(given) * len(sides) if len(given) == 1 else given for given in (stride, padding, dilation)
-    )
-    return math.prod(
-        (side + 2 * edge - gap * (width - 1) - 1) // step + 1
-        for side, width, step, edge, gap in zip(sides, kernel, steps, edges, gaps, strict=True)
-    )
 
 
 def _matrix_product(first: Any, second: Any) -> Iterable[int]:
@@ -341,12 +201,12 @@ def _gloo_reduce_scatter(args: tuple[Any, ...]) -> Iterable[int]:
 
 
 ON_CPU: dict[Any, Workspace] = {
-    **_BOTH,
+    **ON_ANY,
     **dict.fromkeys((aten.mm.default, aten.mm.out, aten.bmm.default, aten.bmm.out), _product),
     **dict.fromkeys((aten.addmm.default, aten.addmm.out, aten.addmm_.default), _sum_with_product),
     **dict.fromkeys((aten.baddbmm.default, aten.baddbmm.out, aten.baddbmm_.default), _sum_with_product),
-    aten.convolution.default: _convolution,
-    aten.convolution_backward.default: _convolution_backward,
+    aten.convolution.default: convolution_workspace.forward,
+    aten.convolution_backward.default: convolution_workspace.backward,
     **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor), _of_two_types),
     **dict.fromkeys((aten.add_.Tensor, aten.sub_.Tensor, aten.mul_.Tensor, aten.div_.Tensor), _into_first),
     torch.ops.c10d._allgather_base_.default: _gloo_all_gather,

@@ -13,28 +13,28 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false
 
 aten = torch.ops.aten
 
-_SUM = aten.add.Tensor
-_ONTO_ZEROS = {
+ONTO_ZEROS = {
     aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.index_add.default, aten.index_put.default,
 }  # fmt: skip
-"""What puts gradients of chosen elements where these were: backward of `gather`, `x[rows]`, `max`, `topk`, `sort`."""
-IN_PLACE = {_SUM, *_ONTO_ZEROS}
-"""Operators that may write into their first operand."""
+"""What puts gradients of chosen elements where these were: backward of `gather`, `x[rows]`, `max`, `topk`, `sort`.
+
+Only zeros that a derivative has just made are written onto: the newest allocation.
+"""
+IN_PLACE = {aten.add.Tensor, *ONTO_ZEROS}
+"""Operators that may write into their first operand. `add` sums the gradients of what is used twice."""
 
 
-def operand(func: Any, args: tuple[Any, ...]) -> tuple[Tensor, bool] | None:
-    """Return the operand that real tensors of a backward pass would be written into, if any.
+def overwritten(args: tuple[Any, ...]) -> Tensor | None:
+    """Return the operand that an operator of `IN_PLACE`, in a backward pass of real tensors, would write into, if any.
 
-    With it, whether that holds only if the operand is the newest allocation: zeros that a derivative has just made to
-    write onto (`areAnyTensorSubclassLike` in torch/csrc/autograd/FunctionsManual.cpp). Gradients are summed in the one
-    that the engine holds if nobody else holds it, not even as the base of a view (`can_accumulate_inplace` in
-    torch/csrc/autograd/input_buffer.cpp). A user's own backward makes what it says.
+    Derivatives spare subclasses of tensors (`areAnyTensorSubclassLike` in torch/csrc/autograd/FunctionsManual.cpp), and
+    the engine sums in the gradient that it holds if nobody else holds it, not even as the base of a view
+    (`can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp). A user's own backward makes what it says.
     """
-    if torch.is_grad_enabled() or isinstance(
-        torch._C._current_autograd_node(), torch.autograd.function.BackwardCFunction
-    ):
+    node = torch._C._current_autograd_node()
+    if torch.is_grad_enabled() or isinstance(node, torch.autograd.function.BackwardCFunction):
         return None
     first = args[0]
     if not isinstance(first, Tensor) or first._is_view() or not is_non_overlapping_and_dense_or_false(first):
         return None
-    return first, func is not _SUM
+    return first

@@ -20,7 +20,7 @@ from autotune.worker.tracing.allocations import ACTIVATION, DEVICE, DISK, HOST, 
 from autotune.worker.tracing.constant_values import KnownValues
 from autotune.worker.tracing.fake_op_cache import FakeOpCache, OpResult
 from autotune.worker.tracing.kernel_workspace import Workspace
-from autotune.worker.tracing.made_in_place import IN_PLACE, operand
+from autotune.worker.tracing.made_in_place import IN_PLACE, ONTO_ZEROS, overwritten
 from autotune.worker.tracing.op_counter import OpCounter, OpNumbers
 
 _ELSEWHERE = -1
@@ -107,7 +107,7 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
         real = self._known.compute(func, args, kwargs or {})
         if real is not None:
             return self._faked(real, args)
-        held = operand(func, args) if func in IN_PLACE and self.allocations.backward else None
+        held = overwritten(args) if func in IN_PLACE and self.allocations.backward else None
         self._inside = True
         try:
             key = self._cache.key(func, args, kwargs)
@@ -138,7 +138,7 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
         if isinstance(result, Tensor):
             slot = self.see(result)
             if held is not None and slot is not None:
-                self._may_be_in_place(*held, slot)
+                self._may_be_in_place(func, held, slot)
         elif isinstance(result, tuple | list):
             for value in tree_leaves(result):
                 if isinstance(value, Tensor):
@@ -202,10 +202,10 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
         if self.allocations.release_or_fold(reference.slot):
             self._newest.slot = reference.slot
 
-    def _may_be_in_place(self, operand: Tensor, newest: bool, slot: int) -> None:
-        """Remember that a result may be made in its operand's memory, if need be only where that was made last."""
+    def _may_be_in_place(self, func: Any, operand: Tensor, slot: int) -> None:
+        """Remember that a result may be made in its operand's memory."""
         held = self._live.get(operand.untyped_storage()._cdata)
-        if held is not None and not (newest and held.slot != slot - 1):
+        if held is not None and (func not in ONTO_ZEROS or held.slot == slot - 1):
             self.allocations.may_be_in_place(held.slot, slot)
 
     def slot_of(self, tensor: Tensor) -> int | None:
