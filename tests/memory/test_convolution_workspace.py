@@ -56,6 +56,12 @@ def test_channels_that_fill_blocks_are_copied_into_these(shape, padding):
 
 
 @avx2
+@pytest.mark.parametrize("channels", [24, 40])
+def test_blocks_have_eight_channels_with_avx2(channels):
+    check(torch.randn(3, channels, 50, 50), (channels, channels, 3, 3), 1, 1)
+
+
+@avx2
 @pytest.mark.skipif(torch.get_num_threads() > 1, reason="measured with one thread")
 @pytest.mark.parametrize(("shape", "step", "padding"), [((192, 96, 2, 2), 2, 0), ((64, 64, 3, 3), 1, 1)])
 def test_channels_side_by_side_have_their_weight_alone_reordered(shape, step, padding):
