@@ -13,6 +13,7 @@ from tests.memory.counted import peak
 ROWS, COLUMNS = 60, 50
 ELEMENT = 4
 """Bytes."""
+WEIGHTS = torch.ones(ROWS, COLUMNS)
 
 
 def rows():
@@ -49,7 +50,8 @@ CHOSEN = {
 OTHERS = {
     "summed where it is used twice": lambda numbers: (numbers * 2) + numbers.sin(),
     "a derivative of one's own": Spread.apply,
-    "index_put of the model": lambda numbers: numbers.sin().index_put((rows(),), torch.ones(COLUMNS)).cos(),
+    "index_put of the model": lambda numbers: numbers.index_put((rows(),), torch.ones(COLUMNS)).mul_(WEIGHTS),
+    "scatter of the model": lambda numbers: numbers.scatter(1, columns(), 1.0).mul_(WEIGHTS),
     "scatter_add of the model": lambda numbers: torch.zeros(ROWS, COLUMNS).scatter_add(1, columns(), numbers),
 }
 

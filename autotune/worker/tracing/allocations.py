@@ -38,6 +38,10 @@ class Allocations:
         self._first = 0  # slot with which the segment began
         self._sum: tuple[int, int, int] | None = None  # operand's slot, sum's slot, index of the sum's event
         self._copies: set[int] = set()  # slots that autograd made to copy a gradient into
+        self._makers: tuple[int | None, int | None] = (
+            None,
+            None,
+        )  # nodes of the newest slot but one, and the newest
 
     @property
     def position(self) -> int:
@@ -62,13 +66,16 @@ class Allocations:
         slot = len(self.sizes)
         self._sum = None
         module = self.attribution.running
+        maker = None
         if self.backward:
             node = torch._C._current_autograd_node()
             if node is not None:
+                maker = node._sequence_nr()
                 if node.name() == _ACCUMULATE:
                     self._copies.add(slot)
                 elif not module:
                     module = self.attribution.made_by(node)
+        self._makers = self._makers[1], maker
         self.sizes.append(size)
         self.category.append(TEMPORARY)
         self.place.append(place)
@@ -90,11 +97,18 @@ class Allocations:
             return False
         _, made, position = self._sum
         self._sum = None
+        self._makers = None, self._makers[0]
         del self._segment.events[position]
         for values in (self.sizes, self.category, self.place, self.module):
             values.pop()
         self._copies.discard(made)
         return True
+
+    @property
+    def newest_share_a_node(self) -> bool:
+        """Whether one node of autograd made the two newest slots."""
+        before, newest = self._makers
+        return newest is not None and before == newest
 
     def may_be_in_place(self, held: int, slot: int) -> None:
         """Say that the newest slot is a sum which is made in the memory of `held`, if that is what is released next."""

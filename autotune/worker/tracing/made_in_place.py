@@ -18,7 +18,7 @@ ONTO_ZEROS = {
 }  # fmt: skip
 """What puts gradients of chosen elements where these were: backward of `gather`, `x[rows]`, `max`, `topk`, `sort`.
 
-Only zeros that a derivative has just made are written onto: the newest allocation.
+They write onto zeros that the same derivative has just made. That of `scatter` copies the gradient that it is given.
 """
 IN_PLACE = {aten.add.Tensor, *ONTO_ZEROS}
 """Operators that may write into their first operand. `add` sums the gradients of what is used twice."""

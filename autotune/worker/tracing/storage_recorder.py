@@ -205,7 +205,10 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
     def _may_be_in_place(self, func: Any, operand: Tensor, slot: int) -> None:
         """Remember that a result may be made in its operand's memory."""
         held = self._live.get(operand.untyped_storage()._cdata)
-        if held is not None and (func not in ONTO_ZEROS or held.slot == slot - 1):
+        if held is None:
+            return
+        just_made = held.slot == slot - 1 and self.allocations.newest_share_a_node
+        if just_made or func not in ONTO_ZEROS:
             self.allocations.may_be_in_place(held.slot, slot)
 
     def slot_of(self, tensor: Tensor) -> int | None:
