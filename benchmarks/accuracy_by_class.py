@@ -63,7 +63,7 @@ def narrow(values: Mapping[str, Any], divisor: int) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, int):
             continue
         if key in WIDTHS and value >= 64:
-            changed[key] = max(value // divisor, 16)
+            changed[key] = max(value // divisor // 8 * 8, 16)  # kernels want rows of 16 bytes and more
         elif key in HEADS and value > 1:
             changed[key] = max(value // divisor, 1)
         elif key == "vocab_size":
@@ -72,6 +72,9 @@ def narrow(values: Mapping[str, Any], divisor: int) -> dict[str, Any]:
             changed[key] = 3
         elif key in EXPERTS:
             changed[key] = min(value, FEW_EXPERTS)
+    if {"hidden_size", "num_attention_heads"} <= changed.keys():
+        heads = 8 * changed["num_attention_heads"]  # rotations want an even number for each
+        changed["hidden_size"] = max(changed["hidden_size"] // heads, 1) * heads
     return changed
 
 

@@ -38,6 +38,7 @@ MISSING: dict[str, dict[str, Any]] = {
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
     "deepseek_v2": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
@@ -84,9 +85,11 @@ def cut(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a configuration that make it `LAYERS` deep."""
     depths = {key: values[key] for key in DEPTHS if isinstance(values.get(key), int)}
     changed: dict[str, Any] = dict.fromkeys(depths, LAYERS)
-    for key, value in values.items():  # one entry a layer, such as the types of the layers
+    for key, value in values.items():  # one entry a layer, such as their types, or by their numbers
         if isinstance(value, list) and len(value) in depths.values() and len(value) > LAYERS:
             changed[key] = value[:LAYERS]
+        elif key == "per_layer_config" and isinstance(value, dict):
+            changed[key] = {layer: entry for layer, entry in value.items() if int(layer) < LAYERS}
     return changed
 
 

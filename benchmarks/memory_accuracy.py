@@ -37,6 +37,7 @@ from autotune.specs import ModelSpec  # noqa: E402
 from autotune.techniques.families import title as title_of  # noqa: E402
 from autotune.units import MIB  # noqa: E402
 from autotune.worker.build.assembly import assemble  # noqa: E402
+from autotune.worker.measuring.layer_drop import EveryLayerKept  # noqa: E402
 from autotune.worker.measuring.steps import gradient_norm  # noqa: E402
 from autotune.worker.tracing.trace import trace  # noqa: E402
 from benchmarks import accuracy_on_gpu, accuracy_published  # noqa: E402
@@ -101,10 +102,13 @@ def request(spec: ModelSpec, seq_len: int, candidate: Candidate, device: str = "
 
 
 def measure(probe: ProbeRequest, steps: int = 2) -> int:
-    """Train for real on the CPU and return the peak of all tensor bytes that torch's allocator handed out."""
+    """Train for real on the CPU and return the peak of all tensor bytes that torch's allocator handed out.
+
+    No layer is skipped where a model does that by chance, as in the steps of a probe that tell its memory.
+    """
     gc.collect()  # nothing of an earlier measurement may be freed during this one
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler, EveryLayerKept():
         training = assemble(probe)
         for step in range(steps):
             batch = training.place(training.batch(step, probe.candidate.micro_batch))

@@ -14,6 +14,7 @@ from autotune.sampling import TRIMMED
 from autotune.worker.measuring.attention_kernel import AttentionKernels, compiled_attention
 from autotune.worker.measuring.communication import listen
 from autotune.worker.measuring.energy_meter import energy_meter
+from autotune.worker.measuring.layer_drop import EveryLayerKept, skips_layers
 from autotune.worker.measuring.memory_breakdown import (
     Observer,
     breakdown,
@@ -72,25 +73,26 @@ def warm_up(
 ) -> tuple[StepTimes, StepTimes]:
     """Run two optimizer steps, of `first` and of `micro_steps` micro-steps: the first creates the optimizer's state.
 
-    Batches are the largest of a user's dataset, so that memory is known whatever batches follow. The second is looked
-    at phase by phase, which slows it: so that is not done in steps that are timed. Likewise the kernels of attention
-    are looked for in the first, unless it is `compiled`; then what the compiler takes is left out of memory. Returns
-    the parts of both.
+    Batches are the largest of a user's dataset, and no layer is skipped (`EveryLayerKept`), so that memory is known
+    whatever steps follow. The second is looked at phase by phase, which slows it: so that is not done in steps that
+    are timed. Likewise the kernels of attention are looked for in the first, unless it is `compiled`; then what the
+    compiler takes is left out of memory. Returns the parts of both.
     """
-    phases = stepper.phases
+    phases, scaling = stepper.phases, stepper.training.scaling
     stepper.heaviest = True
-    # The compiler would take the one that looks for a part of the model.
-    with nullcontext() if compiled else AttentionKernels() as seen:
-        made_state = stepper.step(first)
-    stepper.attention_kernels = seen.kernels if seen else ()
-    scaling = stepper.training.scaling
-    # With gradients that overflow the step is left out, and so is the state: its scale falls until one is taken.
-    while scaling is not None and scaling.skipped == phases.step:
-        made_state = stepper.step(first)
-    if compiled:
-        forget_compiler(stepper)
-    phases.on_end = observer.look
-    whole = stepper.step(micro_steps)
+    keeps = not compiled and skips_layers(stepper.training.model)
+    with EveryLayerKept() if keeps else nullcontext():
+        # The compiler would take the one that looks for a part of the model.
+        with nullcontext() if compiled else AttentionKernels() as seen:
+            made_state = stepper.step(first)
+        stepper.attention_kernels = seen.kernels if seen else ()
+        # With gradients that overflow the step is left out, and so is the state: its scale falls until one is taken.
+        while scaling is not None and scaling.skipped == phases.step:
+            made_state = stepper.step(first)
+        if compiled:
+            forget_compiler(stepper)
+        phases.on_end = observer.look
+        whole = stepper.step(micro_steps)
     phases.on_end = None
     phases.close_look = False
     if compiled:  # what the second step's shapes made it compile

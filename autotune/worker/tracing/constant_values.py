@@ -2,7 +2,7 @@
 
 Models look into such tensors ("is any token padding?") and take another path when they cannot. So small tensors that
 come from constants are computed for real beside their fake twins. Parameters and what is computed from them are not
-known.
+known. A number that is drawn to decide about a layer counts as the largest that can be drawn, which keeps the layer.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from autotune.worker.measuring.layer_drop import decides, largest_draw
+
 LIMIT = 1 << 22
 """Elements of a tensor, at most: larger ones (full attention masks of long sequences) are not worth their memory."""
 
 _SCALAR = torch.ops.aten._local_scalar_dense.default
+_UNIFORM = {torch.ops.aten.rand.default, torch.ops.aten.rand.generator}
 
 
 class KnownValues:
@@ -57,6 +60,9 @@ class KnownValues:
             return self._spoil(func, args, result)
         if not all(isinstance(value, Tensor) and value.numel() <= LIMIT for value in results):
             return self._spoil(func, args, result)
+        if func in _UNIFORM and decides(results[0]):
+            results[0]._known_values = largest_draw(results[0])
+            return None
         known = None if self._draws(func) else self._known_arguments(args, kwargs)
         if known is None:
             return self._spoil(func, args, result)
