@@ -72,6 +72,8 @@ class ModelFacts(Frozen):
     """Why tensor parallelism cannot cut the model's matrices; empty where it can, and in older records."""
     divided: dict[str, int] = Field(default_factory=dict)
     """Numbers of the configuration that the ranks of tensor parallelism have to divide, by their names there."""
+    skips_layers: bool = False
+    """Layers are skipped by chance in training (LayerDrop)."""
     torch_version: str
     transformers_version: str
 

@@ -100,6 +100,21 @@ def _ranks(candidate: Candidate, context: Context) -> str | None:
     return None
 
 
+def out_of_step(candidate: Candidate) -> str | None:
+    """Return why ranks cannot share a model so whose layers each of them skips by chance (LayerDrop), or None."""
+    if candidate.engine == "torch" and candidate.sharding in {"none", *REPLICATED}:
+        return None
+    return (
+        "each rank skips other layers of this model in training (a layerdrop above 0 in its configuration), and ranks "
+        "that gather weights or reduce gradients layer by layer would wait for each other for ever: set it to 0, or "
+        "take torch's ddp or zero1"
+    )
+
+
+def _skipping(candidate: Candidate, context: Context) -> str | None:
+    return out_of_step(candidate) if context.model is not None and context.model.skips_layers else None
+
+
 def _uncut(candidate: Candidate, context: Context) -> str | None:
     cut, model = candidate.tensor_parallel, context.model
     if cut == 1 or model is None:
@@ -172,7 +187,7 @@ SHARDING = Axis(
         ),
     },
     title=_sharding,
-    checks=(_ranks, lacks_nodes),
+    checks=(_ranks, lacks_nodes, _skipping),
     not_exported=(
         "it was measured as autotune's own training applies it; what this library sets up under the name keeps other "
         "buffers, so the memory that was proven would not hold"

@@ -84,6 +84,21 @@ def test_what_tensor_parallelism_can_cut_is_known_before_any_probe():
     assert refusal(Candidate(), Context(model=gpt2)) is None
 
 
+@pytest.mark.parametrize(("rate", "refuses"), [(0.1, True), (0.0, False)])
+def test_ranks_that_skip_layers_by_chance_share_no_layer(rate, refuses):
+    facts = facts_of(
+        model_type="opt", architectures=["OPTForCausalLM"], hidden_size=32, num_hidden_layers=2, ffn_dim=64,
+        num_attention_heads=4, vocab_size=64, word_embed_proj_dim=32, layerdrop=rate,
+    )  # fmt: skip
+    two = Context(model=facts, world_size=2)
+    for candidate in (Candidate(sharding="fsdp2"), Candidate(sharding="zero2"),
+                      Candidate(sharding="zero1", engine="deepspeed")):  # fmt: skip
+        assert ("layerdrop" in (refusal(candidate, two) or "")) is refuses
+    for sharding in ("ddp", "zero1"):
+        assert refusal(Candidate(sharding=sharding), two) is None
+    assert refusal(Candidate(offload="full"), Context(model=facts, world_size=1)) is None
+
+
 def test_pinned_memory_of_each_tensor_is_a_power_of_two():
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **WIDTH}
     untied, tied = (facts_of(**config, tie_word_embeddings=tied) for tied in (False, True))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from autotune.worker.build.assembly import assemble
+from autotune.worker.errors import CannotRun
 from autotune.worker.measuring.layer_drop import EveryLayerKept, skips_layers
 from autotune.worker.measuring.measure import measure
 from autotune.worker.measuring.memory_meter import meter_for
@@ -71,3 +72,14 @@ def test_rates_are_found_in_configurations_and_in_modules(tmp_path, rate, expect
     own = torch.nn.Sequential(torch.nn.Linear(2, 2))
     own[0].layer_drop = rate
     assert skips_layers(own) is expected
+
+
+def test_ranks_that_would_wait_for_each_other_are_not_built(tmp_path):
+    """Tried for real: two ranks under fsdp2, each skipping half of its layers, did not end a step in 90 s."""
+    of_two = {"world_size": 2}
+    model = family("opt", **SKIPPING)
+    for sharding in ("fsdp2", "zero2"):
+        with pytest.raises(CannotRun, match="layerdrop"):
+            trace(request(model, tmp_path, precision="fp32", sharding=sharding).model_copy(update=of_two))
+    copies = request(model, tmp_path, precision="fp32", sharding="ddp").model_copy(update=of_two)
+    assert trace(copies).allocated(1) > 0

@@ -18,6 +18,7 @@ from autotune.worker.configuration import experts_of, layers_of, width
 from autotune.worker.data.batch_check import check_collated, check_made
 from autotune.worker.errors import CannotRun
 from autotune.worker.experts import parameter_count, shared_rows
+from autotune.worker.measuring.layer_drop import skips_layers
 from autotune.worker.measuring.phases import Phases
 from autotune.worker.model import build_model
 from autotune.worker.techniques.sharding.tensor_plan import divided_numbers, tensor_plan
@@ -68,6 +69,7 @@ def describe(built: BuiltModel, block_class: str | None = None) -> ModelFacts:
         tokens_per_sample=built.tokens_per_sample,
         uncut=_why_uncut(model),
         divided=divided_numbers(built.config) if hasattr(built.config, "get_text_config") else {},
+        skips_layers=skips_layers(model),
         torch_version=torch.__version__,
         transformers_version=transformers.__version__,
     )

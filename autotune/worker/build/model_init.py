@@ -7,12 +7,13 @@ from functools import partial
 
 import torch
 
-from autotune.techniques.sharding import IN_SHARDS, SHARDINGS
+from autotune.techniques.sharding import IN_SHARDS, SHARDINGS, out_of_step
 from autotune.worker.blocks import find_blocks
 from autotune.worker.build.context import BuildContext
 from autotune.worker.built_model import BuiltModel
 from autotune.worker.errors import CannotRun
 from autotune.worker.experts import inseparable, shared_rows
+from autotune.worker.measuring.layer_drop import skips_layers
 from autotune.worker.model import build_model, gather
 from autotune.worker.techniques.mapped_files import MappedFiles, host_is_short, parameters_in
 from autotune.worker.techniques.precision import born_in, cast_inputs, cast_parameter
@@ -66,6 +67,7 @@ def construct(draft: BuildContext) -> None:
     if later:
         gather(draft.built.model, draft.device)
     _check_experts(draft)
+    _check_layers(draft)
     draft.forward = draft.built.model
     draft.blocks = find_blocks(draft.built.model, request.model.block_class)
     # Dropout must not depend on how many random numbers the build drew on which device. It differs by samples: what
@@ -117,3 +119,9 @@ def cut(draft: BuildContext) -> None:
             slicing.cut(draft.built.model.modules())
     elif draft.rank0_weights is not None:
         draft.prepare = partial(draft.rank0_weights.bring, model=draft.built.model)
+
+
+def _check_layers(draft: BuildContext) -> None:
+    reason = out_of_step(draft.request.candidate)
+    if reason is not None and draft.ranks.data_size > 1 and skips_layers(draft.built.model):
+        raise CannotRun("sharding", "context", reason)
