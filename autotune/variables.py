@@ -30,6 +30,7 @@ VARIABLES = frozenset({
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCH_FR_BUFFER_SIZE",
 })  # fmt: skip
 """What devices and executors set; a test compares."""
 

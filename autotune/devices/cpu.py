@@ -46,6 +46,10 @@ _ARROW = {"MIMALLOC_ARENA_EAGER_COMMIT": "0"}
 RLIMIT_DATA counts it: a process that only imports `datasets` took 1,272 MiB of its budget, and with this 264 MiB,
 trl included (docs/log.md)."""
 
+_COLLECTIVES = {"TORCH_FR_BUFFER_SIZE": "0"}
+"""torch keeps a record of the last 2,000 collectives of a rank ("flight recorder"), each with its stack: the memory of
+a rank grew by 2 to 4 MiB in its first thousand steps, which a probe of a few does not see and a proof does."""
+
 _WAIT_POLICY = "OMP_WAIT_POLICY"
 """Threads that wait for each other sleep instead of spinning. Measured (GPT-2, one sequence of 256, 2 cores): with
 one busy neighbour a forward and backward pass takes 3-4 s instead of 13-17 s, and alone it is no slower."""
@@ -94,7 +98,10 @@ class CpuDevice:
             **allocator_variables(),
             # The user's own have their say on memory and speed, so what was measured with them runs with them.
             **({"GLIBC_TUNABLES": tunables} if tunables else {}),
-            **{name: os.environ.get(name, value) for name, value in {**_KERNEL_CACHES, **_ARROW}.items()},
+            **{
+                name: os.environ.get(name, value)
+                for name, value in (_KERNEL_CACHES | _ARROW | _COLLECTIVES).items()
+            },
             _WAIT_POLICY: os.environ.get(_WAIT_POLICY, "passive"),
             "CUDA_VISIBLE_DEVICES": "",
             **({"DS_ACCELERATOR": "cpu"} if candidate.engine == "deepspeed" else {}),

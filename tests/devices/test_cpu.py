@@ -89,6 +89,28 @@ def test_memory_stops_growing_with_rows_of_ever_new_lengths() -> None:
     assert bounded < 8 * MIB < 4 * 8 * MIB < unbounded
 
 
+def test_a_rank_keeps_no_record_of_its_collectives() -> None:
+    program = (
+        "import re, torch, torch.distributed as dist\n"
+        "def rss(): return int(re.search(r'RssAnon:\\s+(\\d+)', open('/proc/self/status').read())[1]) * 1024\n"
+        "dist.init_process_group('gloo', rank=0, world_size=1, store=dist.HashStore())\n"
+        "number = torch.ones(1)\n"
+        "for _ in range(100): dist.all_reduce(number)\n"
+        "before = rss()\n"
+        "for _ in range(2000): dist.all_reduce(number)\n"
+        "print(rss() - before)"
+    )
+
+    def grown(variables: dict[str, str]) -> int:
+        run = subprocess.run(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, check=True,
+            env={**os.environ, **CpuDevice(GIB).environment(Candidate()), **variables},
+        )  # fmt: skip
+        return int(run.stdout)
+
+    assert grown({}) < MIB // 4 < MIB < grown({"TORCH_FR_BUFFER_SIZE": "2000"})
+
+
 def test_arrows_allocator_reserves_nothing_that_counts() -> None:
     program = (
         "import re, pyarrow\n"
