@@ -64,6 +64,15 @@ def test_cpu_memory_follows_what_is_allocated() -> None:
     assert kept > 0.8 * full  # malloc's defaults keep the holes, so the test above can fail
 
 
+def printed(program: str, **variables: str) -> int:
+    """Return the number that a program prints, run as on the device, with some variables set otherwise."""
+    run = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, check=True,
+        env={**os.environ, **CpuDevice(GIB).environment(Candidate()), **variables},
+    )  # fmt: skip
+    return int(run.stdout)
+
+
 def test_memory_stops_growing_with_rows_of_ever_new_lengths() -> None:
     program = (
         "import resource, torch\n"
@@ -77,15 +86,8 @@ def test_memory_stops_growing_with_rows_of_ever_new_lengths() -> None:
         "print(rss() - before)"
     )
 
-    def grown(variables: dict[str, str]) -> int:
-        run = subprocess.run(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, check=True,
-            env={**os.environ, **CpuDevice(GIB).environment(Candidate()), **variables},
-        )  # fmt: skip
-        return int(run.stdout)
-
-    bounded = grown({})
-    unbounded = grown({"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8192", "LRU_CACHE_CAPACITY": "8192"})
+    bounded = printed(program)
+    unbounded = printed(program, ONEDNN_PRIMITIVE_CACHE_CAPACITY="8192", LRU_CACHE_CAPACITY="8192")
     assert bounded < 8 * MIB < 4 * 8 * MIB < unbounded
 
 
@@ -101,14 +103,7 @@ def test_a_rank_keeps_no_record_of_its_collectives() -> None:
         "print(rss() - before)"
     )
 
-    def grown(variables: dict[str, str]) -> int:
-        run = subprocess.run(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, check=True,
-            env={**os.environ, **CpuDevice(GIB).environment(Candidate()), **variables},
-        )  # fmt: skip
-        return int(run.stdout)
-
-    assert grown({}) < MIB // 4 < MIB < grown({"TORCH_FR_BUFFER_SIZE": "2000"})
+    assert printed(program) < MIB // 4 < MIB < printed(program, TORCH_FR_BUFFER_SIZE="2000")
 
 
 def test_arrows_allocator_reserves_nothing_that_counts() -> None:
@@ -120,14 +115,7 @@ def test_arrows_allocator_reserves_nothing_that_counts() -> None:
         "print(data() - before)"
     )
 
-    def grown(variables: dict[str, str]) -> int:
-        run = subprocess.run(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, check=True,
-            env={**os.environ, **CpuDevice(GIB).environment(Candidate()), **variables},
-        )  # fmt: skip
-        return int(run.stdout)
-
-    assert grown({}) < 128 * MIB < GIB // 2 < grown({"MIMALLOC_ARENA_EAGER_COMMIT": "1"})
+    assert printed(program) < 128 * MIB < GIB // 2 < printed(program, MIMALLOC_ARENA_EAGER_COMMIT="1")
 
 
 def test_the_users_tunables_are_recorded_and_there_are_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
