@@ -30,7 +30,7 @@ class ModelSpec(Frozen):
     """What the user typed: a preset, a path to a config.json, a hub name, or `module:function`."""
     source: Literal["preset", "config", "hub", "function", "command"]
     config: dict[str, Any] | None = None
-    """The transformers configuration (as in config.json); None for a function."""
+    """The transformers configuration (as in config.json, `special_floats.tagged`); None for a function."""
     path: str | None = None
     """Folder to put first on sys.path when importing the user's function."""
     code: str | None = None

@@ -50,17 +50,19 @@ _COLLECTIVES = {"TORCH_FR_BUFFER_SIZE": "0"}
 """torch keeps a record of the last 2,000 collectives of a rank ("flight recorder"), each with its stack: the memory of
 a rank grew by 2 to 4 MiB in its first thousand steps, which a probe of a few does not see and a proof does."""
 
+THREADS = "OMP_NUM_THREADS"
 _WAIT_POLICY = "OMP_WAIT_POLICY"
 """Threads that wait for each other sleep instead of spinning. Measured (GPT-2, one sequence of 256, 2 cores): with
 one busy neighbour a forward and backward pass takes 3-4 s instead of 13-17 s, and alone it is no slower."""
 
 
 class CpuDevice:
-    """This machine's processor with `budget` bytes of private memory for each probe."""
+    """This machine's processor with `budget` bytes of private memory for each rank of a probe."""
 
-    def __init__(self, budget: int) -> None:
-        """Raise InputError when the machine has less, or the framework alone needs more."""
+    def __init__(self, budget: int, ranks: int = 1) -> None:
+        """`ranks` share the cores. Raise InputError when the machine has less, or the framework alone needs more."""
         self._budget = budget
+        self._ranks = ranks
         self._total = total_memory()
         self._lacks_energy = lacks_energy()
         if budget > self._total:
@@ -88,7 +90,7 @@ class CpuDevice:
 
     def minimum(self) -> int:
         """Return what the libraries take, with one stack for each thread of each pool."""
-        return LIBRARIES + STACKS_PER_THREAD * _threads() * _stack()
+        return LIBRARIES + STACKS_PER_THREAD * _threads(self._ranks) * _stack()
 
     def environment(self, candidate: Candidate) -> dict[str, str]:
         """Return the variables that make memory exact, and hide any GPU; DeepSpeed has to be told so."""
@@ -103,6 +105,7 @@ class CpuDevice:
                 for name, value in (_KERNEL_CACHES | _ARROW | _COLLECTIVES).items()
             },
             _WAIT_POLICY: os.environ.get(_WAIT_POLICY, "passive"),
+            **threads_variable(self._ranks),
             "CUDA_VISIBLE_DEVICES": "",
             **({"DS_ACCELERATOR": "cpu"} if candidate.engine == "deepspeed" else {}),
         }
@@ -132,10 +135,24 @@ class _Blind:
         return None
 
 
-def _threads() -> int:
-    """Return the threads that torch will start for each pool: OMP_NUM_THREADS, or a core each."""
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    return int(asked) if asked.isdigit() and int(asked) > 0 else len(os.sched_getaffinity(0))
+def threads_variable(ranks: int) -> dict[str, str]:
+    """Return the variable that keeps one of so many ranks to its share of the cores, unless the user has set it.
+
+    A rank alone has what torch chooses, which on some machines is one thread for two cores.
+    """
+    if ranks == 1 and THREADS not in os.environ:
+        return {}
+    return {THREADS: os.environ.get(THREADS, str(_cores(ranks)))}
+
+
+def _threads(ranks: int) -> int:
+    """Return the threads that torch starts at most for each pool of one of so many ranks."""
+    asked = threads_variable(ranks).get(THREADS, "").split(",")[0]
+    return int(asked) if asked.isdigit() and int(asked) > 0 else _cores(ranks)
+
+
+def _cores(ranks: int) -> int:
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
 def _stack() -> int:

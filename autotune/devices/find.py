@@ -61,8 +61,8 @@ def check_device(spec: DeviceSpec) -> DeviceSpec:
     return resolved
 
 
-def find(spec: DeviceSpec, opening: _Open = open_monitor) -> Device:
-    """Return the device that a spec means, ready for its first probe.
+def find(spec: DeviceSpec, opening: _Open = open_monitor, ranks: int = 1) -> Device:
+    """Return the device that a spec means, ready for its first probe. On the cpu, `ranks` share the cores.
 
     Raises UnusableDevice when it is not there, or cannot give the budget asked for; DeviceBusy when another
     process uses it; MonitorError when its driver does not work.
@@ -70,7 +70,7 @@ def find(spec: DeviceSpec, opening: _Open = open_monitor) -> Device:
     spec = resolve_device(spec, opening)
     if spec.kind == "cpu":
         assert spec.budget is not None, "a cpu device is parsed with its budget"
-        return CpuDevice(spec.budget)
+        return CpuDevice(spec.budget, ranks)
     if spec.kind == "sim":
         assert spec.hardware is not None, "a simulated device is parsed with its name"
         return SimulatedDevice(find_hardware(spec.hardware))

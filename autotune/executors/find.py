@@ -38,7 +38,7 @@ def find_executor(
     """
     if reason := unlaunched(resolve_device(spec).kind, nodes):
         raise InputError(reason)
-    device = find(spec)
+    device = find(spec, ranks=gpus)
     if isinstance(device, SimulatedDevice):
         return SimulatedExecutor(device, tracer, launcher)
     if isinstance(device, ReplayDevice):
@@ -65,12 +65,15 @@ def find_executor(
     )
 
 
-def find_tracer(spec: DeviceSpec, launcher: Launcher = launch, workers: int | None = None) -> Tracer:
+def find_tracer(
+    spec: DeviceSpec, launcher: Launcher = launch, workers: int | None = None, gpus: int = 1
+) -> Tracer:
     """Return what traces for a device: workers on this machine, or for a replay the grid, which knows what it cost.
 
-    `workers` is how many may run at a time: one a core, unless given. Raises what `find` raises.
+    `workers` is how many may run at a time: one a core, unless given. `gpus` are the ranks that will share this
+    machine. Raises what `find` raises.
     """
-    local = LocalTracer(launcher=launcher, workers=workers)
+    local = LocalTracer(launcher=launcher, workers=workers, ranks=gpus)
     grid = recorded_grid(spec)
     return local if grid is None else ReplayTracer(grid, local)
 

@@ -95,7 +95,7 @@ def serve(job: JobFolder, node: int = 0, launcher: Launcher = launch) -> None:
 
 def _answer(order: JobOrder, job: JobFolder, node: int, launcher: Launcher) -> Answer | None:
     cache = TraceCache(Path(order.traces)) if order.traces else TraceCache()
-    tracer = LocalTracer(cache, launcher)
+    tracer = LocalTracer(cache, launcher, ranks=order.ranks_per_node)
     with job.progress.open("a", encoding="utf-8") as said:
 
         def tell(progress: Progress) -> None:

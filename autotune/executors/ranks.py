@@ -99,9 +99,6 @@ class RanksExecutor:
         """Return these variables; ranks talk over `interface` unless another is named, and None leaves that to gloo."""
         interface = os.environ.get("GLOO_SOCKET_IFNAME", interface)
         shared = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
-        if self._devices[0].facts().kind == "cpu":  # the ranks share the cores
-            threads = max(1, len(os.sched_getaffinity(0)) // len(self._devices))
-            shared["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(threads))
         return {**self._alone.environment(candidate), **shared}
 
     def offload_room(self, folder: Path, place: OffloadPlace) -> int:

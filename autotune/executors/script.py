@@ -59,9 +59,7 @@ class ScriptExecutor:
         variables = dict(self._devices[0].environment(candidate))
         variables.pop(ALLOCATOR, None)  # what the command allocates with is its own affair
         if self._devices[0].facts().kind == "cpu":
-            if len(self._devices) > 1:  # the ranks share the cores
-                threads = max(1, len(os.sched_getaffinity(0)) // len(self._devices))
-                variables["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(threads))
+            if len(self._devices) > 1:
                 variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
         else:
             visible = [

@@ -29,7 +29,7 @@ def executing(spec: RunSpec, root: Path, sites: Sites | None = None) -> Iterator
     """
     if spec.cluster is None:
         with launcher_by_name(spec.launcher) as launcher:
-            tracer = find.find_tracer(spec.device, launcher)
+            tracer = find.find_tracer(spec.device, launcher, gpus=spec.goal.gpus)
             ranks = spec.goal.gpus, spec.goal.nodes
             yield find.find_executor(spec.device, tracer, *ranks, launcher, spec.model.command), tracer
         return

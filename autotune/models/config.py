@@ -13,6 +13,7 @@ from typing import Any
 
 from autotune.errors import InputError
 from autotune.printable import quoted
+from autotune.special_floats import tagged
 from autotune.units import MIB
 from autotune.user_files import parse_json_value, read_text
 
@@ -63,10 +64,10 @@ def parse_config(text: str, source: str, trust_remote_code: bool, code_at: str) 
     """Parse and check the text of a config.json that came from `source`.
 
     A configuration with code of its own is refused unless it is trusted. A trusted one has `code_at` (hub
-    name or folder) written into its references, so that a worker finds the code without the file.
-    Raises InputError with every problem found.
+    name or folder) written into its references, so that a worker finds the code without the file. Numbers that are
+    not finite are written as transformers does. Raises InputError with every problem found.
     """
-    config = parse_json_value(text, source)
+    config = tagged(parse_json_value(text, source))
     if not isinstance(config, dict):
         raise InputError(
             f"{source} holds a {type(config).__name__}, not the key-value pairs of a configuration"

@@ -61,5 +61,5 @@ class LocalExecution:
                 yield Hands(*found)
             return
         launcher: Launcher = self._warm if spec.launcher == "warm" else launch
-        tracer = find_tracer(device, launcher, self._workers)
+        tracer = find_tracer(device, launcher, self._workers, spec.goal.gpus)
         yield Hands(find_executor(device, tracer, spec.goal.gpus, spec.goal.nodes, launcher), tracer)

@@ -6,8 +6,10 @@ import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from autotune.cache_folder import cache_folder
 from autotune.candidate import ALLOCATOR, LOADER, Candidate
@@ -31,18 +33,25 @@ _IRRELEVANT = {
 """Fields of a request that change nothing in its trace. All others, also those yet to come, are in the key."""
 
 
+NONE: Mapping[str, str] = MappingProxyType({})
+
+
 class TraceCache:
     """A folder of timelines, named by all that they depend on."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or cache_folder() / "traces"
         self._kept = 0
-        self._shared: tuple[ProbeRequest, str] | None = None
+        self._shared: tuple[tuple[ProbeRequest, Mapping[str, str]], str] | None = None
 
-    def find(self, request: ProbeRequest) -> Timeline | None:
-        """Return the timeline of the request's rung, where there is one that covers its micro-batch."""
+    def find(self, request: ProbeRequest, variables: Mapping[str, str] = NONE) -> Timeline | None:
+        """Return the timeline of the request's rung, where there is one that covers its micro-batch.
+
+        It was traced under `variables`, which say how many threads compute: on the cpu device some kernels take room
+        for each.
+        """
         for exact in (False, True):
-            path = self._path(request, exact)
+            path = self._path(request, variables, exact)
             if path is None:
                 return None
             try:
@@ -53,9 +62,15 @@ class TraceCache:
                 return timeline
         return None
 
-    def keep(self, request: ProbeRequest, timeline: Timeline, packed: bytes | None = None) -> None:
+    def keep(
+        self,
+        request: ProbeRequest,
+        timeline: Timeline,
+        packed: bytes | None = None,
+        variables: Mapping[str, str] = NONE,
+    ) -> None:
         """Store a timeline; `packed` is the same, if at hand. A disk that refuses costs only the next trace."""
-        path = self._path(request, timeline.exact is not None)
+        path = self._path(request, variables, timeline.exact is not None)
         if path is None:
             return
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -69,7 +84,7 @@ class TraceCache:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 
-    def _path(self, request: ProbeRequest, exact: bool) -> Path | None:
+    def _path(self, request: ProbeRequest, variables: Mapping[str, str], exact: bool) -> Path | None:
         """Return the file's name; None for code of the user's own, which may change from one run to the next."""
         model = request.model
         if model.source == "function" or model.trust_remote_code:
@@ -79,24 +94,24 @@ class TraceCache:
         own = {
             "candidate": rung.model_dump(mode="json", exclude={*ALLOCATOR, *LOADER}), "packages": packages(rung)
         }  # fmt: skip
-        text = self._of_all(request) + json.dumps(own, sort_keys=True)
+        text = self._of_all(request, variables) + json.dumps(own, sort_keys=True)
         return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.trace"
 
-    def _of_all(self, request: ProbeRequest) -> str:
+    def _of_all(self, request: ProbeRequest, variables: Mapping[str, str]) -> str:
         """Return what the traces of a request depend on beside the candidate: the same for a whole ladder."""
         bare = request.model_copy(update={"candidate": Candidate(), "also": ()})
-        if self._shared is None or self._shared[0] != bare:
+        if self._shared is None or self._shared[0] != (bare, variables):
             device = request.device.partition(":")[0]
             depends = {
                 **bare.model_dump(mode="json", exclude={*_IRRELEVANT, "candidate"}),
                 "model": request.model.model_dump(mode="json", exclude={"name"}),
                 "device": device,
-                "processor": processor() if device == "cpu" else None,
+                "processor": [processor(), *variables.items()] if device == "cpu" else None,
                 "torch": installed("torch"),
                 "transformers": installed("transformers"),
                 "code": _code(),
             }
-            self._shared = bare, json.dumps(depends, sort_keys=True)
+            self._shared = (bare, variables), json.dumps(depends, sort_keys=True)
         return self._shared[1]
 
     def _prune(self) -> None:

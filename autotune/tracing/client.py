@@ -12,6 +12,7 @@ from threading import Lock
 from typing import Protocol
 
 from autotune.candidate import Candidate
+from autotune.devices.cpu import threads_variable
 from autotune.errors import InputError
 from autotune.outcome import Crash, Lost, Ok, Unsupported
 from autotune.probe.classify import classify
@@ -78,10 +79,18 @@ class LocalTracer:
     """
 
     def __init__(
-        self, cache: TraceCache | None = None, launcher: Launcher = launch, workers: int | None = None
+        self,
+        cache: TraceCache | None = None,
+        launcher: Launcher = launch,
+        workers: int | None = None,
+        ranks: int = 1,
     ) -> None:
-        """`workers` is how many may run at a time: one a core, unless given."""
+        """`workers` is how many may run at a time: one a core, unless given.
+
+        `ranks` are those that will share the cores of the cpu device: some kernels take room for each thread.
+        """
         self._cache = cache or TraceCache()
+        self._variables = threads_variable(ranks)
         self._launch = launcher
         self._most = workers or min(MOST_WORKERS, len(os.sched_getaffinity(0)))
 
@@ -119,7 +128,7 @@ class LocalTracer:
     def _cached(self, request: ProbeRequest, candidates: Iterable[Candidate]) -> dict[Candidate, Trace]:
         found: dict[Candidate, Trace] = {}
         for candidate in candidates:
-            timeline = self._cache.find(request.alone(candidate))
+            timeline = self._cache.find(request.alone(candidate), self._variables)
             if timeline is not None:
                 found[candidate] = Trace(timeline, cached=True)
         return found
@@ -139,7 +148,7 @@ class LocalTracer:
         timeline = compose(candidate, *known)
         if timeline is None:
             return None
-        self._cache.keep(request.alone(candidate), timeline)
+        self._cache.keep(request.alone(candidate), timeline, variables=self._variables)
         return Trace(timeline, composed=True)
 
     def _in_workers(
@@ -220,7 +229,8 @@ class LocalTracer:
                 request = request.model_copy(update=changes)
                 report = self._launch(
                     request, place,
-                    environment={"CUDA_VISIBLE_DEVICES": ""},  # a context on the GPU would take of its memory
+                    # A context on the GPU would take of its memory.
+                    environment={"CUDA_VISIBLE_DEVICES": "", **self._variables},
                     data_limit=None, timeout=timeout, on_progress=hear,
                 )  # fmt: skip
                 seconds += report.seconds
@@ -252,7 +262,7 @@ class LocalTracer:
             timeline = Timeline.unpack(content)
         except (OSError, InputError) as error:
             return Trace(None, f"the trace cannot be read: {error}")
-        self._cache.keep(request.alone(rung.candidate), timeline, content)
+        self._cache.keep(request.alone(rung.candidate), timeline, content, self._variables)
         return Trace(timeline)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from autotune.candidate import Attention
 from autotune.errors import InputError, nearest
+from autotune.special_floats import untagged
 from autotune.specs import ModelSpec, Task
 from autotune.worker.built_model import BuiltModel, image_size
 from autotune.worker.errors import CannotRun
@@ -60,7 +61,7 @@ def _resolve(spec: ModelSpec) -> tuple[Any, Callable[[Any], nn.Module], Task]:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    values = dict(spec.config or {})
+    values = untagged(dict(spec.config or {}))
     model_type = values.pop("model_type", None)
     if model_type is None:
         raise InputError(f"model {spec.name}: its configuration has no model_type, so its class is unknown")

@@ -85,7 +85,7 @@ class TestLocal(ProcessContract):
 
 class TestRanks(ProcessContract):
     def make_executor(self, behaviour):
-        return RanksExecutor([CpuDevice(GIB)] * 2, partial(told, behaviour))
+        return RanksExecutor([CpuDevice(GIB, ranks=2)] * 2, partial(told, behaviour))
 
     def make_request(self, kind, behaviour):
         return make_request(kind, ranks=2, sharding="fsdp2")
@@ -101,7 +101,7 @@ class TestWarmLocal(Warm, ProcessContract):
 
 class TestWarmRanks(Warm, ProcessContract):
     def make_executor(self, behaviour):
-        return RanksExecutor([CpuDevice(GIB)] * 2, partial(told, behaviour, launcher=self.launch))
+        return RanksExecutor([CpuDevice(GIB, ranks=2)] * 2, partial(told, behaviour, launcher=self.launch))
 
     def make_request(self, kind, behaviour):
         return make_request(kind, ranks=2, sharding="fsdp2")

@@ -84,7 +84,7 @@ def run(
         }
     )  # fmt: skip
     budgets = [first, *[GIB] * (devices - 1)]
-    executor = RanksExecutor([CpuDevice(budget) for budget in budgets], launcher, nodes)
+    executor = RanksExecutor([CpuDevice(budget, devices) for budget in budgets], launcher, nodes)
     finding = executor.run(request, folder, timeout=timeout)
     alive = []
     for process in psutil.process_iter():

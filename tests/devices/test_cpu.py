@@ -146,6 +146,20 @@ def test_a_cpu_budget_below_the_framework_is_refused(monkeypatch: pytest.MonkeyP
     assert caught.value.why == "too little"
 
 
+def test_ranks_share_the_cores_unless_the_user_says_how_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    assert "OMP_NUM_THREADS" not in CpuDevice(2 * GIB).environment(Candidate())  # torch's own choice
+    assert CpuDevice(2 * GIB, ranks=16).environment(Candidate())["OMP_NUM_THREADS"] == "4"
+    assert CpuDevice(2 * GIB, ranks=100).environment(Candidate())["OMP_NUM_THREADS"] == "1"
+    with pytest.raises(UnusableDevice):
+        CpuDevice(GIB)
+    CpuDevice(GIB, ranks=16)  # whose stacks are a sixteenth
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert CpuDevice(2 * GIB).environment(Candidate())["OMP_NUM_THREADS"] == "3"
+    assert CpuDevice(2 * GIB, ranks=16).environment(Candidate())["OMP_NUM_THREADS"] == "3"
+
+
 def test_a_cgroup_limits_what_this_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group = tmp_path / "pod"
     group.mkdir()

@@ -213,7 +213,7 @@ def test_ranks_of_torchs_launcher_do_what_those_of_a_probe_did(tmp_path):
         told[environment["RANK"]] = environment
         return launch_probe(*where, environment=environment, **options)
 
-    ranks = RanksExecutor([CpuDevice(BUDGET)] * 2, launcher)
+    ranks = RanksExecutor([CpuDevice(BUDGET, ranks=2)] * 2, launcher)
     best = make_best(
         gpus=2, sharding="fsdp2", precision="fp32", steps=1, variables=ranks.environment(Candidate())
     )

@@ -1,4 +1,5 @@
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from autotune.errors import InputError
 from autotune.models.catalog import FOLDER, find, list_presets
 from autotune.models.resolve import resolve
+from autotune.special_floats import tagged, untagged
 
 DATA = Path(__file__).parents[1] / "data"
 TINY = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 256}
@@ -117,6 +119,29 @@ def test_a_path_with_a_presets_name_is_reached_by_a_dot(base):
     (base / "gpt2" / "config.json").write_text(json.dumps(TINY))
     assert resolve("gpt2", base=base).source == "preset"
     assert resolve("./gpt2", base=base).config == TINY
+
+
+def test_numbers_that_json_has_no_words_for_are_written_as_transformers_does(tmp_path):
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "a", "limits": [0.0, Infinity, -Infinity, 1e999], "deep": {"one": NaN, "__float__": [NaN]}}'
+    )
+    config = resolve(".", base=tmp_path).config
+    infinity, nan = {"__float__": "Infinity"}, {"__float__": "NaN"}
+    assert config == {
+        "model_type": "a",
+        "limits": [0.0, infinity, {"__float__": "-Infinity"}, infinity],
+        "deep": {"one": nan, "__float__": [nan]},
+    }
+    assert tagged(config) == config
+    read = untagged(config)
+    assert read["limits"] == [0.0, math.inf, -math.inf, math.inf]
+    assert math.isnan(read["deep"]["one"])
+    assert math.isnan(read["deep"]["__float__"][0])
+
+
+@pytest.mark.parametrize("value", [{"__float__": "12"}, {"__float__": ["NaN"]}, {"__float__": 1, "other": 2}])
+def test_what_only_looks_like_such_a_number_stays_as_it_is(value):
+    assert untagged(value) == value
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_an_exported_script_runs_nothing_that_a_file_says(target, tmp_path):
 
 
 def test_every_variable_that_probes_run_under_may_stand_in_a_file():
-    cpu, gpu = CpuDevice(GIB), SimulatedDevice(find_hardware("h100"))
+    cpu, gpu = CpuDevice(GIB, ranks=2), SimulatedDevice(find_hardware("h100"))
     executors = (cpu, gpu, RanksExecutor([cpu, cpu]))
     axes = ("engine", "expandable_segments", "max_split_size", "sharding")
     found = set()

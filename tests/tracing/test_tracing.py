@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -101,6 +102,22 @@ def test_other_versions_and_other_code_trace_again(traced, monkeypatch):
     monkeypatch.setattr(check, "installed", {"torchao": "0.99"}.get)
     assert traced(launch, precision="fp8").seconds
     assert traced(launch).seconds == 0
+
+
+def test_ranks_that_share_the_cores_are_traced_with_their_share(tmp_path, monkeypatch):
+    """Some of a processor's kernels take room for each thread."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    launch = made()
+
+    def seconds(ranks):
+        tracer = LocalTracer(TraceCache(tmp_path / "cache"), launch, ranks=ranks)
+        probe = request(family("gpt2"), tmp_path)
+        return tracer.trace(probe, tmp_path / "trace", timeout=60)[probe.candidate].seconds
+
+    assert [seconds(1), seconds(2), seconds(4), seconds(2)] == [1.5, 1.5, 1.5, 0]
+    threads = [options["environment"].get("OMP_NUM_THREADS") for _, options in launch.launched]
+    assert threads == [None, "4", "2"]
 
 
 def test_a_trace_depends_on_all_code_that_the_worker_imports():

@@ -1,5 +1,8 @@
 """What a worker times of a processor."""
 
+import subprocess
+import sys
+
 import pytest
 
 from autotune.devices.host import unwritten_files
@@ -18,6 +21,29 @@ def test_a_processor_is_timed_with_its_files(timed):
     assert timed.files.copy_speed < timed.memory, "each page of a new file has to be found first"
     assert timed.files.unwritten == pytest.approx(unwritten_files(), rel=0.2)
     assert Machine.measured(timed).files == timed.files
+
+
+def test_a_budget_that_leaves_no_room_for_it_is_no_obstacle(tmp_path):
+    """Without its speed a device's rungs cannot be compared; the budget is one for what trains."""
+    program = (
+        "import resource, sys, torch\n"
+        "from autotune.worker.measuring.device_speed import time_device\n"
+        "from autotune.worker.measuring.process_memory import free_data, own_data\n"
+        "room = torch.ones(2**24)\n"  # 64 MiB
+        "_, hard = resource.getrlimit(resource.RLIMIT_DATA)\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (own_data() + 2**20, hard))\n"
+        "before = resource.getrlimit(resource.RLIMIT_DATA)\n"
+        "assert time_device('cpu', sys.argv[1]) is not None\n"
+        "assert resource.getrlimit(resource.RLIMIT_DATA) == before\n"
+        "del room\n"
+        "try:\n"
+        "    torch.ones(2**26)\n"
+        "except RuntimeError as error:\n"
+        "    assert 'memory' in str(error)\n"
+        "else:\n"
+        "    sys.exit('the limit did not hold any more')\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
 
 
 def test_nothing_is_left_in_the_folder(tmp_path):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from typing import ClassVar
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.errors import InputError
+from autotune.models.resolve import resolve
 from autotune.specs import ModelSpec
 from autotune.worker.built_model import loss_of
 from autotune.worker.model import build_model
@@ -107,6 +109,19 @@ def test_relative_positions_have_no_limit():
 def test_a_configuration_that_cannot_be_used_is_refused(config, message):
     with pytest.raises(InputError, match=message):
         build_model(ModelSpec(name="mine", source="config", config=config), 32, META)
+
+
+@pytest.mark.parametrize("infinity", ["Infinity", '{"__float__": "Infinity"}'], ids=["hub", "saved"])
+def test_a_number_that_is_not_finite_reaches_the_model_through_the_records_of_a_run(infinity, tmp_path):
+    """Of Mamba 2 and what is built on it. A run's records are JSON, which has no such numbers."""
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "mamba2", "hidden_size": 32, "num_heads": 4, "head_dim": 16, "num_hidden_layers": 1, '
+        f'"vocab_size": 64, "n_groups": 1, "state_size": 8, "time_step_limit": [0.5, {infinity}]}}'
+    )
+    recorded = resolve(".", base=tmp_path).model_dump_json()
+    built = build_model(ModelSpec.model_validate_json(recorded), 32, META)
+    assert list(built.config.time_step_limit) == [0.5, math.inf]
+    json.loads(recorded, parse_constant=pytest.fail)
 
 
 def test_code_that_comes_with_a_model_runs_only_when_trusted(tmp_path):

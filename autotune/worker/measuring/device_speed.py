@@ -17,6 +17,7 @@ from torch.nn import functional
 from autotune.devices.host import unwritten_files
 from autotune.specs import DeviceSpeed, FileSpeed
 from autotune.worker.errors import DiskRefused, OutOfSpace
+from autotune.worker.measuring.process_memory import limit_lifted
 from autotune.worker.techniques.mapped_files import MappedFiles
 
 SECONDS = 0.08
@@ -27,12 +28,12 @@ TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def time_device(name: str, folder: str) -> DeviceSpeed | None:
     """Time a few operators on a device, torch's name of which is given; None where memory runs out.
 
-    Tensors that leave the cpu device go to files in `folder`. At most 100 MiB are taken, and 512 of a GPU. Each figure
-    is the best of its repetitions, so that a neighbour's work counts little.
+    Tensors that leave the cpu device go to files in `folder`. At most 100 MiB are taken, whatever the cpu device's
+    budget, and 512 of a GPU. Each figure is the best of its repetitions, so that a neighbour's work counts little.
     """
     device = torch.device(name)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), limit_lifted():
             return DeviceSpeed(
                 matrix_flops={math: _matrix(dtype, device) for math, dtype in TYPES.items()},
                 attention_flops={math: _attention(dtype, device) for math, dtype in TYPES.items()},

@@ -8,6 +8,8 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,6 +116,17 @@ def free_data() -> int | None:
     if limit == resource.RLIM_INFINITY:
         return None
     return max(0, limit - own_data())
+
+
+@contextmanager
+def limit_lifted() -> Iterator[None]:
+    """Lift RLIMIT_DATA meanwhile, as far as this process may: for what is no part of the training that it limits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def own_data() -> int:
