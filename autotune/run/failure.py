@@ -47,9 +47,11 @@ def inspection_failed(outcome: Outcome, budget: int) -> AutotuneError:
                 "(--probe-timeout). If that is how long it takes, allow more with --probe-timeout, else see "
                 "what the function waits for"
             )
-        case Oom(phase="start"):
+        case Oom(phase="start", requested=requested):
+            held = f": {format_bytes(requested)} before there is any model" if requested else ""
             return InputError(
-                f"a budget of {format_bytes(budget)} is smaller than what torch and the other libraries themselves need"
+                f"a budget of {format_bytes(budget)} is smaller than what torch and the other libraries themselves "
+                f"need{held}; give more, such as --device cpu:3GiB"
             )
         case Oom(requested=requested):
             wanted = f" ({format_bytes(requested)} were asked for)" if requested else ""

@@ -38,21 +38,18 @@ from autotune.probe.protocol import (
 )
 from autotune.units import format_bytes
 from autotune.worker.measuring.phases import Phases
-from autotune.worker.measuring.process_memory import free_data
+from autotune.worker.measuring.process_memory import data_limit, free_data, limit_lifted, own_data
 from autotune.worker.measuring.verdict import Circumstances, disk_full, verdict
 
 if TYPE_CHECKING:
+    import torch
+
     from autotune.timeline.timeline import Timeline
     from autotune.worker.measuring.oom_snapshot import CudaWitness
     from autotune.worker.training import Training
 
 RESERVE = 16 * 2**20
 """Bytes kept from the start and released when memory runs out, so that the verdict itself can be written."""
-
-TORCH_TAKES = 208 * 2**20
-"""Bytes of private memory that importing torch takes at the least (2.13 on CPU: 212 MiB). With less, native
-code aborts in the middle of the import, and no verdict can be written.
-"""
 
 SHORT_SHARE = 8
 SHORT_LEAST = 256 * 2**20
@@ -213,17 +210,43 @@ class Probe:
         return found
 
     def _start(self) -> None:
-        """Import the libraries and start the device, and take the baseline behind all of that."""
-        free = free_data()
-        if free is not None and free < TORCH_TAKES and "torch" not in sys.modules:  # a forked worker has it
-            raise MemoryError(
-                f"importing torch takes {format_bytes(TORCH_TAKES)}, and {format_bytes(free)} are free"
-            )
+        """Import the libraries and start the device, and take the baseline behind all of that.
+
+        Raises OutOfSpace where the libraries alone take more than the budget.
+        """
         self._reserve = reserved(RESERVE)
         build_validators()
+        limit = data_limit()
+        # Native code that is refused memory while it is loaded aborts, or asks again for ever (OpenBLAS): so it is
+        # not refused any, and what it took is looked at.
+        with limit_lifted():
+            device = self._import()
+            held = own_data()
+        if limit is not None and held > limit:
+            from autotune.worker.errors import OutOfSpace
+
+            raise OutOfSpace(
+                "device", held, limit,
+                f"torch and the other libraries take {format_bytes(held)} before there is any model, of a limit of "
+                f"{format_bytes(limit)}",
+            )  # fmt: skip
+        from autotune.worker.measuring.memory_meter import meter_for
+
+        meter = meter_for(device)  # before anything else touches the GPU: it takes the difference
+        self._phases.measure_with(meter)
+        if device.type == "cuda":
+            import torch
+
+            from autotune.worker.measuring.oom_snapshot import CudaWitness
+
+            torch.cuda.set_device(device)
+            self._witness = CudaWitness(device, Path(self._request.folder))
+        self._channel.send(Progress(phase="start", baseline=meter.taken))
+
+    def _import(self) -> torch.device:
+        """Import what the candidate needs, and start torch's threads; return the device."""
         import torch
 
-        from autotune.worker.measuring.memory_meter import meter_for
         from autotune.worker.model import build_model
 
         device = torch.device(self._request.device)
@@ -261,14 +284,7 @@ class Probe:
         import autotune.worker.measuring.measure
         import autotune.worker.measuring.prove  # noqa: F401
 
-        meter = meter_for(device)  # before anything else touches the GPU: it takes the difference
-        self._phases.measure_with(meter)
-        if device.type == "cuda":
-            from autotune.worker.measuring.oom_snapshot import CudaWitness
-
-            torch.cuda.set_device(device)
-            self._witness = CudaWitness(device, Path(self._request.folder))
-        self._channel.send(Progress(phase="start", baseline=meter.taken))
+        return device
 
     def _warmed_up(self) -> None:
         if self._witness is not None:

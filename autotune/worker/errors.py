@@ -46,11 +46,12 @@ class DiskRefused(Exception):
 
 
 class OutOfSpace(Exception):
-    """Memory that offload needs was refused; the verdict is `Oom(where, requested, free)`."""
+    """Memory that offload or libraries need was refused; the verdict is `Oom(where, requested, free)`."""
 
     def __init__(self, where: str, requested: int, free: int | None, message: str) -> None:
         self.where = where
-        """`host` (pinned memory), or `disk` (mapped files) where the candidate alone needs more than there was."""
+        """`device` (libraries), `host` (pinned memory), or `disk` (mapped files) where the candidate alone needs more
+        than there was."""
         self.requested = requested
         """Bytes of the request that was refused."""
         self.free = free

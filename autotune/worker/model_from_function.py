@@ -14,6 +14,7 @@ from autotune.specs import ModelSpec
 from autotune.worker.built_model import BuiltModel
 from autotune.worker.data.batch_check import no_tensors
 from autotune.worker.dataset import Samples
+from autotune.worker.measuring.process_memory import limit_lifted
 
 
 def from_function(spec: ModelSpec, seq_len: int) -> BuiltModel:
@@ -22,7 +23,10 @@ def from_function(spec: ModelSpec, seq_len: int) -> BuiltModel:
     if spec.path is not None:
         _look_first_in(spec.path, module_name)
     try:
-        module = importlib.import_module(module_name)
+        with (
+            limit_lifted()
+        ):  # as for autotune's own imports: OpenBLAS asks for ever where it is refused memory
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the user's module exists, but imports something that does not

@@ -47,5 +47,5 @@ def _work(request: str, result: Connection, errors: Connection, limits: dict[int
     os.dup2(errors.fileno(), 2)
     errors.close()
     for limit, size in limits.items():
-        resource.setrlimit(limit, (size, size))
+        resource.setrlimit(limit, (size, resource.getrlimit(limit)[1]))
     warm.answer([request, str(result.fileno())])

@@ -53,6 +53,13 @@ def test_a_probe_skips_no_layer_until_its_memory_is_known(tmp_path):
     assert later < 0.5 * timed * LAYERS, "steps that are timed skip layers, as production does"
 
 
+def test_a_draw_that_asks_for_a_gradient_is_drawn_too():
+    with EveryLayerKept():
+        drawn = torch.rand((), requires_grad=True)
+    assert drawn.requires_grad
+    assert drawn.item() > 0.999
+
+
 def test_generators_move_on_as_without_it():
     torch.manual_seed(0)
     drawn = [torch.rand(()), torch.rand(3), torch.rand(())]

@@ -83,7 +83,8 @@ def start(folder, kind="train", model=None, limit=LIMIT, file_limit=None, cold=F
     }  # fmt: skip
     request = ProbeRequest(
         kind=kind, candidate=candidate, folder=str(folder), **values,
-        model=ModelSpec(name=f"worker_models:{model}", source="function", path=str(MODELS)) if model
+        model=model if isinstance(model, ModelSpec)
+        else ModelSpec(name=f"worker_models:{model}", source="function", path=str(MODELS)) if model
         else ModelSpec(name="small", source="config", config=CONFIG),
     )  # fmt: skip
     path = folder / "request.json"
@@ -97,7 +98,7 @@ def start(folder, kind="train", model=None, limit=LIMIT, file_limit=None, cold=F
 def spawn(path, limits):
     def restrict():
         for limit, size in limits.items():
-            resource.setrlimit(limit, (size, size))
+            resource.setrlimit(limit, (size, resource.getrlimit(limit)[1]))
 
     read, write = os.pipe()
     said, says = os.pipe()
@@ -285,11 +286,25 @@ def test_memory_that_runs_out_is_told_with_its_phase(run, trained, phase, beyond
     assert refused.returncode == 0
 
 
-@pytest.mark.parametrize("mebibytes", [64, 230])
+@pytest.mark.parametrize("mebibytes", [64, 230, 300])
 def test_a_budget_below_what_the_libraries_need_is_a_refusal_at_the_start(run, mebibytes):
+    """Native code that is refused memory while it is loaded aborts, or (OpenBLAS) asks again without an end."""
     outcome = run(limit=mebibytes * MIB, cold=True).outcome
     assert isinstance(outcome, Oom)
-    assert outcome.phase == "start"
+    assert (outcome.phase, outcome.where, outcome.free) == ("start", "device", mebibytes * MIB)
+    assert outcome.requested > outcome.free
+
+
+def test_a_budget_below_what_the_imports_of_a_users_module_take_does_not_hang(run, tmp_path):
+    (tmp_path / "imports.py").write_text(
+        f"held = bytearray({2 * GIB})\n"  # native code would ask again and again
+        "del held\n"
+        f"def build():\n    bytearray({2 * GIB})\n"
+    )
+    spec = ModelSpec(name="imports:build", source="function", path=str(tmp_path))
+    outcome = run(limit=2 * GIB, model=spec).outcome
+    assert isinstance(outcome, Oom)
+    assert outcome.phase == "build"
 
 
 def test_a_full_disk_is_told_as_such(run):

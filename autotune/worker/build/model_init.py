@@ -101,6 +101,12 @@ def _check_experts(draft: BuildContext) -> None:
         raise CannotRun(found.axis, found.cause, found.reason)
 
 
+def _check_layers(draft: BuildContext) -> None:
+    reason = out_of_step(draft.request.candidate)
+    if reason is not None and draft.ranks.data_size > 1 and skips_layers(draft.built.model):
+        raise CannotRun("sharding", "context", reason)
+
+
 def cut(draft: BuildContext) -> None:
     """Share matrices out to the ranks of one model; what is sharded too is prepared for that block by block."""
     if draft.mesh is not None:
@@ -119,9 +125,3 @@ def cut(draft: BuildContext) -> None:
             slicing.cut(draft.built.model.modules())
     elif draft.rank0_weights is not None:
         draft.prepare = partial(draft.rank0_weights.bring, model=draft.built.model)
-
-
-def _check_layers(draft: BuildContext) -> None:
-    reason = out_of_step(draft.request.candidate)
-    if reason is not None and draft.ranks.data_size > 1 and skips_layers(draft.built.model):
-        raise CannotRun("sharding", "context", reason)

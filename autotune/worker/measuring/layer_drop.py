@@ -55,5 +55,5 @@ class EveryLayerKept(TorchFunctionMode):  # type: ignore[misc]  # mypy does not 
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is torch.rand and decides(result):
-            result.copy_(largest_draw(result))
+            result.detach().copy_(largest_draw(result))
         return result

@@ -112,10 +112,14 @@ def give_back() -> None:
 
 def free_data() -> int | None:
     """Return what RLIMIT_DATA leaves to this process, with all given back; None where there is no limit."""
+    limit = data_limit()
+    return None if limit is None else max(0, limit - own_data())
+
+
+def data_limit() -> int | None:
+    """Return the bytes of private writable memory that this process may have; None where there is no limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    if limit == resource.RLIM_INFINITY:
-        return None
-    return max(0, limit - own_data())
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 @contextmanager

@@ -38,10 +38,8 @@ class Allocations:
         self._first = 0  # slot with which the segment began
         self._sum: tuple[int, int, int] | None = None  # operand's slot, sum's slot, index of the sum's event
         self._copies: set[int] = set()  # slots that autograd made to copy a gradient into
-        self._makers: tuple[int | None, int | None] = (
-            None,
-            None,
-        )  # nodes of the newest slot but one, and the newest
+        # Nodes of the newest slot but one, and of the newest.
+        self._makers: tuple[int | None, int | None] = None, None
 
     @property
     def position(self) -> int:
