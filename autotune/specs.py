@@ -74,6 +74,9 @@ class ModelFacts(Frozen):
     """Numbers of the configuration that the ranks of tensor parallelism have to divide, by their names there."""
     skips_layers: bool = False
     """Layers are skipped by chance in training (LayerDrop)."""
+    attention: str | None = None
+    """What computes attention where `sdpa` is asked for: `eager` in a model that has nothing else, or has none. None
+    where the model does not say, and in older records."""
     torch_version: str
     transformers_version: str
 

@@ -47,7 +47,8 @@ def neighbours(winner: Candidate, context: SearchContext) -> Iterator[Neighbour]
     """Yield the configurations one step away, the micro-batch first, then along each axis of the space.
 
     One step is to the next value of an axis on either side, in the space's own order; where values tell nothing of
-    each other, to each of them. The micro-batch steps to the next that is worth a probe.
+    each other, to each of them, but for an attention that is the winner's by another name. The micro-batch steps to the
+    next that is worth a probe.
     """
     batches = context.batches(winner)
     for size in (batches.up_to(0, winner.micro_batch - 1), batches.above(winner.micro_batch)):
@@ -56,7 +57,9 @@ def neighbours(winner: Candidate, context: SearchContext) -> Iterator[Neighbour]
     for axis, listed in context.space.axes.items():
         values = _in_order(context.values(axis)) if ANY in listed else listed
         for value in _next_to(getattr(winner, axis), values, axis in UNORDERED):
-            yield Neighbour(axis, value, winner.model_copy(update={axis: value}))
+            step = winner.model_copy(update={axis: value})
+            if axis != "attention" or not context.is_sdpa(step):
+                yield Neighbour(axis, value, step)
 
 
 def _in_order(values: Sequence[Any]) -> tuple[Any, ...]:

@@ -15,11 +15,13 @@ from autotune.search.graph_walk import GraphWalk
 from autotune.search.guided import Guided
 from autotune.search.ladder import Taken
 from autotune.search.prospects import MARGIN
+from autotune.search.sensitivity import neighbours
 from autotune.search.shipped import load_space
 from autotune.search.strategy import Done, Learn, Try, decide
 from autotune.site import Site
 from autotune.specs import DeviceFacts, DeviceSpeed, GlobalBatch, Goal
 from autotune.testing.arithmetic import Arithmetic, timeline
+from autotune.testing.grids import FACTS
 from autotune.trial import Trial
 from autotune.units import MIB
 
@@ -144,6 +146,20 @@ def test_where_the_device_only_emulates_bf16_a_search_begins_in_what_it_computes
     assert first("default", fp32=4.0, bf16=0.5, fp16=8.0).candidate.precision == "fp16"  # a GPU before Ampere
     assert first("minimal", fp32=4.0, bf16=0.5, fp16=1.0).candidate.precision == "bf16"  # it has nothing else
     assert first("multi_gpu", fp32=4.0, bf16=0.5, fp16=8.0).candidate.precision == "fp32"
+
+
+@pytest.mark.parametrize("only", ["eager", "sdpa", None])
+def test_an_attention_that_sdpa_stands_for_is_not_tried_beside_it(only):
+    """Some models have eager attention alone, or none: both names are one program, whose rungs were traced twice."""
+    device = roomy()
+    context = make_context(device, model=FACTS.model_copy(update={"attention": only}))
+    attentions = {rung.attention for rung in context.rungs()}
+    assert attentions == {rung.attention for rung in context.ladder.rungs}
+    assert attentions == ({"sdpa"} if only == "eager" else {"sdpa", "eager"})
+    steps = {step.value for step in neighbours(Candidate(micro_batch=8), context) if step.axis == "attention"}
+    assert steps == (set() if only == "eager" else {"eager"})
+    alone = replace(context, space=context.space.model_copy(update={"axes": {"attention": ("eager",)}}))
+    assert {rung.attention for rung in alone.rungs()} == {"eager"}
 
 
 def test_when_no_probe_is_left_nothing_more_is_traced():

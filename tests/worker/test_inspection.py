@@ -29,6 +29,16 @@ def test_a_dense_model_has_all_parameters_active():
     assert (facts.layers, facts.hidden, facts.blocks) == (2, 32, 2)
 
 
+def test_what_computes_attention_is_what_the_model_has():
+    assert facts_of(model_type="llama", architectures=["LlamaForCausalLM"], **WIDTH).attention == "sdpa"
+    assert (
+        facts_of(model_type="gptj", n_embd=32, n_head=4, n_layer=1, vocab_size=64, rotary_dim=4).attention
+        == "eager"
+    )
+    mamba = {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 64}
+    assert facts_of(model_type="mamba", **mamba).attention == "eager"  # it has none, which is called so
+
+
 def test_tied_weights_are_counted_once():
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **WIDTH}
     untied = facts_of(**config, tie_word_embeddings=False)

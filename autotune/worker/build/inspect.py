@@ -70,6 +70,7 @@ def describe(built: BuiltModel, block_class: str | None = None) -> ModelFacts:
         uncut=_why_uncut(model),
         divided=divided_numbers(built.config) if hasattr(built.config, "get_text_config") else {},
         skips_layers=skips_layers(model),
+        attention=built.attention,
         torch_version=torch.__version__,
         transformers_version=transformers.__version__,
     )
