@@ -36,6 +36,15 @@ def more_blocks_than(candidate: Candidate, blocks: int) -> str | None:
     return f"{has}: write checkpointed_blocks: {fewer}"
 
 
+NO_BLOCK = "no repeated transformer block was found to checkpoint; name its class with --block-class"
+
+
+def _blockless(candidate: Candidate, context: Context) -> str | None:
+    if candidate.checkpointing == "none" or context.model is None or context.model.block_class is not None:
+        return None
+    return NO_BLOCK
+
+
 CHECKPOINTING = Axis(
     "checkpointing",
     "what blocks keep from forward to backward; the rest is computed again",
@@ -88,6 +97,7 @@ CHECKPOINTING = Axis(
             ),
         ),
     },
+    checks=(_blockless,),
     title=_title,
     not_exported=("it is autotune's own choice of what to keep; transformers checkpoints every layer whole"),
 )

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from autotune.techniques.axis import Axis, Rule, Value, all_but, listed
+from autotune.candidate import Candidate
+from autotune.techniques.axis import Axis, Context, Rule, Value, all_but, listed
 from autotune.techniques.checkpointing import CHOOSING
+
+
+def _blockless(candidate: Candidate, context: Context) -> str | None:
+    if candidate.compile == "none" or context.model is None or context.model.block_class is not None:
+        return None
+    return NO_BLOCK
+
+
+NO_BLOCK = "no repeated transformer block was found to compile; name its class with --block-class"
 
 COMPILE = Axis(
     "compile",
@@ -36,6 +46,7 @@ COMPILE = Axis(
             ),
         ),
     },
+    checks=(_blockless,),
     not_exported="each block was compiled by itself; this library compiles the whole model",
 )
 

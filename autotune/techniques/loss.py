@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from autotune.techniques.axis import Axis, Rule, Value
+from autotune.candidate import Candidate
+from autotune.specs import Task
+from autotune.techniques.axis import Axis, Context, Rule, Value
+
+
+def unchunked(task: Task, name: str) -> str | None:
+    """Return why the loss of a model of a task cannot be made in chunks, or None; `name` is the model's class."""
+    if task == "causal-lm":
+        return None
+    return f"chunked loss is for transformers' causal language models with their usual loss, not {name}"
+
+
+def _of_another_task(candidate: Candidate, context: Context) -> str | None:
+    model = context.model
+    return None if candidate.loss == "full" or model is None else unchunked(model.task, model.model_class)
+
 
 LOSS = Axis(
     "loss",
@@ -31,5 +46,6 @@ LOSS = Axis(
             ),
         ),
     },
+    checks=(_of_another_task,),
     not_exported="chunked loss is autotune's own technique: this library makes all logits at once",
 )

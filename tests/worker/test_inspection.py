@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from torch import nn
 
 from autotune.candidate import Candidate
 from autotune.specs import ModelSpec
 from autotune.techniques.axis import Context
 from autotune.techniques.check import refusal
 from autotune.worker.build.inspect import describe
+from autotune.worker.built_model import BuiltModel
 from autotune.worker.model import build_model
 from tests.reasons import reasons
 
@@ -115,3 +117,30 @@ def test_pinned_memory_of_each_tensor_is_a_power_of_two():
     untied, tied = (facts_of(**config, tie_word_embeddings=tied) for tied in (False, True))
     assert untied.pinned_parameters - tied.pinned_parameters == 4096  # of 100 x 32
     assert tied.parameters < tied.pinned_parameters < 2 * tied.parameters
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "more", "chunked"),
+    [
+        ("llama", "LlamaForCausalLM", {}, True),
+        ("bert", "BertForMaskedLM", {}, False),
+        ("vit", "ViTForImageClassification", {"image_size": 16, "patch_size": 4}, False),
+    ],
+)
+def test_what_a_models_task_rules_out_needs_no_trace_and_no_probe(model_type, architecture, more, chunked):
+    facts = facts_of(model_type=model_type, architectures=[architecture], **{**WIDTH, **more})
+    context = Context(model=facts)
+    assert reasons(Candidate(loss="full"), context) == []
+    assert reasons(Candidate(loss="chunked"), context) == ([] if chunked else [("loss", "context")])
+
+
+def test_what_is_done_to_blocks_needs_one():
+    model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8))
+    without = Context(model=describe(BuiltModel(model, "custom", 16)))
+    assert reasons(Candidate(), without) == []
+    assert reasons(Candidate(compile="regional"), without) == [("compile", "context")]
+    assert reasons(Candidate(checkpointing="full"), without) == [("checkpointing", "context")]
+    blocks = nn.Sequential(*(nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4)) for _ in range(3)))
+    found = Context(model=describe(BuiltModel(nn.ModuleDict({"layers": blocks}), "custom", 16), "Sequential"))
+    for techniques in ({"compile": "regional"}, {"checkpointing": "full"}):
+        assert reasons(Candidate(**techniques), found) == []

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autotune.techniques.loss import unchunked
 from autotune.worker.built_model import BuiltModel
 from autotune.worker.data.packing import IGNORED
 from autotune.worker.errors import CannotRun
@@ -34,11 +35,11 @@ def chunk_loss(built: BuiltModel) -> None:
     model: Any = built.model
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     name = type(model).__name__
-    if built.task != "causal-lm" or getattr(model, "loss_function", None) is not ForCausalLMLoss:
+    if (reason := unchunked(built.task, name)) is not None:
+        raise CannotRun("loss", "context", reason)
+    if getattr(model, "loss_function", None) is not ForCausalLMLoss:
         raise CannotRun(
-            "loss",
-            "context",
-            f"chunked loss is for transformers' causal language models with their usual loss, not {name}",
+            "loss", "context", f"chunked loss is for the usual loss, and {name} has one of its own"
         )
     if type(head) is not nn.Linear:
         raise CannotRun("loss", "context", f"chunked loss needs a linear head, and {name} has none")
