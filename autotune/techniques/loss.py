@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from autotune.candidate import Candidate
-from autotune.specs import Task
 from autotune.techniques.axis import Axis, Context, Rule, Value
+
+if TYPE_CHECKING:
+    from autotune.specs import Task
 
 
 def unchunked(task: Task, name: str) -> str | None:

@@ -58,7 +58,7 @@ def on_arithmetic(monkeypatch):
     """Have nodes own a device made of arithmetic, and traces."""
     made = ArithmeticExecutor(Arithmetic(budget=1000))
     monkeypatch.setattr(node, "find_executor", lambda *_, **__: made)
-    monkeypatch.setattr(node, "LocalTracer", lambda *_: BothTraces(timeline()))
+    monkeypatch.setattr(node, "LocalTracer", lambda *_, **__: BothTraces(timeline()))
     return made
 
 

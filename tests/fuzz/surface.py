@@ -82,7 +82,7 @@ def seams() -> Iterator[None]:
     with (
         patch("autotune.executors.find.find_executor", find_executor),
         patch("autotune.run.verify.find_executor", find_executor),
-        patch("autotune.executors.find.find_tracer", lambda *_: MadeTracer()),
+        patch("autotune.executors.find.find_tracer", lambda *_, **__: MadeTracer()),
         patch("autotune.tracing.client.LocalTracer", MadeTracer),
         patch("autotune.run.loop.tune", tune),
         patch("autotune.assets.shipped_text", _as_json),
