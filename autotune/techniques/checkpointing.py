@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.candidate import Candidate, Checkpointing
 from autotune.techniques.axis import Axis, Context, Rule, Value
+from autotune.techniques.blocks import needs_block
 
 CHOOSING: tuple[Checkpointing, ...] = ("selective", "alternate")
 """Ways that choose among the operators inside a block, whose results they keep."""
@@ -34,15 +35,6 @@ def more_blocks_than(candidate: Candidate, blocks: int) -> str | None:
     fewer = f"all, or a number below {blocks}" if blocks > 1 else "all"
     has = f"the model has {blocks} block{'s' * (blocks > 1)}, not more than {count}"
     return f"{has}: write checkpointed_blocks: {fewer}"
-
-
-NO_BLOCK = "no repeated transformer block was found to checkpoint; name its class with --block-class"
-
-
-def _blockless(candidate: Candidate, context: Context) -> str | None:
-    if candidate.checkpointing == "none" or context.model is None or context.model.block_class is not None:
-        return None
-    return NO_BLOCK
 
 
 CHECKPOINTING = Axis(
@@ -97,7 +89,7 @@ CHECKPOINTING = Axis(
             ),
         ),
     },
-    checks=(_blockless,),
+    checks=(needs_block("checkpointing", "checkpoint"),),
     title=_title,
     not_exported=("it is autotune's own choice of what to keep; transformers checkpoints every layer whole"),
 )

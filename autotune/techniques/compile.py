@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from autotune.candidate import Candidate
-from autotune.techniques.axis import Axis, Context, Rule, Value, all_but, listed
+from autotune.techniques.axis import Axis, Rule, Value, all_but, listed
+from autotune.techniques.blocks import needs_block
 from autotune.techniques.checkpointing import CHOOSING
-
-
-def _blockless(candidate: Candidate, context: Context) -> str | None:
-    if candidate.compile == "none" or context.model is None or context.model.block_class is not None:
-        return None
-    return NO_BLOCK
-
-
-NO_BLOCK = "no repeated transformer block was found to compile; name its class with --block-class"
 
 COMPILE = Axis(
     "compile",
@@ -46,7 +37,7 @@ COMPILE = Axis(
             ),
         ),
     },
-    checks=(_blockless,),
+    checks=(needs_block("compile", "compile"),),
     not_exported="each block was compiled by itself; this library compiles the whole model",
 )
 

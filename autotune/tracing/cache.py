@@ -33,7 +33,7 @@ _IRRELEVANT = {
 """Fields of a request that change nothing in its trace. All others, also those yet to come, are in the key."""
 
 
-NONE: Mapping[str, str] = MappingProxyType({})
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 class TraceCache:
@@ -44,7 +44,7 @@ class TraceCache:
         self._kept = 0
         self._shared: tuple[tuple[ProbeRequest, Mapping[str, str]], str] | None = None
 
-    def find(self, request: ProbeRequest, variables: Mapping[str, str] = NONE) -> Timeline | None:
+    def find(self, request: ProbeRequest, variables: Mapping[str, str] = NO_VARIABLES) -> Timeline | None:
         """Return the timeline of the request's rung, where there is one that covers its micro-batch.
 
         It was traced under `variables`, which say how many threads compute: on the cpu device some kernels take room
@@ -67,7 +67,7 @@ class TraceCache:
         request: ProbeRequest,
         timeline: Timeline,
         packed: bytes | None = None,
-        variables: Mapping[str, str] = NONE,
+        variables: Mapping[str, str] = NO_VARIABLES,
     ) -> None:
         """Store a timeline; `packed` is the same, if at hand. A disk that refuses costs only the next trace."""
         path = self._path(request, variables, timeline.exact is not None)

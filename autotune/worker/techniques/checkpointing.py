@@ -10,7 +10,8 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from autotune.candidate import Candidate, Checkpointing
-from autotune.techniques.checkpointing import NO_BLOCK, more_blocks_than
+from autotune.techniques.blocks import no_block
+from autotune.techniques.checkpointing import more_blocks_than
 from autotune.worker.blocks import Blocks
 from autotune.worker.errors import CannotRun
 from autotune.worker.techniques.activation_offload import ActivationOffload
@@ -50,7 +51,7 @@ def checkpoint_blocks(
     """
     how = candidate.checkpointing
     if blocks is None:
-        raise CannotRun("checkpointing", "context", NO_BLOCK)
+        raise CannotRun("checkpointing", "context", no_block("checkpoint"))
     if reason := more_blocks_than(candidate, len(blocks.modules)):
         raise CannotRun("checkpointed_blocks", "context", reason)
     count = None if candidate.checkpointed_blocks == "all" else candidate.checkpointed_blocks

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.environment import lacks_compiler
-from autotune.techniques.compile import NO_BLOCK
+from autotune.techniques.blocks import no_block
 from autotune.worker.blocks import Blocks
 from autotune.worker.errors import CannotRun
 from autotune.worker.replacing import replaced
@@ -35,7 +35,7 @@ def compile_blocks(
     CannotRun where no block was found, or no compiler; and, at the first call, where the budget would spoil gradients.
     """
     if blocks is None:
-        raise CannotRun("compile", "context", NO_BLOCK)
+        raise CannotRun("compile", "context", no_block("compile"))
     if reason := lacks_compiler(device.type):
         raise CannotRun("compile", "compiler", reason)
     # In this process: a pool of compilers would be processes that import torch, for a single block.

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from autotune.candidate import Precision, ReduceType
+from autotune.techniques.blocks import no_block
 from autotune.worker.blocks import Blocks
 from autotune.worker.errors import CannotRun
 from autotune.worker.techniques.mapped_files import MappedFiles
@@ -59,11 +60,7 @@ def shard(
     would be gathered at once.
     """
     if blocks is None:
-        raise CannotRun(
-            "sharding",
-            "context",
-            "no repeated transformer block was found to shard or offload one by one; name its class with --block-class",
-        )
+        raise CannotRun("sharding", "context", no_block("shard or offload one by one"))
     mesh = mesh or init_device_mesh(device.type, (dist.get_world_size(),))
     ranks = mesh.size()
     offload = (
