@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 from pydantic import BaseModel, ValidationError
 
 from autotune.candidate import Candidate, alike
-from autotune.outcome import Crash, Oom, Outcome, Phase
+from autotune.outcome import Crash, Oom, Outcome, Phase, Unsupported
 from autotune.probe.protocol import (
     Answer,
     DiskFull,
@@ -207,6 +207,16 @@ class Probe:
                     found[candidate] = trace(request)
             except (CannotTrace, CannotRun) as error:
                 found[candidate] = str(error)
+            except (
+                Exception
+            ) as error:  # what the model's code raises under one technique says nothing of the others
+                outcome = verdict(error, self._circumstances())
+                if isinstance(outcome, Unsupported):
+                    found[candidate] = outcome.reason
+                elif isinstance(outcome, Crash):
+                    found[candidate] = f"tracing failed: {outcome.message}"
+                else:
+                    raise
         return found
 
     def _start(self) -> None:

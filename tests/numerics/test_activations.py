@@ -7,6 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.candidate import Candidate
+from autotune.specs import ModelSpec
 from autotune.worker.blocks import find_blocks
 from autotune.worker.build.assembly import assemble
 from autotune.worker.techniques import activation_offload
@@ -204,3 +205,22 @@ class Products(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.count += func in {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
         return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("checkpointing", ["selective", "alternate"])
+def test_experts_whose_bias_is_added_in_place_are_multiplied_again(checkpointing, tmp_path):
+    """transformers adds it to the product itself, which is what would be kept: it would be added twice."""
+    config = {
+        "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "hidden_size": 32, "intermediate_size": 32,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64,
+        "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16,
+    }  # fmt: skip
+    model = ModelSpec(name="gpt-oss", source="config", config=config)
+
+    def gradients(how):
+        with closing(assemble(request(model, tmp_path, checkpointing=how, precision="fp32"))) as training:
+            training.loss(training.batch(0, 2)).backward()
+            return [parameter.grad for parameter in training.model.parameters()]
+
+    for plainly, again in zip(gradients("none"), gradients(checkpointing), strict=True):
+        assert torch.equal(plainly, again)

@@ -6,11 +6,15 @@ from collections import namedtuple
 
 import pytest
 import torch
+from torch import nn
 
+from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.outcome import Crash, Oom, Unsupported
+from autotune.worker.blocks import find_blocks
 from autotune.worker.errors import CannotRun, DiskRefused, OutOfSpace, lacking
 from autotune.worker.measuring.verdict import Circumstances, disk_full, verdict
+from autotune.worker.techniques.checkpointing import checkpoint_blocks
 from autotune.worker.techniques.offload_store import _pinning
 
 CPU_REFUSAL = (
@@ -221,3 +225,27 @@ def test_pinning_that_meets_another_error_passes_it_on(message):
         raise PINNED
     with pytest.raises(OutOfSpace), _pinning(1024):
         raise RuntimeError(CPU_REFUSAL)
+
+
+class AddsInPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.product = nn.Linear(4, 4, bias=False)
+
+    def forward(self, hidden):
+        result = self.product(hidden)
+        result += hidden
+        return result.relu()
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (2, 3, 4)])
+@pytest.mark.parametrize("how", ["selective", "alternate"])
+def test_a_product_that_is_changed_in_place_does_not_go_with_keeping_it(how, shape):
+    """Of more than two dimensions torch does not notice by itself, and gradients are wrong."""
+    model = nn.Sequential(*(AddsInPlace() for _ in range(2)))
+    checkpoint_blocks(find_blocks(model, "AddsInPlace"), Candidate(checkpointing=how))
+    with pytest.raises(RuntimeError) as caught:
+        model(torch.ones(shape, requires_grad=True)).sum().backward()
+    outcome = verdict(caught.value, at())
+    assert isinstance(outcome, Unsupported)
+    assert (outcome.axis, outcome.cause) == ("checkpointing", "context")

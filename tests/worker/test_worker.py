@@ -307,6 +307,33 @@ def test_a_budget_below_what_the_imports_of_a_users_module_take_does_not_hang(ru
     assert outcome.phase == "build"
 
 
+def test_what_cannot_be_traced_leaves_the_others_of_its_worker(run, tmp_path):
+    (tmp_path / "in_place.py").write_text(
+        "from torch import nn, ones\n"
+        "class Block(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.product = nn.Linear(8, 8, bias=False)\n"
+        "    def forward(self, hidden):\n"
+        "        result = self.product(hidden)\n"
+        "        result += hidden\n"
+        "        return result.relu()\n"
+        "class Net(nn.Sequential):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x).sum()\n"
+        "def build():\n"
+        "    blocks = (Block() for _ in range(3))\n"
+        "    return Net(*blocks), lambda rows, tokens: {'x': ones(rows, tokens, 8)}\n"
+    )
+    spec = ModelSpec(name="in_place:build", source="function", path=str(tmp_path), block_class="Block")
+    first, *others = (Candidate(precision="fp32", checkpointing=how) for how in ("selective", "none", "full"))
+    told = run(kind="trace", model=spec, limit=8 * GIB, also=others, **first.model_dump()).messages[-1]
+    assert [rung.candidate for rung in told.rungs if rung.reason] == [first], [
+        rung.reason for rung in told.rungs
+    ]
+    assert {rung.candidate for rung in told.rungs if rung.file} == {*others}
+
+
 def test_a_full_disk_is_told_as_such(run):
     refused = run(kind="prove", file_limit=4 * MIB, sample_seconds=0.01)
     answer = refused.messages[-1]

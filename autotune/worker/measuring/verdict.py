@@ -61,6 +61,7 @@ _DISK_TEXT = ("No space left on device", "Disk quota exceeded", "File too large"
 """errno as torch prints it, where its C++ code writes a file itself."""
 _WRITER_TEXT = "PytorchStreamWriter failed"
 """How torch's own writer of archives reports any failure, without errno."""
+_CHANGED_IN_PLACE = "cached during selective activation checkpoint has been mutated"
 ALMOST_NOTHING = 1 << 20
 """Bytes free on a disk, below which a write that failed without a reason is taken to have failed for that."""
 
@@ -152,13 +153,19 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _known(error: BaseException, at: Circumstances) -> Outcome | None:
-    """Recognize the exceptions of this package, by their class's name where that class needs torch."""
+    """Recognize exceptions of this package, by their class's name where that class needs torch, and one of torch's."""
     refusal = sys.modules.get("autotune.worker.errors")
     steps = sys.modules.get("autotune.worker.measuring.steps")
     if refusal is not None and isinstance(error, refusal.CannotRun):
         return Unsupported(reason=error.reason, axis=error.axis, cause=error.cause)
     if steps is not None and isinstance(error, steps.NotFinite):
         return NonFinite(phase=at.phase, step=at.step, what=error.what)
+    if isinstance(error, RuntimeError) and _CHANGED_IN_PLACE in str(error):
+        reason = (
+            "the model's code changes a matrix product in place (such as x += y), which checkpointing that keeps "
+            "products would do twice; take full checkpointing, or write x = x + y"
+        )
+        return Unsupported(reason=reason, axis="checkpointing", cause="context")
     return None
 
 

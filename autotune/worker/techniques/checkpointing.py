@@ -18,8 +18,9 @@ from autotune.worker.techniques.activation_offload import ActivationOffload
 
 aten = torch.ops.aten
 
+GROUPED = "_grouped_mm"
 KEPT = (
-    "mm", "addmm", "_grouped_mm",
+    "mm", "addmm", GROUPED,
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
 )  # fmt: skip
@@ -55,7 +56,9 @@ def checkpoint_blocks(
     if reason := more_blocks_than(candidate, len(blocks.modules)):
         raise CannotRun("checkpointed_blocks", "context", reason)
     count = None if candidate.checkpointed_blocks == "all" else candidate.checkpointed_blocks
-    contexts: dict[str, Any] = {"context_fn": CHOOSING[how]} if how in CHOOSING else {}
+    contexts: dict[str, Any] = {}
+    if how in CHOOSING:
+        contexts["context_fn"] = partial(CHOOSING[how], _kept(_adds_in_place(blocks)))
     for block in blocks.modules[:count]:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, **contexts)
         if offload is not None:
@@ -73,13 +76,13 @@ def _keeping_elsewhere(
         return forward(*args, **kwargs)
 
 
-def _selective() -> Any:
-    return create_selective_checkpoint_contexts(_policy)
+def _selective(kept: frozenset[Any]) -> Any:
+    return create_selective_checkpoint_contexts(_with_views(partial(_policy, kept)))
 
 
-def _alternate() -> Any:
+def _alternate(kept: frozenset[Any]) -> Any:
     """Keep what selective checkpointing does, less every second product (as torchtitan's selective checkpointing)."""
-    products = {operator for operator in _kept() if operator.name().partition("::")[2] in PRODUCTS}
+    products = {operator for operator in kept if operator.name().partition("::")[2] in PRODUCTS}
     seen = {False: 0, True: 0}  # forward and recomputation count for themselves, and meet the same operators
 
     def policy(context: Any, operator: Callable[..., Any], *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -87,20 +90,49 @@ def _alternate() -> Any:
             seen[context.is_recompute] += 1
             if seen[context.is_recompute] % 2 == 0:
                 return CheckpointPolicy.PREFER_RECOMPUTE
-        return _policy(context, operator, *args, **kwargs)
+        return _policy(kept, context, operator, *args, **kwargs)
 
-    return create_selective_checkpoint_contexts(policy)
-
-
-CHOOSING: dict[Checkpointing, Callable[[], Any]] = {"selective": _selective, "alternate": _alternate}
-"""Ways of checkpointing that choose among the operators inside a block."""
+    return create_selective_checkpoint_contexts(_with_views(policy))
 
 
-def _policy(_context: Any, operator: Callable[..., Any], *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in _kept() else CheckpointPolicy.PREFER_RECOMPUTE
+CHOOSING: dict[Checkpointing, Callable[[frozenset[Any]], Any]] = {
+    "selective": _selective,
+    "alternate": _alternate,
+}
+"""Ways of checkpointing that choose among the operators inside a block, by those whose results are kept."""
+
+
+def _with_views(policy: Callable[..., CheckpointPolicy]) -> Callable[..., CheckpointPolicy]:
+    """Keep the view too in which a product that is kept leaves `matmul`, and nothing more: they share their memory.
+
+    torch refuses what was kept and then changed in place, which it tells by the tensor's version. `_unsafe_view` gives
+    a tensor with a version of its own: without this, `x = linear(hidden); x += hidden` of three dimensions is added to
+    once more in the recomputation, and gradients are wrong without a word (torch 2.13).
+    """
+    last = {False: CheckpointPolicy.PREFER_RECOMPUTE, True: CheckpointPolicy.PREFER_RECOMPUTE}
+
+    def with_views(context: Any, operator: Callable[..., Any], *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        repeats = context.is_recompute
+        if operator is not aten._unsafe_view.default:
+            last[repeats] = policy(context, operator, *args, **kwargs)
+        return last[repeats]
+
+    return with_views
+
+
+def _policy(
+    kept: frozenset[Any], _context: Any, operator: Callable[..., Any], *_args: Any, **_kwargs: Any
+) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _adds_in_place(blocks: Blocks) -> bool:
+    """Tell whether transformers adds a bias to products of experts in place (gpt-oss): to kept ones, it would twice."""
+    return any(getattr(part, "has_bias", False) for block in blocks.modules for part in block.modules())
 
 
 @cache
-def _kept() -> frozenset[Any]:
-    packets = (getattr(aten, name, None) for name in KEPT)
+def _kept(adds_in_place: bool) -> frozenset[Any]:
+    names = (name for name in KEPT if not (adds_in_place and name == GROUPED))
+    packets = (getattr(aten, name, None) for name in names)
     return frozenset(packet.default for packet in packets if packet is not None)
