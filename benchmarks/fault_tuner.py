@@ -219,7 +219,7 @@ def start(root: Path, kind: Kind, hooks: Hooks, mark: str) -> tuple[int, int]:
 def _instrument(kind: Kind, hooks: Hooks) -> None:
     autotune.executors.find.find_executor = partial(executor_of, kind, hooks)
     if kind != "real":
-        autotune.executors.find.find_tracer = lambda *_: ArithmeticTracer()
+        autotune.executors.find.find_tracer = lambda *_, **__: ArithmeticTracer()
     append, written = Journal.append, iter(range(10**9))
 
     def counted(journal: Journal, entry: Entry) -> None:

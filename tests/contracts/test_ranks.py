@@ -132,7 +132,7 @@ def test_an_oom_of_one_rank_is_the_probes_with_its_rank(launcher, tmp_path):
 def test_an_oom_of_the_rank_that_builds_for_all_ends_those_that_wait_for_it(launcher, tmp_path):
     answer = run(launcher, tmp_path, LARGE, first=SMALL).answer
     assert isinstance(answer, Oom), answer
-    assert (answer.rank, answer.phase) == (0, "build")
+    assert (answer.rank, answer.phase) == (0, "build"), answer
 
 
 def test_a_rank_that_is_killed_ends_the_group(launcher, tmp_path):
