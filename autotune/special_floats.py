@@ -1,6 +1,6 @@
 """Infinities and NaN in a configuration, which JSON has no words for: as transformers 5 writes and reads them.
 
-Limits of the time steps of Mamba 2, and of what is built on it (Bamba, Falcon-H1, Granite 4, Nemotron-H, Zamba 2), are
+Limits of the time steps of Mamba 2, and of what is built on it (Bamba, Falcon-H1, Granite 4, Nemotron-H), are
 0 and infinity. On the hub most are written as Python does (`Infinity`), of which other readers make text or an error.
 """
 

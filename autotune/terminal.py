@@ -95,9 +95,8 @@ class _Kept:
             self._give_up()
 
     def _give_up(self) -> None:
-        with open(
-            os.devnull, "wb"
-        ) as nowhere:  # what is buffered, and what other code writes, goes there too
+        with open(os.devnull, "wb") as nowhere:
+            # What is buffered, and what other code writes, goes there too.
             os.dup2(nowhere.fileno(), self._stream.fileno())
 
     def __getattr__(self, name: str) -> Any:

@@ -279,9 +279,8 @@ def remaining(mark: str) -> list[int]:
 def tree() -> dict[str, int]:
     """Return the process ids of the probe that runs below this tuner, by their part in it."""
     keeper = psutil.Process().children()[0]
-    if (
-        "autotune.worker.warm" in keeper.cmdline() and keeper.children()
-    ):  # a server, and the keeper that it forked
+    if "autotune.worker.warm" in keeper.cmdline() and keeper.children():
+        # A server, and the keeper that it forked.
         keeper = keeper.children()[0]
     supervisor = keeper.children()[0]
     return {

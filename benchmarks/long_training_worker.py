@@ -64,9 +64,8 @@ def train(request: ProbeRequest, training: Training, phases: Phases, warmed_up: 
             torch.save({"model": model, "optimizer": list(training.optimizer.state_tensors())}, file)
         checkpoint.unlink()
         phases.pause()
-    if (
-        training.loader is not None
-    ):  # the speed that is stated is of the dataset's own batches, not of its longest rows
+    if training.loader is not None:
+        # The speed that is stated is of the dataset's own batches, not of its longest rows.
         stepper.heaviest = False
         samples = [stepper.step(micro_steps) for _ in range(OWN_STEPS + 1)]
     return report(request, stepper, samples[:-1], micro_steps, observer)

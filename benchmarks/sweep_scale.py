@@ -86,7 +86,7 @@ def night(cells: int, probes: int) -> dict[str, Any]:
         file = Path(folder) / "sweep.yaml"
         file.write_text(json.dumps(sweep_file(cells, probes)))
         began = time.process_time()
-        asked = AskedSweep.read(file, lambda device: device, lambda: 1 << 50)
+        asked = AskedSweep.read(file, lambda device, _: device, lambda: 1 << 50)
         planned = time.process_time()
         ended = run_night(asked, new_night("scale", Path(folder) / "runs"), execution=Answers())
         seconds = time.process_time() - planned

@@ -81,9 +81,8 @@ def _built(folder: Path, compiler: str) -> Built:
     text = source()
     made_of = "\n".join([text, *FLAGS, platform.machine(), version])
     path = folder.absolute() / f"allocator-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.so"
-    if any(
-        character.isspace() or character == ":" for character in str(path)
-    ):  # what parts names in LD_PRELOAD
+    if any(character.isspace() or character == ":" for character in str(path)):
+        # What parts names in LD_PRELOAD.
         return Built(None, f"the loader reads no path with blanks or colons: {folder}")
     if _works(path):
         return Built(path)

@@ -50,7 +50,7 @@ _COLLECTIVES = {"TORCH_FR_BUFFER_SIZE": "0"}
 """torch keeps a record of the last 2,000 collectives of a rank ("flight recorder"), each with its stack: the memory of
 a rank grew by 2 to 4 MiB in its first thousand steps, which a probe of a few does not see and a proof does."""
 
-THREADS = "OMP_NUM_THREADS"
+_THREADS = "OMP_NUM_THREADS"
 _WAIT_POLICY = "OMP_WAIT_POLICY"
 """Threads that wait for each other sleep instead of spinning. Measured (GPT-2, one sequence of 256, 2 cores): with
 one busy neighbour a forward and backward pass takes 3-4 s instead of 13-17 s, and alone it is no slower."""
@@ -140,14 +140,14 @@ def threads_variable(ranks: int) -> dict[str, str]:
 
     A rank alone has what torch chooses, which on some machines is one thread for two cores.
     """
-    if ranks == 1 and THREADS not in os.environ:
+    if ranks == 1 and _THREADS not in os.environ:
         return {}
-    return {THREADS: os.environ.get(THREADS, str(_cores(ranks)))}
+    return {_THREADS: os.environ.get(_THREADS, str(_cores(ranks)))}
 
 
 def _threads(ranks: int) -> int:
     """Return the threads that torch starts at most for each pool of one of so many ranks."""
-    asked = threads_variable(ranks).get(THREADS, "").split(",")[0]
+    asked = threads_variable(ranks).get(_THREADS, "").split(",")[0]
     return int(asked) if asked.isdigit() and int(asked) > 0 else _cores(ranks)
 
 

@@ -22,6 +22,8 @@ from autotune.units import GIB
 from autotune.user_files import user_path
 
 _Open = Callable[[], Monitor]
+FindDevice = Callable[[DeviceSpec, int], DeviceSpec]
+"""Checks that a device of this machine is there and can hold so many ranks, and replaces `auto`."""
 
 
 def resolve_device(spec: DeviceSpec, opening: _Open = open_monitor) -> DeviceSpec:
@@ -51,13 +53,13 @@ def resolve_device(spec: DeviceSpec, opening: _Open = open_monitor) -> DeviceSpe
     return DeviceSpec(kind="cuda", index=spec.index)
 
 
-def check_device(spec: DeviceSpec) -> DeviceSpec:
-    """Return the spec without `auto`, once it is sure that the device is there and can give its budget.
+def check_device(spec: DeviceSpec, ranks: int = 1) -> DeviceSpec:
+    """Return the spec without `auto`, once it is sure that the device is there and can give each rank its budget.
 
     Raises as `find`.
     """
     resolved = resolve_device(spec)
-    find(resolved)
+    find(resolved, ranks=ranks)
     return resolved
 
 

@@ -53,9 +53,8 @@ def scratch_folder(places: Sequence[Path], needed: int = 0) -> Iterator[Path]:
 def clear_leftovers(place: Path) -> None:
     """Remove the scratch folders in a place whose owners are dead; those of living processes stay as they are."""
     for folder in _existing(place):
-        with contextlib.suppress(
-            OSError
-        ):  # another user's, or a file system without locks: not ours to judge
+        with contextlib.suppress(OSError):
+            # Another user's, or a file system without locks: not ours to judge.
             lock = _lock(folder)
             if lock is not None:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -140,9 +140,8 @@ def trainer_arguments(best: Best) -> dict[str, Any]:
         arguments["dataloader_prefetch_factor"] = candidate.prefetch_factor
     if candidate.checkpointing == "full":
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
-    if (
-        candidate.tf32 and best.device.kind == "cuda"
-    ):  # the Trainer refuses the name itself where there is no GPU
+    if candidate.tf32 and best.device.kind == "cuda":
+        # The Trainer refuses the name itself where there is no GPU.
         arguments["tf32"] = True
     if candidate.kernels == "liger":
         arguments["use_liger_kernel"] = True

@@ -141,9 +141,8 @@ def _grow(
             continue
         kept = event >= FOR_GOOD
         if kept:
-            if (
-                event >= AT_ONCE
-            ):  # where it fits into a hole all is as before; else the end moves, and comes back
+            if event >= AT_ONCE:
+                # Where it fits into a hole all is as before; else the end moves, and comes back.
                 event -= AT_ONCE
                 if not holes or holes[-1] < shifted[event]:
                     highest = max(highest, top + sizes[event])

@@ -144,9 +144,8 @@ class WarmLauncher:
             distributed=request.kind != "trace" and request.candidate.distributed,
             variables=frozenset((name, value) for name, value in variables if name not in own),
         )
-        if (
-            request.kind == "trace"
-        ):  # nothing is computed or counted, so what else a server holds is all the same
+        if request.kind == "trace":
+            # Nothing is computed or counted, so what else a server holds is all the same.
             with self._lock:
                 for key in self._servers:
                     if key.model == wanted.model and wanted.variables <= key.variables:

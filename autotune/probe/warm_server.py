@@ -121,7 +121,8 @@ class WarmServer:
         """End it at once. Probes that it started go on."""
         self._process.kill()
         self._process.wait()
-        self._close()
+        with self._lock:  # who waits for its answer hears of its end, and reads its last words
+            self._close()
 
     def _close(self) -> None:
         self._control.close()

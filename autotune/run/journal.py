@@ -78,9 +78,8 @@ class Journal:
         except BaseException as error:
             under_way = work == "inspection" or work == "trace" or self.record.is_under_way(work, number or 0)
             if under_way:
-                with suppress(
-                    JournalError
-                ):  # where nothing can be written any more, the error itself says so
+                with suppress(JournalError):
+                    # Where nothing can be written any more, the error itself says so.
                     self.append(Interrupted(work=work, number=number, why=reason(error), time=now()))
             raise
 

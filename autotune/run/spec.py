@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from autotune import assets
 from autotune.bounds import too_many_ranks
 from autotune.cluster import read_target
-from autotune.devices.find import recorded_grid
+from autotune.devices.find import FindDevice, recorded_grid
 from autotune.devices.recorded_grid import NotRecorded, RecordedGrid
 from autotune.errors import InputError, Problem
 from autotune.executors.find import unlaunched
@@ -49,10 +49,11 @@ def read_options(
     return RunOptions.load_with({**data, **given}, source, check, flags=given)
 
 
-def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec], base: Path) -> RunSpec:
+def to_spec(options: RunOptions, find_device: FindDevice, base: Path) -> RunSpec:
     """Resolve model, space and device into a `RunSpec`. Raises one InputError with every problem found.
 
-    `find_device` checks the device and replaces `auto` by the one there is. Relative paths start at `base`.
+    `find_device` checks that the device can hold the ranks, and replaces `auto` by the one there is. Relative paths
+    start at `base`.
     """
     problems: list[str] = []
 
@@ -69,9 +70,7 @@ def to_spec(options: RunOptions, find_device: Callable[[DeviceSpec], DeviceSpec]
     elsewhere = options.cluster is not None
     named = attempt("model", lambda: _named(options, base)) if options.model is not None else None
     model = named if options.command is None else attempt("command", lambda: _commanded(options, named, base))
-    device = attempt(
-        "device", lambda: (_on_nodes if elsewhere else find_device)(DeviceSpec.parse(options.device))
-    )
+    device = attempt("device", lambda: _device(options, find_device))
     target = attempt("target_global_batch", lambda: GlobalBatch.parse(options.target_global_batch))
     grid = attempt("device", lambda: recorded_grid(device)) if device else None
     consented = attempt("allow", lambda: allowed(options.allow))
@@ -161,6 +160,12 @@ def _loaded(name: str) -> Space:
 @lru_cache(maxsize=16)
 def _parsed(text: str, name: str) -> Space:
     return Space.parse(text, name)
+
+
+def _device(options: RunOptions, find_device: FindDevice) -> DeviceSpec:
+    """Return the device asked for, which is there and holds the ranks. Raises InputError."""
+    device = DeviceSpec.parse(options.device)
+    return find_device(device, options.gpus * options.nodes) if options.cluster is None else _on_nodes(device)
 
 
 def _on_nodes(device: DeviceSpec) -> DeviceSpec:

@@ -254,12 +254,12 @@ class SearchContext:
 
     def passes_over(self, candidate: Candidate) -> bool:
         """Tell whether a rung has nothing to do, or nothing that another does not do better: no trial is needed."""
-        if self.emulates(candidate.precision) or self.is_sdpa(candidate):
+        if self.emulates(candidate.precision) or self.stands_for_sdpa(candidate):
             return True
         context = Context(world_size=self.goal.gpus, nodes=self.goal.nodes)
         return lacks_nodes(candidate, context) is not None or lacks_groups(candidate, context) is not None
 
-    def is_sdpa(self, candidate: Candidate) -> bool:
+    def stands_for_sdpa(self, candidate: Candidate) -> bool:
         """Tell whether the space's `sdpa` stands for the candidate's other attention: all that the model has."""
         only = None if self.model is None else self.model.attention
         return candidate.attention == only != "sdpa" and "sdpa" in self.space.axes.get("attention", ())

@@ -138,9 +138,8 @@ class Graph(Frozen):
         def visit(name: str, path: list[str]) -> list[str]:
             if name in path:
                 return [*path[path.index(name) :], name]
-            if (
-                name in sound
-            ):  # else every path through a wide graph would be walked, of which there is no end
+            if name in sound:
+                # Of others every path through a wide graph would be walked, of which there is no end.
                 return []
             for target in self.nodes[name].next.values():
                 if target != DONE and (found := visit(target, [*path, name])):

@@ -58,7 +58,7 @@ def neighbours(winner: Candidate, context: SearchContext) -> Iterator[Neighbour]
         values = _in_order(context.values(axis)) if ANY in listed else listed
         for value in _next_to(getattr(winner, axis), values, axis in UNORDERED):
             step = winner.model_copy(update={axis: value})
-            if axis != "attention" or not context.is_sdpa(step):
+            if axis != "attention" or not context.stands_for_sdpa(step):
                 yield Neighbour(axis, value, step)
 
 

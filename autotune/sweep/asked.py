@@ -8,10 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from autotune.devices.find import check_device
+from autotune.devices.find import FindDevice, check_device
 from autotune.devices.host import total_memory
 from autotune.errors import InputError, Problem
-from autotune.specs import DeviceSpec
 from autotune.sweep.cached import cached_trials
 from autotune.sweep.events import NightAsked
 from autotune.sweep.file import SweepFile, read_keys
@@ -21,9 +20,6 @@ from autotune.sweep.night import nights_of
 from autotune.sweep.plan import NightPlan, plan
 from autotune.sweep.specs import Specs
 from autotune.user_files import user_path
-
-FindDevice = Callable[[DeviceSpec], DeviceSpec]
-"""Checks a device of this machine, and replaces `auto`."""
 
 
 @dataclass(frozen=True)

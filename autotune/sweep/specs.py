@@ -9,12 +9,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.devices.find import check_device
+from autotune.devices.find import FindDevice, check_device
 from autotune.devices.host import total_memory
 from autotune.errors import InputError, Problem
 from autotune.options import RunOptions
 from autotune.run.spec import to_spec
-from autotune.specs import DeviceSpec, RunSpec
+from autotune.specs import RunSpec
 from autotune.sweep.file import SweepFile, SweepGoal
 from autotune.sweep.matrix import Cell, cells_of
 from autotune.sweep.places import windows
@@ -34,7 +34,7 @@ class Specs:
         file: SweepFile,
         base: Path,
         source: str = "the sweep file",
-        find_device: Callable[[DeviceSpec], DeviceSpec] = check_device,
+        find_device: FindDevice = check_device,
         memory: Callable[[], int] = total_memory,
     ) -> None:
         self.file = file
@@ -81,7 +81,7 @@ class Specs:
             problems += self._placed(error.problems, cell)
         for device in hardware.devices[1:]:
             try:
-                self._find_device(device)
+                self._find_device(device, options.gpus * options.nodes)
             except InputError as error:
                 problems += self._placed([Problem(problem, "device") for problem in error.problems], cell)
         if not windows(hardware.devices, options.gpus, hardware.shared):

@@ -6,9 +6,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+from autotune.devices.find import FindDevice
 from autotune.errors import InputError
 from autotune.results.store import Store
-from autotune.sweep.asked import AskedSweep, FindDevice
+from autotune.sweep.asked import AskedSweep
 from autotune.sweep.controller import Controller, NightCallbacks
 from autotune.sweep.execution import Execution, LocalExecution
 from autotune.sweep.file import SweepFile

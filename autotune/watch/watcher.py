@@ -210,9 +210,8 @@ class Watch:
         self._names[key] = type(optimizer).__name__
         if self._counts[key] <= self._steps:  # another optimizer of the same global step
             return
-        if (
-            self._root is not None and not self._micro and self._steps
-        ):  # an engine that updates in several calls, a group of parameters each
+        if self._root is not None and not self._micro and self._steps:
+            # An engine that updates in several calls, a group of parameters each.
             self._counts[key] -= 1
             self._records[-1]["optimizer"] += time.monotonic() - (self._left or self._began)
             self._left, self._entered = time.monotonic(), None

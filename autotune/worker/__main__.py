@@ -207,9 +207,8 @@ class Probe:
                     found[candidate] = trace(request)
             except (CannotTrace, CannotRun) as error:
                 found[candidate] = str(error)
-            except (
-                Exception
-            ) as error:  # what the model's code raises under one technique says nothing of the others
+            except Exception as error:
+                # What the model's code raises under one technique says nothing of the others.
                 outcome = verdict(error, self._circumstances())
                 if isinstance(outcome, Unsupported):
                     found[candidate] = outcome.reason
@@ -353,9 +352,8 @@ def run(request_path: str, descriptor: int) -> NoReturn:
     faulthandler.enable()  # where Python was when native code died, for the person who reads standard error
     _ended = main(request_path, Channel(descriptor))
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(
-            AttributeError, OSError, ValueError
-        ):  # user code may have closed or replaced it
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            # User code may have closed or replaced it.
             stream.flush()
     # The verdict is out: tearing down libraries and devices could only hang, crash, or take time.
     os._exit(0)

@@ -34,9 +34,8 @@ def from_config(spec: ModelSpec, seq_len: int, device: torch.device, attention: 
         if attention == "sdpa":
             raise
         raise CannotRun("attention", "package", f"{attention}: {error}") from error
-    except (
-        ValueError
-    ) as error:  # values that contradict each other, such as heads that do not divide the width
+    except ValueError as error:
+        # Values that contradict each other, such as heads that do not divide the width.
         raise _refused(spec, error) from error
     tokens = _image_tokens(config, model) if task == "image-classification" else seq_len
     return BuiltModel(model, task, tokens)

@@ -23,9 +23,8 @@ def from_function(spec: ModelSpec, seq_len: int) -> BuiltModel:
     if spec.path is not None:
         _look_first_in(spec.path, module_name)
     try:
-        with (
-            limit_lifted()
-        ):  # as for autotune's own imports: OpenBLAS asks for ever where it is refused memory
+        with limit_lifted():
+            # As for autotune's own imports: OpenBLAS asks for ever where it is refused memory.
             module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):

@@ -194,7 +194,7 @@ def test_a_strategy_is_named_in_the_spec_and_a_name_that_is_none_gets_the_neares
     file.write_text("strategy: grid\n")
 
     def spec(**options: str) -> RunSpec:
-        return to_spec(read_options({**given, **options}, file), lambda device: device, tmp_path)
+        return to_spec(read_options({**given, **options}, file), lambda device, _: device, tmp_path)
 
     assert spec().strategy == "grid"
     assert spec(strategy="random").strategy == "random"

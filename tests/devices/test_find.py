@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,8 @@ from autotune.devices.monitor.monitor import Monitor, MonitorError
 from autotune.devices.monitor.nvml import NvmlLibrary
 from autotune.doctor import diagnose
 from autotune.errors import InputError
+from autotune.options import RunOptions
+from autotune.run.spec import to_spec
 from autotune.specs import DeviceSpec
 from autotune.units import GIB
 from tests.fakes.nvml import H100, T4, FakeNvml, no_nvml
@@ -53,6 +57,21 @@ def test_without_a_gpu_auto_simulates_one(opening: Callable[[], FakeNvml]) -> No
     )
     assert resolve_device(resolved, opening) == resolved, "a resumed run says it too"
     assert find(DeviceSpec.parse("auto"), opening).facts().simulated
+
+
+def test_ranks_that_share_the_cores_need_fewer_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    spec = DeviceSpec.parse("cpu:1GiB")
+    with pytest.raises(UnusableDevice):
+        check_device(spec)
+    assert check_device(spec, 16) == spec
+    given = {"model": "gpt2", "seq_len": "64", "target_global_batch": "1K", "device": "cpu:1GiB"}
+    with pytest.raises(InputError) as caught:
+        to_spec(RunOptions.load(given, "options"), check_device, Path.cwd())
+    assert caught.value.about == ("device",)
+    assert (
+        to_spec(RunOptions.load({**given, "gpus": "16"}, "options"), check_device, Path.cwd()).device == spec
+    )
 
 
 class BrokenApi:

@@ -21,7 +21,7 @@ from autotune.probe.folder import ProbeFolder
 from autotune.probe.launch import end_all, launch
 from autotune.probe.protocol import ProbeRequest, Result
 from autotune.probe.warm import KEPT, LEAST, WarmLauncher, launcher_by_name, unserved
-from autotune.probe.warm_server import WarmServer
+from autotune.probe.warm_server import ServerLost, WarmServer
 from autotune.specs import ModelSpec
 from autotune.units import GIB, MIB
 
@@ -195,6 +195,38 @@ def test_what_waits_for_a_server_ends_with_all(tmp_path: Path) -> None:
     assert reports[0].launcher == "cold"
 
 
+def test_what_waits_hears_the_last_words_of_a_server_that_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, heard = WarmServer((*SERVER, "hang", "{}"), dict(os.environ), "MARK"), []
+    said = server._says
+
+    class ReadLate:
+        """Its last words, which are read when whoever ends the server has had time to close them."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(said, name)
+
+        def seek(self, *where: int) -> int:
+            threading.Event().wait(0.2)
+            return said.seek(*where)
+
+    monkeypatch.setattr(server, "_says", ReadLate())
+
+    def wait() -> None:
+        try:
+            server.ready(60)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is looked at
+            heard.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiter = psutil.Process()
+    waiting.start()
+    while not any(SERVER[3] in child.cmdline() for child in waiter.children()):
+        waiting.join(0.01)
+    server.end()
+    waiting.join()
+    assert [type(error) for error in heard] == [ServerLost]
+
+
 def test_a_probe_under_way_outlives_its_server(tmp_path: Path) -> None:
     worker = (*WORKER[:4], "flood")
     with WarmLauncher(SERVER, worker) as warm:
@@ -230,7 +262,7 @@ def _when_forked(do: Any) -> None:
 def test_a_server_dies_with_a_tuner_that_is_killed_even_where_it_stands_still() -> None:
     program = (
         "import os, sys, time\n"
-        "from autotune.probe.warm_server import WarmServer\n"
+        "from autotune.probe.warm_server import ServerLost, WarmServer\n"
         f"server = WarmServer({(*SERVER, '{}')!r}, dict(os.environ), 'MARK')\n"
         "print(server.ready(60)['pid'], flush=True)\n"
         "time.sleep(600)\n"

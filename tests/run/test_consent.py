@@ -24,7 +24,7 @@ MINIMAL = {"model": "tiny-gpt2", "target_global_batch": "64K", "device": "cpu:1G
 
 
 def spec_of(**options):
-    return to_spec(RunOptions.load({**MINIMAL, **options}, "options"), lambda device: device, Path.cwd())
+    return to_spec(RunOptions.load({**MINIMAL, **options}, "options"), lambda device, _: device, Path.cwd())
 
 
 def test_names_are_given_one_by_one_or_with_commas_and_in_a_file(tmp_path):

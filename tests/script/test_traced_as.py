@@ -21,7 +21,7 @@ def test_traces_are_of_the_model_and_probes_of_the_command(tmp_path):
         "command": "python train.py {micro_batch} {accumulation}", "model": "gpt2", "seq_len": 128,
         "target_global_batch": "8 samples", "device": "cpu:1GiB",
     }  # fmt: skip
-    spec = to_spec(RunOptions.load(given, "options"), lambda device: device, tmp_path)
+    spec = to_spec(RunOptions.load(given, "options"), lambda device, _: device, tmp_path)
     assert spec.model.command is not None
     assert spec.model.traced_as.name == "gpt2"
     site = Site.model_construct(device=_Device(), machine=MachineFacts.model_construct())

@@ -205,7 +205,7 @@ def test_small_amounts_are_printed_with_the_digits_that_say_something():
 def refused(tmp_path, **options):
     given = {"model": "tiny-gpt2", "target_global_batch": "16K", "device": "cpu:1GiB", **options}
     with pytest.raises(InputError) as caught:
-        to_spec(RunOptions.load(given, "options"), lambda device: device, tmp_path)
+        to_spec(RunOptions.load(given, "options"), lambda device, _: device, tmp_path)
     return "\n".join(caught.value.problems)
 
 
@@ -219,7 +219,7 @@ def test_what_an_objective_needs_is_asked_for_by_its_flag(tmp_path):
 def test_options_of_the_objective_are_in_the_spec(tmp_path):
     given = {"model": "tiny-gpt2", "target_global_batch": "16K", "device": "cpu:1GiB",
              "objective": "memory", "speed_share": 0.8, "price_per_hour": 2.5}  # fmt: skip
-    spec = to_spec(RunOptions.load(given, "options"), lambda device: device, tmp_path)
+    spec = to_spec(RunOptions.load(given, "options"), lambda device, _: device, tmp_path)
     assert spec.goal.objective == Objective(name="memory", speed_share=0.8, price=Price(amount=2.5))
     assert Goal.model_validate(spec.goal.model_dump(mode="json")) == spec.goal
     assert Goal(target="64").objective == Objective()

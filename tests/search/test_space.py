@@ -123,7 +123,7 @@ def test_several_devices_climb_the_shardings_unless_another_space_is_named(tmp_p
         options = RunOptions(
             model="tiny-gpt2", target_global_batch="4K", device="cpu:1GiB", seq_len=16, **fields
         )
-        return to_spec(options, lambda device: device, SPACES).space_name
+        return to_spec(options, lambda device, _: device, SPACES).space_name
 
     assert found() == "default"
     assert found(gpus=2) == "multi_gpu"
@@ -137,7 +137,7 @@ def test_several_machines_are_priced_or_stood_for_and_not_launched():
         options = RunOptions(
             model="tiny-gpt2", target_global_batch="4K", device=device, seq_len=16, gpus=8, nodes=2
         )
-        return to_spec(options, lambda found: found, SPACES)
+        return to_spec(options, lambda found, _: found, SPACES)
 
     assert (spec("sim:h100-80gb").goal.gpus, spec("sim:h100-80gb").goal.nodes) == (16, 2)
     assert spec("cpu:1GiB").goal.nodes == 2  # groups of ranks stand for them

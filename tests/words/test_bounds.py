@@ -27,7 +27,7 @@ def refused(call, *arguments, **named):
 
 
 def run(folder, **given):
-    return to_spec(RunOptions.load({**GIVEN, **given}, "options"), lambda device: device, folder)
+    return to_spec(RunOptions.load({**GIVEN, **given}, "options"), lambda device, _: device, folder)
 
 
 @pytest.mark.parametrize("digits", [20, 100, 5000])

@@ -163,7 +163,7 @@ def test_a_run_takes_its_sequence_length_from_the_histogram(tmp_path):
             device="cpu:1GiB",
             **{"lengths": "lengths.json", **fields},
         )
-        return to_spec(options, lambda device: device, tmp_path).goal
+        return to_spec(options, lambda device, _: device, tmp_path).goal
 
     assert goal().seq_len == goal().lengths.longest == 60
     assert goal(seq_len=40).lengths.counts == ((20, 3), (40, 1))

@@ -100,9 +100,8 @@ class NvmlLibrary:
             return getattr(self._api, function)(*arguments)
         except self._api.NVMLError as error:
             raise self._refused(error) from None
-        except (
-            self._api.NVMLLibraryMismatchError
-        ) as error:  # no NVMLError, for a function that this driver lacks
+        except self._api.NVMLLibraryMismatchError as error:
+            # No NVMLError, for a function that this driver lacks.
             raise MonitorError(
                 f"NVIDIA's driver is too old for what is asked of it: {error}; update it"
             ) from None

@@ -47,9 +47,8 @@ def main() -> None:
 def train(steps: int) -> None:
     """Take `steps` optimizer steps; print the loss of each."""
     handlers = [in_blocks()] if SETTINGS["precision"] == "fp8" else []
-    if (
-        TRAINING["sharding"] == "ddp"
-    ):  # as it was measured: gradients are views of what is sent, no copies beside it
+    if TRAINING["sharding"] == "ddp":
+        # As it was measured: gradients are views of what is sent, no copies beside it.
         handlers.append(
             DistributedDataParallelKwargs(gradient_as_bucket_view=True, find_unused_parameters=True)
         )
