@@ -50,8 +50,8 @@ class Done:
     skipped: tuple[Skip, ...] = ()
 
 
-TRACED_AT_A_TIME = 8
-"""Rungs that are traced together: they share a worker, and what they show may make further ones needless."""
+TRACED_AT_A_TIME = 64
+"""Rungs that are traced together, at most: they share workers, which build a model and compile a block once."""
 
 
 @dataclass(frozen=True)

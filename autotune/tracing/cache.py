@@ -94,11 +94,11 @@ class TraceCache:
         own = {
             "candidate": rung.model_dump(mode="json", exclude={*ALLOCATOR, *LOADER}), "packages": packages(rung)
         }  # fmt: skip
-        text = self._of_all(request, variables) + json.dumps(own, sort_keys=True)
+        text = self.kin(request, variables) + json.dumps(own, sort_keys=True)
         return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.trace"
 
-    def _of_all(self, request: ProbeRequest, variables: Mapping[str, str]) -> str:
-        """Return what the traces of a request depend on beside the candidate: the same for a whole ladder."""
+    def kin(self, request: ProbeRequest, variables: Mapping[str, str]) -> str:
+        """Return what the traces of a request depend on beside its candidates: the same for a whole ladder."""
         bare = request.model_copy(update={"candidate": Candidate(), "also": ()})
         if self._shared is None or self._shared[0] != (bare, variables):
             device = request.device.partition(":")[0]

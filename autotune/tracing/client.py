@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +29,8 @@ from autotune.trial import TRIES
 
 RUNGS_PER_WORKER = 3
 """Rungs that make another worker worth its start, where there is a core for it."""
+MOST_FAILED = 3
+"""Traces that may end their worker before what is left of its share is given up."""
 MOST_WORKERS = 8
 """Workers at a time, however many cores there are: each takes half a GiB."""
 
@@ -92,6 +94,7 @@ class LocalTracer:
         self._cache = cache or TraceCache()
         self._variables = threads_variable(ranks)
         self._launch = launcher
+        self._known = _Known()
         self._most = workers or min(MOST_WORKERS, len(os.sched_getaffinity(0)))
 
     def trace(
@@ -108,21 +111,25 @@ class LocalTracer:
         """
         wanted = tuple(dict.fromkeys((request.candidate, *request.also)))
         found = self._cached(request, wanted)
-        planned = TracePlan({}, {}, {}, ()) if request.evaluation else plan(wanted)
-        replicas = [those for candidate, those in planned.replicas.items() if candidate not in found]
-        helpers = dict.fromkeys(one for those in replicas for one in (those.passes, those.plain))
-        found |= self._cached(request, helpers)
+        if request.evaluation:
+            planned, known = TracePlan({}, {}, {}, ()), {}
+        else:
+            known = self._known.of(self._cache.kin(request, self._variables), found)
+            planned = plan([candidate for candidate in wanted if candidate not in found], known)
+        found = {**known, **self._cached(request, planned.helpers), **found}
         stages = planned.halves, planned.replicas, planned.pieces
         composed = {candidate for stage in stages for candidate in stage}
-        missing = [candidate for candidate in dict.fromkeys((*wanted, *helpers)) if candidate not in found]
+        missing = [one for one in dict.fromkeys((*wanted, *planned.helpers)) if one not in found]
         asked = [candidate for candidate in missing if candidate not in composed]
         pieces = {one: of for stage in stages for one, of in stage.items() if one not in found}
-        composing = _Composing(pieces, found, partial(self._composed, request))
+        composing = _Composing(pieces, found, partial(self._composed, request, frozenset(wanted)))
         composing.add(self._in_workers(request, asked, folder, timeout, on_progress, composing))
         for stage in stages:
             # What others are composed of is traced before they are.
             rest = [one for one in missing if one in stage and one not in composing.found]
             composing.add(self._in_workers(request, rest, folder, timeout, on_progress, composing))
+        if not request.evaluation:
+            self._known.keep(composing.found)
         return {candidate: composing.found[candidate] for candidate in wanted}
 
     def _cached(self, request: ProbeRequest, candidates: Iterable[Candidate]) -> dict[Candidate, Trace]:
@@ -134,12 +141,19 @@ class LocalTracer:
         return found
 
     def _composed(
-        self, request: ProbeRequest, candidate: Candidate, pieces: Pieces | Halves, found: Mapping[Candidate, Trace]
-    ) -> Trace | None:  # fmt: skip
+        self,
+        request: ProbeRequest,
+        wanted: Collection[Candidate],
+        candidate: Candidate,
+        pieces: Pieces | Halves,
+        found: Mapping[Candidate, Trace],
+    ) -> Trace | None:
         """Return what comes of composing a candidate's trace; None where it has to be traced itself."""
-        refusals = [found[piece] for piece in _own(pieces) if piece in found and found[piece].refused]
-        if refusals:  # so are all that have these passes
-            return Trace(None, refusals[0].reason, refused=True)
+        for piece in _own(pieces):
+            if piece in found and found[piece].refused:  # so are all that have these passes
+                if piece not in wanted and piece == candidate.with_plainest_optimizer():
+                    return None  # unless it is for its optimizer, which nobody asked for
+                return Trace(None, found[piece].reason, refused=True)
         timelines = [found[piece].timeline if piece in found else None for piece in pieces]
         known = [timeline for timeline in timelines if timeline is not None]
         if len(known) < len(timelines):
@@ -216,37 +230,40 @@ class LocalTracer:
             if on_progress is not None:
                 on_progress(progress)
 
-        seconds = 0.0
+        seconds, lost, failed = 0.0, 0, 0
         try:
-            for _ in range(TRIES):  # what ended a worker from outside says nothing of the trace
-                first, *rest = [candidate for candidate in candidates if candidate not in found]
+            while missing := [candidate for candidate in candidates if candidate not in found]:
                 changes = {
                     "kind": "trace",
                     "folder": str(place.scratch),
-                    "candidate": first,
-                    "also": tuple(rest),
+                    "candidate": missing[0],
+                    "also": tuple(missing[1:]),
                 }
                 request = request.model_copy(update=changes)
                 report = self._launch(
                     request, place,
                     # A context on the GPU would take of its memory.
                     environment={"CUDA_VISIBLE_DEVICES": "", **self._variables},
-                    data_limit=None, timeout=timeout, on_progress=hear,
+                    data_limit=None, timeout=timeout - seconds, on_progress=hear,
                 )  # fmt: skip
                 seconds += report.seconds
                 if isinstance(report.answer, TraceAnswer):
                     for rung in report.answer.rungs:
                         if rung.candidate not in found:
                             found[rung.candidate] = self._read(request, rung, place)
-                if len(found) == len(candidates):
+                untold = [candidate for candidate in missing if candidate not in found]
+                if not untold:
                     break
                 outcome = classify(request, report, kind="cpu")
-                if not isinstance(outcome, Lost):
-                    break
-            if len(found) < len(candidates):
-                lost = outcome if isinstance(outcome, Lost) else None
-                untold = [candidate for candidate in candidates if candidate not in found]
-                found |= dict.fromkeys(untold, Trace(None, _reason(outcome), lost=lost))
+                if isinstance(outcome, Lost):  # what ended a worker from outside says nothing of the trace
+                    lost += 1
+                    if lost == TRIES:
+                        found |= dict.fromkeys(untold, Trace(None, _reason(outcome), lost=outcome))
+                    continue
+                # A worker that traced some came to its end in the next one, which says nothing of those behind it.
+                failed += 1
+                goes_on = len(untold) < len(missing) and failed < MOST_FAILED and seconds < timeout
+                found |= dict.fromkeys(untold[:1] if goes_on else untold, Trace(None, _reason(outcome)))
             return {
                 candidate: replace(found[candidate], seconds=seconds / len(candidates))
                 for candidate in candidates
@@ -264,6 +281,27 @@ class LocalTracer:
             return Trace(None, f"the trace cannot be read: {error}")
         self._cache.keep(request.alone(rung.candidate), timeline, content, self._variables)
         return Trace(timeline)
+
+
+class _Known:
+    """A tracer's traces of its last model and device: what is asked for later is composed of them."""
+
+    def __init__(self) -> None:
+        self._kin = ""
+        self._traces: dict[Candidate, Trace] = {}
+
+    def of(self, kin: str, found: Mapping[Candidate, Trace]) -> dict[Candidate, Trace]:
+        """Return those of requests of a kin, `found` among them."""
+        if kin != self._kin:
+            self._kin, self._traces = kin, {}
+        self.keep(found)
+        return dict(self._traces)
+
+    def keep(self, found: Mapping[Candidate, Trace]) -> None:
+        """Take those that others can be composed of: no trace for one micro-batch alone, say."""
+        for candidate, trace in found.items():
+            if trace.timeline is not None and trace.timeline.exact is None:
+                self._traces.setdefault(candidate, trace)
 
 
 class _Composing:

@@ -22,7 +22,8 @@ from autotune.tracing import cache
 from autotune.tracing.cache import TraceCache
 from autotune.tracing.client import LocalTracer
 from autotune.tracing.import_closure import import_closure
-from autotune.tracing.plan import Halves, Pieces, plan
+from autotune.tracing.plan import Halves, Pieces, TracePlan, plan
+from autotune.tracing.shares import shares
 from tests.data.requests import OWN, family, request
 
 TIMELINE = Timeline(
@@ -227,9 +228,10 @@ WORKING = replace(TIMELINE, work=OpCounts(Operators(), {}, {}, {}))
 class Worker(Launch):
     """A worker that says of each candidate that it was traced, and may be ended before some."""
 
-    def __init__(self, ends_before=None, timeline=WORKING):
+    def __init__(self, ends_before=None, timeline=WORKING, dies_at=()):
         super().__init__(TRACED, timeline.pack())
         self.ends_before = ends_before
+        self.dies_at = dies_at
 
     def __call__(self, request, folder, **options):
         super().__call__(request, folder, **options)
@@ -239,6 +241,8 @@ class Worker(Launch):
                 self.ends_before = None
                 ending = Exit(signal=signal.SIGKILL, oom_kills=0, seconds=1)
                 return Report(answer=None, ending=ending, seconds=1.5)
+            if candidate in self.dies_at:
+                return Report(answer=None, ending=Exit(signal=signal.SIGSEGV, seconds=1), seconds=1.5)
             told.append(TracedRung(candidate=candidate, file="timeline.trace"))
             options["on_progress"](Progress(phase="start", traced=told[-1]))
         return Report(answer=TraceAnswer(rungs=told), ending=Exit(exit_code=0, seconds=1), seconds=1.5)
@@ -274,7 +278,7 @@ def test_an_optimizer_is_traced_over_the_passes_of_one_candidate(tmp_path):
     assert found[LADDER[8]] == Pieces(PASSES[2], PASSES[0], LADDER[2])
     lora = [one.model_copy(update={"adapters": "lora"}) for one in LADDER[:2]]
     assert not set(plan([*LADDER, *lora]).pieces) & set(lora), "other parameters"
-    assert not plan(LADDER[3:5] + LADDER[7:8]).pieces, "nothing has its passes with the plainest optimizer"
+    assert plan([LADDER[4], LADDER[7]]) == TracePlan({}, {}, {}, ()), "passes that only two have with it"
 
 
 def test_gradients_that_leave_are_composed_of_those_that_stay_and_kernels_under_full_offload():
@@ -365,6 +369,45 @@ def test_what_refuses_passes_refuses_them_with_any_optimizer(tmp_path):
     }
 
 
+def test_what_is_asked_later_is_composed_of_what_was_traced_before(tmp_path):
+    worker, leaving = Worker(), [one.model_copy(update={"offload": "gradients"}) for one in PASSES]
+    tracer = LocalTracer(TraceCache(tmp_path / "cache"), worker, workers=1)
+    ask(tracer, LADDER[:3], tmp_path)
+    ask(tracer, [LADDER[4]], tmp_path)
+    found = ask(tracer, [*LADDER[7:], LADDER[5]], tmp_path)
+    assert all(trace.composed for trace in found.values())
+    ask(tracer, leaving[1:], tmp_path)
+    launched = [(asked.candidate, *asked.also) for asked, _ in worker.launched]
+    # One more of the same passes comes of the two that are at hand; of gradients that leave, one is traced over them.
+    assert launched == [tuple(LADDER[:3]), (PASSES[1],), (PASSES[2],), (leaving[1],)]
+
+
+def test_passes_that_nobody_asked_for_are_traced_where_that_costs_no_trace_more():
+    spread = [one for first in (3, 6) for one in LADDER[first + 1 : first + 3]]
+    found = plan(spread)
+    assert found.helpers == (PASSES[1], PASSES[2])
+    assert found.pieces == {
+        spread[2]: Pieces(PASSES[2], PASSES[1], spread[0]),
+        spread[3]: Pieces(PASSES[2], PASSES[1], spread[1]),
+    }
+    assert plan(spread[:2]).helpers == (), "passes of one, with two optimizers, are traced with each"
+    known = plan(spread[:2], LADDER[:3])
+    assert known.helpers == (PASSES[1],)
+    assert known.pieces == {
+        one: Pieces(PASSES[1], PASSES[0], LADDER[at]) for at, one in enumerate(spread[:2], 1)
+    }
+    assert plan(spread, LADDER) == TracePlan({}, {}, {}, ()), "all is at hand"
+
+
+def test_what_refuses_an_optimizer_that_nobody_asked_for_refuses_no_other(tmp_path):
+    asked = [one for first in (3, 6) for one in LADDER[first + 1 : first + 3]]
+    told = [TracedRung(candidate=one, reason="no fused kernel") for one in PASSES]
+    told += [TracedRung(candidate=one, file="timeline.trace") for one in asked]
+    launch = Launch(TraceAnswer(rungs=told), WORKING.pack())
+    found = ask(LocalTracer(TraceCache(tmp_path / "cache"), launch, workers=1), asked, tmp_path)
+    assert all(trace.timeline is not None for trace in found.values())
+
+
 def test_what_cannot_be_composed_is_traced_behind_the_others(tmp_path):
     worker = Worker(timeline=TIMELINE)  # which knows no work
     found = ask(LocalTracer(TraceCache(tmp_path / "cache"), worker, workers=1), LADDER[:5], tmp_path)
@@ -380,6 +423,35 @@ def test_a_worker_that_was_ended_costs_what_it_had_not_traced_yet(tmp_path):
         tuple(PASSES),
         tuple(PASSES[1:]),
     ]
+
+
+def test_a_trace_that_ends_its_worker_costs_no_other(tmp_path):
+    wanted = [
+        Candidate(attention=value) for value in ("sdpa", "eager", "flash_attention_2", "flex_attention")
+    ]
+    worker = Worker(dies_at=wanted[1:2])
+    found = ask(LocalTracer(TraceCache(tmp_path / "cache"), worker, workers=1), wanted, tmp_path)
+    assert [one for one in wanted if found[one].timeline is None] == wanted[1:2]
+    assert "SIGSEGV" in found[wanted[1]].reason
+    assert [(asked.candidate, *asked.also) for asked, _ in worker.launched] == [
+        tuple(wanted),
+        tuple(wanted[2:]),
+    ]
+
+
+def test_workers_that_trace_nothing_or_end_again_and_again_are_given_up(tmp_path):
+    kernels = ("sdpa", "eager", "flash_attention_2", "flex_attention")
+    wanted = [
+        Candidate(attention=kernel, activation_offload=moved) for kernel in kernels for moved in (False, True)
+    ]
+    (share,) = shares(wanted, 1)
+    for dies_at, launches in ((wanted, 1), (share[1::2], 3)):
+        worker = Worker(dies_at=dies_at)
+        folder = tmp_path / str(launches)
+        found = ask(LocalTracer(TraceCache(folder / "cache"), worker, workers=1), wanted, folder)
+        assert len(worker.launched) == launches
+        assert set(found) == set(wanted)
+        assert all(found[one].reason for one in dies_at)
 
 
 def test_a_real_worker_traces_a_tiny_model_and_says_what_it_cannot(tmp_path):
