@@ -399,6 +399,17 @@ def test_passes_that_nobody_asked_for_are_traced_where_that_costs_no_trace_more(
     assert plan(spread, LADDER) == TracePlan({}, {}, {}, ()), "all is at hand"
 
 
+def test_passes_that_one_candidate_alone_has_with_its_optimizer_are_no_help():
+    alone = Candidate(loss="chunked", offload="gradients")
+    spread = [one for one in LADDER if one not in PASSES]
+    assert set(plan([*spread, alone]).helpers) == set(PASSES)
+
+
+def test_passes_under_ddp_are_composed_of_those_that_are_at_hand():
+    *asked, known = (one.model_copy(update={"sharding": "ddp"}) for one in PASSES)
+    assert {pieces.donor for pieces in plan(asked, [known]).replicas.values()} == {known}
+
+
 def test_what_refuses_an_optimizer_that_nobody_asked_for_refuses_no_other(tmp_path):
     asked = [one for first in (3, 6) for one in LADDER[first + 1 : first + 3]]
     told = [TracedRung(candidate=one, reason="no fused kernel") for one in PASSES]
