@@ -346,14 +346,14 @@ def alike(candidates: Iterable[Candidate]) -> list[tuple[Candidate, ...]]:
     return found
 
 
-@lru_cache(
-    maxsize=2**15
-)  # a search asks for the same ones at every proposal: faster than to copy, and to compare
+# A search asks for the same ones at every proposal: this is faster than to copy, and to compare.
+@lru_cache(maxsize=2**15)
 def _at(candidate: Candidate, micro_batch: int) -> Candidate:
     return candidate.model_copy(update={"micro_batch": micro_batch})
 
 
-@lru_cache(maxsize=4096)  # a search asks for those of its candidates again and again
+# A search asks for those of its candidates again and again.
+@lru_cache(maxsize=4096)
 def _key(candidate: Candidate) -> str:
     return ",".join(f"{name}={_text(value)}" for name, value in candidate)
 

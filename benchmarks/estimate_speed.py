@@ -133,9 +133,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.smallest:
         options.model, options.seq_len = "tiny-gpt2", 64
-    results: dict[str, Any] = {
-        "table": whole_table(options.smallest)
-    }  # first: the largest child so far is its own
+    # First: the largest child so far is its own.
+    results: dict[str, Any] = {"table": whole_table(options.smallest)}
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         for device in ("cuda:0",) if options.smallest else ("cuda:0", "cpu"):
             results[device] = pool.apply(traced, (options.model, options.seq_len, device))

@@ -286,9 +286,8 @@ def table_of(rows: list[dict[str, Any]], missed: Sequence[str] = ()) -> Table:
 
 def arithmetic_grid(folder: Path) -> Path:
     """Return a small grid that is made of arithmetic, and measured nowhere."""
-    device = Arithmetic(budget=615).in_units(
-        16 * MIB
-    )  # what is not known of a processor's memory is little of it
+    # What is not known of a processor's memory is little of it.
+    device = Arithmetic(budget=615).in_units(16 * MIB)
     return write_grid(
         folder / "arithmetic.jsonl", arithmetic_lines(device, load_space("minimal"), target="8 samples")
     )

@@ -113,9 +113,8 @@ def _png(answer: EstimateReport, file: Path) -> None:
         height_ratios=[1 + 0.42 * count, 4],
         layout="constrained",
     )
-    figure.suptitle(
-        _heading(answer), fontsize=12, parse_math=False
-    )  # a name may hold what would be a formula
+    # A name may hold what would be a formula.
+    figure.suptitle(_heading(answer), fontsize=12, parse_math=False)
     left = [0.0] * count
     for name, colour, values in _bars(answer):
         above.barh(

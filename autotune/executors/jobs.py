@@ -251,9 +251,8 @@ class Jobs:
         if answer is not None:
             return self._delivered(job, answer)
         said.read()
-        killed = (
-            state.end == "failed" and job.memory.exists()
-        )  # a scheduler that polls memory does not say so
+        # A scheduler that polls memory does not say so.
+        killed = state.end == "failed" and job.memory.exists()
         ended = JobEnded(
             end="memory" if killed else state.end, nodes=state.nodes, why=state.why, started=job.started.exists(),
             phase=said.last.phase if said.last is not None else "start",

@@ -23,9 +23,8 @@ def runner_class(ray: Any) -> Any:
             import subprocess
 
             def end_with_parent() -> None:
-                ctypes.CDLL(None).prctl(
-                    1, signal.SIGTERM
-                )  # PR_SET_PDEATHSIG (man 2 prctl): of this, the main thread
+                # PR_SET_PDEATHSIG (man 2 prctl): of this, the main thread.
+                ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
             self.process = None
             self.where = ray.util.get_node_ip_address()

@@ -100,9 +100,8 @@ def batches_ahead(candidate: Candidate) -> int:
 
 def loader_bytes(candidate: Candidate, sample_bytes: int) -> int:
     """Return the host memory of batches in advance: in shared memory, pinned or not, of workers; else a pinned one."""
-    copies = (
-        2 if candidate.num_workers and candidate.pin_memory else 1
-    )  # out of shared memory into pinned, one by one
+    # Out of shared memory into pinned, one by one.
+    copies = 2 if candidate.num_workers and candidate.pin_memory else 1
     return batches_ahead(candidate) * candidate.micro_batch * sample_bytes * copies
 
 

@@ -70,9 +70,8 @@ def serve(
     program would.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the tuner's to answer
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_IGN
-    )  # keepers are nobody's to wait for: the tuner sees their ends
+    # Keepers are nobody's to wait for: the tuner sees their ends.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     control.send(json.dumps(facts).encode())
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, MESSAGE_CAP, DESCRIPTORS)

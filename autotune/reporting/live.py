@@ -33,9 +33,8 @@ class NowLine:
     """The line that says what a run does now. It moves, so that one sees that it lives."""
 
     def __init__(self) -> None:
-        self._spinner = Spinner(
-            "dots"
-        )  # one for all time: a new one would begin anew each time that it is drawn
+        # One for all time: a new one would begin anew each time that it is drawn.
+        self._spinner = Spinner("dots")
 
     def say(self, *parts: str) -> RenderableType:
         """Return the line with these parts, without those that are empty."""

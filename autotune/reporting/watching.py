@@ -57,9 +57,8 @@ class Watching:
 
     def _follow(self, wait: Callable[[float], None]) -> Ended:
         while True:
-            running = (
-                holder(self._paths.lock) is not None
-            )  # asked first: what it wrote last is read all the same
+            # Asked first: what it wrote last is read all the same.
+            running = holder(self._paths.lock) is not None
             self.look()
             if self._record.decided is not None:
                 return "decided"

@@ -103,9 +103,8 @@ def verify(
     facts = executor.describe().device
     say(f"proving {file} on {facts.name} with {format_bytes(facts.budget)}")
     request = proof_request(best, limits.proof_time, facts.torch_name, facts.budget)
-    own = (
-        (runs / best.run,) if Path(best.run).name == best.run else ()
-    )  # a name; the file may be a stranger's
+    # A name; the file may be a stranger's.
+    own = (runs / best.run,) if Path(best.run).name == best.run else ()
     places = (file.resolve().parent, *own, temporary())
     with scratch_folder(places, written_bytes(best, facts.kind)) as folder:
         timeout = limits.probe_timeout + 3 * limits.proof_time

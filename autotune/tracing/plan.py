@@ -49,7 +49,7 @@ class TracePlan(NamedTuple):
 
 
 def plan(candidates: Iterable[Candidate], known: Iterable[Candidate] = ()) -> TracePlan:
-    """Return which candidates can be composed of traces of the others, and of `known`, whose own traces are at hand.
+    """Return which candidates can be composed of traces of the others, and of `known`, whose traces are at hand.
 
     Each optimizer is traced once; and of the passes of a model each loss with one way to run blocks, and each way to
     run blocks with one loss. Passes with the plainest optimizer, that nobody asked for, are among the helpers where
@@ -68,8 +68,8 @@ def _planned(members: _Ordered, wanted: _Ordered, known: _Ordered) -> TracePlan:
     pieces: dict[Candidate, Pieces] = {}
     donors = _known_donors(groups, known)
     traced: set[Candidate] = set()
-    # An optimizer is traced over passes that are traced, best of all over such that are at hand.
-    groups.sort(key=lambda group: (group[0] not in known, group[0] in halves or group[0] in replicas))
+    # An optimizer is traced over passes that are traced.
+    groups.sort(key=lambda group: group[0] in halves or group[0] in replicas)
     for first, *others in groups:
         parameters = first.with_plainest_passes()
         for candidate in others:

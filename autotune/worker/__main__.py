@@ -262,9 +262,8 @@ class Probe:
         # OpenMP ends the whole process when it cannot start a thread: all start now, while there is room.
         square = torch.ones(512, 512, requires_grad=True)
         (square @ square).sum().backward()
-        torch.optim.SGD(
-            [square]
-        )  # the first optimizer imports the compiler: some 70 MiB that are not the model's
+        # The first optimizer imports the compiler: some 70 MiB that are not the model's.
+        torch.optim.SGD([square])
         del square
         if self._request.model.source != "function":
             # transformers imports a model's code when it is first built: some 90 MiB that are not the

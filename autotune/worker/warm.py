@@ -66,9 +66,8 @@ def preload(model: dict[str, Any] | None, distributed: bool) -> None:
 def refusal() -> str:
     """Return why this process must not be forked for work; empty where it may be."""
     try:
-        os.close(
-            os.pidfd_open(os.getpid())
-        )  # by which a tuner sees the end of a process that is not its child
+        # By which a tuner sees the end of a process that is not its child.
+        os.close(os.pidfd_open(os.getpid()))
         write_initial(MARK, os.environ[MARK])  # by which it finds what a killed supervisor left
     except (OSError, LookupError, ValueError) as error:
         return f"this machine's kernel does not do what forks need: {error}"

@@ -108,6 +108,7 @@ def test_a_full_disk_loses_nothing_and_says_how_to_go_on(tmp_path):
     resumed = autotune("resume", "last", "--json", cwd=tmp_path)
     assert resumed.code == 0, resumed.stderr
     kept = resumed.document["trials"][: len(finished)]
+    # An interval learns from later measurements.
     recorded = (
         "number",
         "candidate",
@@ -115,7 +116,7 @@ def test_a_full_disk_loses_nothing_and_says_how_to_go_on(tmp_path):
         "why",
         "outcome",
         "seconds",
-    )  # an interval learns from later measurements
+    )
     assert [[trial[name] for name in recorded] for trial in kept] == [
         [trial[name] for name in recorded] for trial in finished
     ]

@@ -92,9 +92,8 @@ def test_an_answer_is_taken_as_it_is_and_asked_for_once(tmp_path, order):
     scheduler = ScriptedScheduler(answers(probed()))
     found = jobs_of(scheduler, tmp_path).ask(order, tmp_path / "0001")
     assert found.result.answer == OK
-    again = jobs_of(scheduler, tmp_path).ask(
-        order, tmp_path / "0001"
-    )  # a tuner that was killed before it noted it
+    # A tuner that was killed before it noted it.
+    again = jobs_of(scheduler, tmp_path).ask(order, tmp_path / "0001")
     assert again == found
     assert len(scheduler.submitted) == 1
     jobs_of(scheduler, tmp_path).ask(order, tmp_path / "0001", fresh=True)
@@ -223,9 +222,8 @@ def test_a_failed_node_is_left_out_as_long_as_another_is_there(tmp_path, order):
     scheduler = ScriptedScheduler(ends("node", "n1"), ends("node", "n2"), answers(probed()))
     jobs = jobs_of(scheduler, tmp_path)
     assert jobs.ask(order, tmp_path / "0001").end == "node"
-    jobs_of(scheduler, tmp_path).ask(
-        order, tmp_path / "0001"
-    )  # another start of the tuner reads it in the folder
+    # Another start of the tuner reads it in the folder.
+    jobs_of(scheduler, tmp_path).ask(order, tmp_path / "0001")
     scheduler.refuses_exclusion = True
     assert jobs.ask(order, tmp_path / "0001").result.answer == OK
     assert [set(job.exclude) for job in scheduler.submitted] == [set(), {"n1"}, set()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
@@ -63,6 +64,7 @@ class Example:
 def finished_run() -> Path:
     """Return the folder of a run that ended with a winner, its YAML as JSON, which is read much faster."""
     parent = Path(tempfile.mkdtemp(prefix="autotune-fuzz-"))
+    atexit.register(shutil.rmtree, parent, ignore_errors=True)
     spec = make_spec()
     paths = create_run(spec, parent)
     tune(spec, paths, ArithmeticExecutor(Arithmetic(budget=1000)))

@@ -78,9 +78,8 @@ def test_adapters_beside_shards_are_traced_as_they_run(sharding, monkeypatch, tm
     for operator in GLOO:
         monkeypatch.delitem(ON_CPU, operator)
     fields = {"sharding": sharding, "adapters": "lora", "precision": "bf16"}
-    traced = trace(
-        request(2, **fields)
-    )  # first: what peft imports makes tensors of its own, once in a process
+    # First: what peft imports makes tensors of its own, once in a process.
+    traced = trace(request(2, **fields))
     probe = request(2, micro_batch=5, **fields).model_copy(update={"folder": str(tmp_path)})
     with replaced([(process_group, "form_group", fake_ranks.form_first)]):
         real = measured(probe, 2)

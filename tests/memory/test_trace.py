@@ -204,9 +204,8 @@ def test_optimizers_are_traced_as_they_run(optimizer, in_backward):
 def test_foreach_takes_the_roots_of_all_second_moments_at_once():
     peaks = {}
     for kernel in ("fused", "foreach"):
-        probe = request(
-            seq_len=4, micro_batch=2, optimizer_kernel=kernel
-        )  # so short that the peak is in the step
+        # So short that the peak is in the step.
+        probe = request(seq_len=4, micro_batch=2, optimizer_kernel=kernel)
         peaks[kernel] = trace(probe).peak(2)
         assert peaks[kernel].bytes == pytest.approx(measured(probe), rel=1e-3)
     assert peaks["foreach"].phase == "optimizer"

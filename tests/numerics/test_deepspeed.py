@@ -17,10 +17,11 @@ from tests.numerics.on_ranks import DEEPSPEED, train
 pytest.importorskip(
     "deepspeed", reason="the deepspeed package is not installed: pip install 'autotune[deepspeed]'"
 )
+# DeepSpeed compiles an extension when it is first used.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-]  # DeepSpeed compiles an extension when it is first used
+]
 
 ROOT = Path(__file__).parents[2]
 

@@ -117,9 +117,8 @@ def test_refusals_and_best_yaml_follow_the_machine_that_probes_run_on(tmp_path):
     lines = [json.loads(line) for line in paths.journal.read_text().splitlines()]
     opened = next(line for line in lines if line["type"] == "opened")
     assert Site.model_validate(opened["site"]) == Site(device=TURING, machine=THERE)
-    assert {line["site"] for line in lines if line["type"] == "finished"} == {
-        None
-    }  # as the tuner's start said
+    # As the tuner's start said.
+    assert {line["site"] for line in lines if line["type"] == "finished"} == {None}
 
 
 @pytest.mark.usefixtures("nothing_here")

@@ -285,9 +285,8 @@ def test_one_probe_tells_how_fast_the_device_is_and_not_which_rung_wins():
 
 
 def test_checkpointing_is_tried_where_memory_binds_and_a_larger_micro_batch_pays():
-    device = replace(
-        Techniques(budget=420).in_units(UNIT), overhead=0.3
-    )  # 2 fit; the overhead shrinks with more
+    # 2 fit; the overhead shrinks with more.
+    device = replace(Techniques(budget=420).in_units(UNIT), overhead=0.3)
     history, _, _ = search(device, make_context(device, "basic"))
     best = min((trial for trial in history if isinstance(trial.outcome, Ok)), key=seconds_of(device))
     assert best.candidate.checkpointing == "full"
@@ -368,9 +367,8 @@ def test_while_nothing_fits_what_surely_does_comes_before_what_may():
 
 
 def test_what_is_more_likely_to_fit_than_not_is_tried():
-    device = Techniques(budget=804).in_units(
-        MIB
-    )  # 8 samples take 700 MiB; what a device takes is known to some 50
+    # 8 samples take 700 MiB; what a device takes is known to some 50.
+    device = Techniques(budget=804).in_units(MIB)
     history, _, _ = search(device, make_context(device, "basic"))
     assert max(trial.candidate.micro_batch for trial in history) == 8
 

@@ -57,9 +57,8 @@ def test_engines_overlap_and_the_processor_does_not():
         MACHINE,
     )
     assert (time.compute, time.upload, time.seconds) == (2.0, 3.0, 3.0)
-    assert busy([(operator(), 10**6)], MACHINE).seconds == pytest.approx(
-        1.0
-    )  # launching is all that there is
+    # Launching is all that there is.
+    assert busy([(operator(), 10**6)], MACHINE).seconds == pytest.approx(1.0)
     assert Busy(compute=1.0, host=2.0).seconds == 3.0
 
 

@@ -53,9 +53,8 @@ def _compiled(graph: GraphModule, inputs: Sequence[Any], *args: Any, **settings:
     from torch._inductor.compile_fx import compile_fx_inner
 
     forward = not settings.get("is_backward") and not settings.get("is_inference")
-    own = (
-        _of_the_model(graph, settings.get("static_input_idxs", ())) if forward else []
-    )  # it changes the graph
+    # It changes the graph.
+    own = _of_the_model(graph, settings.get("static_input_idxs", ())) if forward else []
     compiled: Any = compile_fx_inner(graph, inputs, *args, **settings)
     run = compiled.current_callable if own else None
     if run is not None:
