@@ -281,6 +281,7 @@ class _Run:
         known = {entry.candidate for entry in self.journal.record.skipped}
         for skip in decision.skipped:
             if skip.candidate not in known:
+                known.add(skip.candidate)
                 self.journal.append(
                     Skipped(candidate=skip.candidate, node=skip.node, prediction=skip.prediction, time=now())
                 )

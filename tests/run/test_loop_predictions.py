@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from rich.console import Console
 
 from autotune.candidate import Candidate
@@ -14,7 +16,9 @@ from autotune.run.journal import read_record
 from autotune.run.loop import tune
 from autotune.run.proof import proof_request
 from autotune.search.drift import FLOOR
-from autotune.testing.arithmetic import timeline
+from autotune.specs import Goal
+from autotune.testing.arithmetic import Arithmetic, timeline
+from autotune.units import MIB
 from tests.fakes.executor import ArithmeticExecutor
 from tests.fakes.runs import BIG, ArithmeticTracer, foreseen, make_spec, start
 
@@ -51,6 +55,15 @@ def test_every_probe_carries_its_prediction_and_is_measured_against_it(tmp_path)
     for trial in read_record(paths.journal).history:
         assert trial.prediction.low <= trial.outcome.memory.peak() <= trial.prediction.high
         assert abs(trial.error()) < 0.02
+
+
+def test_what_two_steps_of_a_walk_pass_over_is_told_once(tmp_path):
+    goal = Goal(target="13 samples", seq_len=100, headroom=0.0, exact=True)  # 1 or 13 samples
+    little = Arithmetic(budget=250).in_units(16 * MIB)
+    _, paths, _ = foreseen(tmp_path, ArithmeticExecutor(little), ArithmeticTracer(little), goal=goal)
+    lines = [json.loads(line) for line in paths.journal.read_text().splitlines()]
+    told = [(line["node"], line["candidate"]["micro_batch"]) for line in lines if line["type"] == "skipped"]
+    assert told == [("baseline", 1), ("checkpointing", 1), ("grow", 13)]
 
 
 def test_without_prediction_nothing_is_traced(tmp_path):
