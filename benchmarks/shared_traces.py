@@ -16,7 +16,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from autotune.run.journal import read_record
 from autotune.run.loop import tune
 from autotune.run.spec import to_spec
 from autotune.search import guided, strategy
+from autotune.timeline.timeline import Timeline
 from autotune.tracing.cache import TraceCache
 from autotune.tracing.client import LocalTracer, Trace, Tracer
 from benchmarks.grid_oracle import told
@@ -53,6 +54,14 @@ LEAST: dict[str, str] = {
 }  # fmt: skip
 APART = 8
 AT_MOST = 0.6
+
+
+class NoKin(TraceCache):
+    """A cache that finds what is asked for, and tells of nothing else."""
+
+    def kindred(self, *_: object) -> Iterator[tuple[Candidate, Timeline]]:
+        """Yield nothing."""
+        return iter(())
 
 
 @dataclass
@@ -81,7 +90,7 @@ def search(given: dict[str, str], shared: bool, folder: Path) -> dict[str, Any]:
     with WarmLauncher() as launcher:
 
         def make() -> LocalTracer:
-            return LocalTracer(TraceCache(folder / "traces"), launcher)
+            return LocalTracer((TraceCache if shared else NoKin)(folder / "traces"), launcher)
 
         tracer: Tracer = make() if shared else Forgetful(make)
         executor = find_executor(spec.device, tracer, launcher=launcher)

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -37,7 +37,10 @@ NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 class TraceCache:
-    """A folder of timelines, named by all that they depend on."""
+    """A folder of timelines, named by all that they depend on; those of one ladder lie in a folder of their own.
+
+    A file holds the candidate, as a line of JSON, and then its timeline.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or cache_folder() / "traces"
@@ -55,12 +58,34 @@ class TraceCache:
             if path is None:
                 return None
             try:
-                timeline = Timeline.unpack(path.read_bytes())
+                timeline = Timeline.unpack(path.read_bytes().partition(b"\n")[2])
             except (OSError, InputError):
                 continue  # none, or a damaged one, which the next trace replaces
             if timeline.covers(request.candidate.micro_batch):
                 return timeline
         return None
+
+    def kindred(
+        self, request: ProbeRequest, variables: Mapping[str, str] = NO_VARIABLES
+    ) -> Iterator[tuple[Candidate, Timeline]]:
+        """Yield all rungs that are here of a request's model and goal, whoever traced them, with their timelines.
+
+        Those that hold for one micro-batch alone are left out. Loader and allocator, which no trace depends on, are
+        those of the request's candidate.
+        """
+        own = {name: getattr(request.candidate, name) for name in (*ALLOCATOR, *LOADER)}
+        kinds = request.alone(Candidate()), request.alone(Candidate(sharding="ddp"))
+        for folder in dict.fromkeys(self._ladder(one, variables) for one in kinds):
+            for path in sorted(folder.glob("*.trace")) if folder is not None else ():
+                try:
+                    head, _, packed = path.read_bytes().partition(b"\n")
+                    candidate = Candidate.model_validate_json(head).model_copy(update=own)
+                    timeline = Timeline.unpack(packed)
+                except (OSError, ValueError, InputError):
+                    continue
+                # Under another name is what other versions of its libraries traced.
+                if path == self._path(request.alone(candidate), variables, exact=False):
+                    yield candidate, timeline
 
     def keep(
         self,
@@ -75,8 +100,9 @@ class TraceCache:
             return
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(timeline.pack() if packed is None else packed)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            head = request.candidate.rung().model_dump_json().encode()
+            temporary.write_bytes(head + b"\n" + (timeline.pack() if packed is None else packed))
             temporary.replace(path)
             if self._kept % PRUNED == 0:
                 self._prune()
@@ -85,17 +111,22 @@ class TraceCache:
             temporary.unlink(missing_ok=True)
 
     def _path(self, request: ProbeRequest, variables: Mapping[str, str], exact: bool) -> Path | None:
-        """Return the file's name; None for code of the user's own, which may change from one run to the next."""
-        model = request.model
-        if model.source == "function" or model.trust_remote_code:
+        """Return the file; None for code of the user's own, which may change from one run to the next."""
+        folder = self._ladder(request, variables)
+        if folder is None:
             return None
         rung = request.candidate if exact else request.candidate.rung()
         # The allocator's options change what is reserved, not what is asked for; the loader's are the host's.
         own = {
             "candidate": rung.model_dump(mode="json", exclude={*ALLOCATOR, *LOADER}), "packages": packages(rung)
         }  # fmt: skip
-        text = self.kin(request, variables) + json.dumps(own, sort_keys=True)
-        return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.trace"
+        return folder / f"{_digest(json.dumps(own, sort_keys=True))}.trace"
+
+    def _ladder(self, request: ProbeRequest, variables: Mapping[str, str]) -> Path | None:
+        """Return the folder of all rungs of a request's model and goal; None as for a file."""
+        if request.model.source == "function" or request.model.trust_remote_code:
+            return None
+        return self._folder / _digest(self.kin(request, variables))
 
     def kin(self, request: ProbeRequest, variables: Mapping[str, str]) -> str:
         """Return what the traces of a request depend on beside its candidates: the same for a whole ladder."""
@@ -115,9 +146,15 @@ class TraceCache:
         return self._shared[1]
 
     def _prune(self) -> None:
-        files = sorted(self._folder.glob("*.trace"), key=lambda path: path.stat().st_mtime)
+        files = sorted(self._folder.glob("*/*.trace"), key=lambda path: path.stat().st_mtime)
         for path in files[:-KEPT]:
             path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # others are in it
+                path.parent.rmdir()
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 @cache

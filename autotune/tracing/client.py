@@ -94,7 +94,7 @@ class LocalTracer:
         self._cache = cache or TraceCache()
         self._variables = threads_variable(ranks)
         self._launch = launcher
-        self._known = _Known()
+        self._known = _Known(self._cache)
         self._most = workers or min(MOST_WORKERS, len(os.sched_getaffinity(0)))
 
     def trace(
@@ -111,11 +111,10 @@ class LocalTracer:
         """
         wanted = tuple(dict.fromkeys((request.candidate, *request.also)))
         found = self._cached(request, wanted)
-        if request.evaluation:
-            planned, known = TracePlan({}, {}, {}, ()), {}
-        else:
-            known = self._known.of(self._cache.kin(request, self._variables), found)
-            planned = plan([candidate for candidate in wanted if candidate not in found], known)
+        new = [candidate for candidate in wanted if candidate not in found]
+        composable = bool(new) and not request.evaluation
+        known = self._known.of(request, self._variables, found) if composable else {}
+        planned = plan(new, known) if composable else TracePlan({}, {}, {}, ())
         found = {**known, **self._cached(request, planned.helpers), **found}
         stages = planned.halves, planned.replicas, planned.pieces
         composed = {candidate for stage in stages for candidate in stage}
@@ -128,7 +127,7 @@ class LocalTracer:
             # What others are composed of is traced before they are.
             rest = [one for one in missing if one in stage and one not in composing.found]
             composing.add(self._in_workers(request, rest, folder, timeout, on_progress, composing))
-        if not request.evaluation:
+        if composable:
             self._known.keep(composing.found)
         return {candidate: composing.found[candidate] for candidate in wanted}
 
@@ -284,16 +283,24 @@ class LocalTracer:
 
 
 class _Known:
-    """A tracer's traces of its last model and device: what is asked for later is composed of them."""
+    """The traces of a model and goal that a tracer made or found: what is asked for later is composed of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache: TraceCache) -> None:
+        self._cache = cache
         self._kin = ""
         self._traces: dict[Candidate, Trace] = {}
 
-    def of(self, kin: str, found: Mapping[Candidate, Trace]) -> dict[Candidate, Trace]:
-        """Return those of requests of a kin, `found` among them."""
+    def of(
+        self, request: ProbeRequest, variables: Mapping[str, str], found: Mapping[Candidate, Trace]
+    ) -> dict[Candidate, Trace]:
+        """Return those of a request's kin, `found` among them; the first time, also those that others have cached."""
+        kin = self._cache.kin(request, variables)
         if kin != self._kin:
-            self._kin, self._traces = kin, {}
+            self._kin = kin
+            self._traces = {
+                candidate: Trace(timeline, cached=True)
+                for candidate, timeline in self._cache.kindred(request, variables)
+            }
         self.keep(found)
         return dict(self._traces)
 

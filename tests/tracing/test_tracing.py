@@ -174,10 +174,11 @@ def test_a_timeline_of_one_micro_batch_is_found_for_that_one_alone(traced):
 def test_a_damaged_cache_costs_one_more_trace(traced, tmp_path):
     launch = made()
     traced(launch)
-    (file,) = (tmp_path / "cache").iterdir()
-    file.write_bytes(file.read_bytes()[:30])
-    assert traced(launch).seconds
-    assert traced(launch).seconds == 0
+    (file,) = (tmp_path / "cache").glob("*/*.trace")
+    for kept in (30, -30):  # of its first line, and of all
+        file.write_bytes(file.read_bytes()[:kept])
+        assert traced(launch).seconds
+        assert traced(launch).seconds == 0
 
 
 def test_a_cache_that_cannot_be_written_costs_nothing_else(traced, tmp_path):
@@ -248,9 +249,10 @@ class Worker(Launch):
         return Report(answer=TraceAnswer(rungs=told), ending=Exit(exit_code=0, seconds=1), seconds=1.5)
 
 
-def ask(tracer, candidates, folder, heard=None):
+def ask(tracer, candidates, folder, heard=None, **fields):
     first, *rest = candidates
-    probe = request(family("gpt2"), folder).model_copy(update={"candidate": first, "also": tuple(rest)})
+    changes = {"candidate": first, "also": tuple(rest), **fields}
+    probe = request(family("gpt2"), folder).model_copy(update=changes)
     return tracer.trace(probe, folder / "trace", timeout=60, on_progress=heard)
 
 
@@ -289,6 +291,31 @@ def test_what_is_composed_is_neither_traced_nor_composed_again(tmp_path):
     again = ask(tracer, LADDER, tmp_path)
     assert all(trace.cached for trace in again.values())
     assert len(worker.launched) == 1
+
+
+def test_what_others_have_traced_is_composed_from_the_cache_they_share(tmp_path, monkeypatch):
+    """So the jobs of a cluster go on from each other, and a run from those before it."""
+    worker, shared = Worker(), tmp_path / "cache"
+
+    def anew(candidates, **fields):
+        worker.launched.clear()
+        found = ask(LocalTracer(TraceCache(shared), worker, workers=1), candidates, tmp_path, **fields)
+        return found, [one for asked, _ in worker.launched for one in (asked.candidate, *asked.also)]
+
+    anew(LADDER[:3])
+    assert anew([PASSES[1]])[1] == [PASSES[1]]
+    found, launched = anew(LADDER[4:6])
+    assert not launched
+    assert all(trace.composed for trace in found.values())
+    ranked = [one.model_copy(update={"sharding": "ddp"}) for one in PASSES[:2]]
+    assert anew(ranked, world_size=2)[1] == [ranked[0]], "the others are those of one device"
+    two = request(family("gpt2"), tmp_path).model_copy(update={"world_size": 2})
+    assert {one for one, _ in TraceCache(shared).kindred(two)} >= {*LADDER[:3], *LADDER[4:6], *ranked}
+    loaded = LADDER[7].model_copy(update={"num_workers": 2})
+    assert anew([loaded, loaded.with_plainest_optimizer()])[1] == [loaded.with_plainest_optimizer()]
+    assert anew([LADDER[8]], seq_len=48)[1] == [LADDER[8]], "another goal"
+    monkeypatch.setattr(cache, "packages", lambda _: {"a library": "of another version"})
+    assert anew([LADDER[4]])[1] == [LADDER[4]]
 
 
 def test_what_refuses_passes_refuses_them_with_any_optimizer(tmp_path):
