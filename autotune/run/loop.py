@@ -6,17 +6,14 @@ the journal. So a run that was killed at any moment goes on from its folder as i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 
 import autotune
 from autotune.candidate import Candidate
-from autotune.errors import InputError, JournalError
+from autotune.errors import InputError
 from autotune.executors.executor import Executor
-from autotune.memory.probe_lines import ProbeLines
-from autotune.outcome import Drift, Lost, Ok
-from autotune.prediction import Prediction
-from autotune.probe.folder import ProbeFolder, clear_temporaries, write_atomically
+from autotune.outcome import Drift, Lost
+from autotune.probe.folder import ProbeFolder, clear_temporaries
 from autotune.probe.protocol import Inspection, ProbeKind, ProbeRequest
 from autotune.run.best import Best
 from autotune.run.callbacks import RunCallbacks
@@ -24,25 +21,21 @@ from autotune.run.doubt import Doubt
 from autotune.run.events import (  # fmt: skip
     Asked,
     Inspected,
-    Offer,
     Opened,
     Retried,
     Searched,
     Skipped,
-    Surveyed,
 )
 from autotune.run.failure import inspection_failed, stop_at_crash
 from autotune.run.finals import Finals
 from autotune.run.folder import require_same_code, require_unedited
 from autotune.run.journal import Journal, now
-from autotune.run.offers import Offering
 from autotune.run.paths import RunPaths
-from autotune.run.predictions import Predictions
 from autotune.run.preflight import Preflight
+from autotune.run.pricing import Pricing
 from autotune.run.probing import Probing, probe_request
 from autotune.run.prove import Proving
 from autotune.run.reuse import EarlierMeasurements
-from autotune.run.survey import survey
 from autotune.run.write_best import finalist
 from autotune.search.context import SearchContext
 from autotune.search.remaining_probes import count_remaining_probes
@@ -53,7 +46,6 @@ from autotune.search.strategy import Done, Learn, Try, decide
 from autotune.site import Site
 from autotune.specs import RunSpec
 from autotune.techniques.data import unpaddable
-from autotune.timeline.curve import curve
 from autotune.tracing.client import Tracer
 from autotune.trial import TRIES
 
@@ -88,6 +80,8 @@ class _Run:
     """What bounds the search, once the model is known."""
     preflight: Preflight
     """Refuses candidates, from then on."""
+    pricing: Pricing
+    """Traces them, and predicts what their probes will measure."""
     probing: Probing
     """Probes them."""
 
@@ -110,11 +104,6 @@ class _Run:
         self._tracer = tracer
         self._recorded = recorded
         self._doubt = doubt
-        self.predictions: Predictions | None = None
-        self.refused: set[Candidate] = set()
-        """Rungs that were to be priced and cannot run."""
-        self.evaluations: dict[Candidate, int | None] = {}
-        """Micro-batches for evaluation, as predicted."""
         self.strategy = STRATEGIES[spec.strategy]
         Space.load(spec.space, f"{paths.spec}: space")  # a mistake in it is told before anything is launched
 
@@ -139,25 +128,23 @@ class _Run:
         context = SearchContext.of(self.spec, inspected.facts, inspected.budget, self.site, inspected.speed)
         self.context, self.preflight = context, Preflight(context, self.executor, self.paths.probes)
         shared = self.spec, self.paths, self.executor, self.site, self.callbacks, self.journal
-        self.probing = Probing(*shared, context, self.preflight, self.request, self.expected, self._recorded)
+        asking = context, self.preflight, self.request
+        self.pricing = pricing = Pricing(*shared, *asking, self.strategy, self._tracer)
+        self.probing = Probing(*shared, *asking, pricing.expected, self._recorded)
         self.callbacks.inspected(inspected.facts, context, self.journal.record.history)
-        done = self.search(context)
+        context.check()
+        pricing.start()
+        self.settle_pending()
+        done = self.search()
         self.callbacks.searched(done)
         finals = Finals(*shared, self.request)
-        proving = Proving(*shared, self.finalist, self.survey, self.offers, finals, self._doubt)
+        proving = Proving(*shared, self.finalist, pricing.survey, pricing.offers, finals, self._doubt)
         return proving.prove(context, done)
 
     @cached_property
     def site(self) -> Site:
         """Where probes run, as the executor said when it was asked first."""
         return self.executor.describe()
-
-    @property
-    def tracer(self) -> Tracer | None:
-        """What traces, unless predictions are not wanted; a simulated device has nothing else."""
-        if self.spec.model.command is not None and self.spec.model.traced_as is None:
-            return None  # what a program of the user's own allocates, only its probes tell
-        return self._tracer if self.spec.predict or self.site.device.simulated else None
 
     def reopen(self) -> None:
         """Have everything that was lost tried again, if anything was."""
@@ -201,20 +188,17 @@ class _Run:
         self.journal.append(inspected)
         return inspected
 
-    def search(self, context: SearchContext) -> Done:
+    def search(self) -> Done:
         """Probe what the strategy proposes until it is done or the limits are spent."""
-        context.check()
-        self.start_predictions(context)
-        self.settle_pending()
         while True:
             record = self.journal.record
             stop_at_crash(record.history)
-            context = self.informed(context)
+            context = self.pricing.informed()
             decision = decide(self.strategy, record.history, context)
             if isinstance(decision, Learn):
-                assert self.price(decision.rungs), "a strategy asks for what is not known yet"
+                assert self.pricing.price(decision.rungs), "a strategy asks for what is not known yet"
                 continue
-            if isinstance(decision, Try) and self.learn([decision.candidate]):
+            if isinstance(decision, Try) and self.pricing.learn([decision.candidate]):
                 continue  # what was learnt may change the decision
             self.skip(decision)
             if isinstance(decision, Done):
@@ -222,59 +206,6 @@ class _Run:
                 return decision
             ahead = self.ahead(context) if decision.ahead is None else decision.ahead
             self.probing.attempt(record.next_number, decision, ahead)
-
-    def informed(self, context: SearchContext) -> SearchContext:
-        """Return a context with what was learnt from traces so far."""
-        if (known := self.predictions) is None:
-            lines = self.spec.model.command is not None and self.spec.predict
-            return context.informed(ProbeLines(), None) if lines else context
-        return context.informed(known.predictor, known.speed, known.untraceable, frozenset(self.refused))
-
-    def start_predictions(self, context: SearchContext) -> None:
-        """Start the memory model, where the run has one, with what the run knew before."""
-        record = self.journal.record
-        simulated = self.site.device.simulated
-        if self.tracer is None or record.inspection is None or (simulated and not self.strategy.prices):
-            return  # a simulated device is itself the memory model
-        folder = self.paths.tracing
-        self.predictions = Predictions(self.tracer, self.site.device, record.inspection, context, folder)
-        timeout = self.spec.limits.probe_timeout
-        with self.journal.doing("trace"):
-            self.predictions.recall(
-                record.traced,
-                lambda candidate: self.request(candidate, "trace"),
-                timeout,
-                self.callbacks.tracing,
-            )
-
-    def price(self, wanted: Sequence[Candidate]) -> bool:
-        """Trace rungs that a strategy asks for, and note those that cannot run; tell whether anything is new."""
-        refused = {rung for rung in wanted if self.preflight.refusal(rung)} - self.refused
-        self.refused |= refused
-        return self.learn(wanted) or bool(refused)
-
-    def learn(self, wanted: Sequence[Candidate]) -> bool:
-        """Trace the rungs of candidates, but for what is known or useless; tell whether something was learnt."""
-        if self.predictions is None:
-            return False
-        new = [
-            candidate
-            for candidate in wanted
-            if not self.predictions.knows(candidate) and not self.preflight.refusal(candidate)
-        ]
-        if not new:
-            return False
-        first, *others = new
-        self.callbacks.tracing(new)
-        with self.journal.doing("trace"):
-            lines = self.predictions.learn(
-                self.request(first, "trace").model_copy(update={"also": tuple(others)}),
-                self.spec.limits.probe_timeout, self.callbacks.progressing,
-            )  # fmt: skip
-        for traced in lines:
-            self.journal.append(traced)
-            self.callbacks.traced(traced)
-        return True
 
     def skip(self, decision: Try | Done) -> None:
         """Journal what the walk passed over for the first time."""
@@ -298,13 +229,6 @@ class _Run:
         context = self.context if self.journal.record.inspection is not None else None
         return probe_request(self.spec, self.site, context, candidate, kind)
 
-    def expected(self, candidate: Candidate) -> Prediction | None:
-        """Return what the models expect a probe of the candidate to measure; None where the run has none."""
-        history = self.journal.record.history
-        if self.predictions is None and self.spec.model.command is not None and self.spec.predict:
-            return ProbeLines().learned(history, self.context.budget).predict(candidate)
-        return self.predictions.predict(candidate, history) if self.predictions else None
-
     def settle_pending(self) -> None:
         """Try again what was under way when an earlier start of the tuner ended, and what is to be retried."""
         for started in self.journal.record.pending:
@@ -318,69 +242,8 @@ class _Run:
         assert inspected is not None
         assert finished is not None
         assert site is not None
-        candidate = score.trial.candidate
-        if candidate not in self.evaluations:
-            self.evaluations[candidate] = self.predict_evaluation(candidate, inspected)
+        evaluation = self.pricing.evaluation(score.trial.candidate)
         return finalist(
             self.spec, self.paths.id, score, inspected.facts, site, finished.variables,
-            self.evaluations[candidate], drift, record.written,
+            evaluation, drift, record.written,
         )  # fmt: skip
-
-    def survey(self, winner: Score) -> None:
-        """Journal what the models say of configurations around a winner, where the run has models."""
-        record = self.journal.record
-        rungs = [entry.candidate for entry in record.traced if not entry.reason]
-        if (predictions := self.predictions) is None:
-            if self.tracer is None or record.inspection is None or not self.site.device.simulated:
-                return
-            # A simulated device has priced its own probes: their traces are there.
-            rungs = [trial.candidate for trial in record.history if isinstance(trial.outcome, Ok)]
-            predictions = Predictions(
-                self.tracer, self.site.device, record.inspection, self.context, self.paths.tracing
-            )
-            with self.journal.doing("trace"):
-                for candidate in rungs:
-                    if not predictions.knows(candidate):
-                        predictions.learn(self.request(candidate, "trace"), self.spec.limits.probe_timeout)
-        self.keep_step_memory(predictions, winner)
-        found = survey(
-            predictions, winner.trial.candidate, rungs, record.history, self.context,
-            measured=not self.site.device.simulated,
-        )  # fmt: skip
-        self.journal.append(Surveyed(winner=winner.trial.number, priced=found, time=now()))
-
-    def keep_step_memory(self, predictions: Predictions, winner: Score) -> None:
-        """Write down a step of a winner as its trace has it, for reports: traces are in a cache, and may be gone."""
-        candidate = winner.trial.candidate
-        if (timeline := predictions.predictor.timeline(candidate)) is None:
-            return
-        shown = curve(timeline, candidate.micro_batch, winner.accumulation.steps > 1, points=600)
-        try:
-            write_atomically(self.paths.step_memory, shown.model_dump_json())
-        except OSError as error:
-            raise JournalError(
-                f"{self.paths.step_memory} cannot be written: {error.strerror}", "unwritable"
-            ) from error
-
-    def offers(self, done: Done) -> tuple[Offer, ...]:
-        """Return what would fit by consent alone, priced where the run predicts."""
-        record, predictions = self.journal.record, self.predictions
-        if predictions is None and self.tracer is not None and record.inspection is not None:
-            predictions = Predictions(
-                self.tracer, self.site.device, record.inspection, self.context, self.paths.tracing
-            )
-        known = predictions if self.spec.predict else None
-        with self.journal.doing("trace"):
-            offering = Offering(self.context, self.preflight, known, self.request, self.callbacks.tracing)
-            return offering.offers(done, record.history)
-
-    def predict_evaluation(self, candidate: Candidate, inspected: Inspected) -> int | None:
-        """Return the largest micro-batch of an evaluation that should fit; None in a replay, and of a command."""
-        if self.tracer is None or self.site.device.replayed or self.spec.model.command is not None:
-            return None
-        predictions = self.predictions or Predictions(
-            self.tracer, self.site.device, inspected, self.context, self.paths.tracing
-        )
-        request, history = self.request(candidate, "trace"), self.journal.record.history
-        with self.journal.doing("trace"):
-            return predictions.evaluation(request, history, self.spec.limits.probe_timeout)

@@ -14,7 +14,7 @@ from autotune.specs import RunSpec
 
 @dataclass
 class Stage:
-    """A part of the loop of one run: probes, finals or proofs."""
+    """A part of the loop of one run: prices, probes, finals or proofs."""
 
     spec: RunSpec
     paths: RunPaths
