@@ -18,14 +18,7 @@ from autotune.probe.protocol import Inspection, ProbeKind, ProbeRequest
 from autotune.run.best import Best
 from autotune.run.callbacks import RunCallbacks
 from autotune.run.doubt import Doubt
-from autotune.run.events import (  # fmt: skip
-    Asked,
-    Inspected,
-    Opened,
-    Retried,
-    Searched,
-    Skipped,
-)
+from autotune.run.events import Asked, Inspected, Opened, Retried, Searched, Skipped
 from autotune.run.failure import inspection_failed, stop_at_crash
 from autotune.run.finals import Finals
 from autotune.run.folder import require_same_code, require_unedited

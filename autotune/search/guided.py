@@ -2,7 +2,7 @@
 
 A pure function of history and context, like every strategy. Until something fits, it walks the space's decision graph
 (`graph_walk`), so that the descent is the documented one, but for what may not fit, which comes after what surely does.
-From then on every rung of the space competes:
+Where nothing on the graph fits, it looks for what does among all rungs of the space. From then on every one competes:
 
 - A rung that was traced is priced at the micro-batches that surely fit: roofline seconds of a global step, corrected by
   what every probe of the run showed (`timing.speed_model`).
@@ -32,6 +32,11 @@ from autotune.search.strategy import TRACED_AT_A_TIME, Decision, Done, Learn, Tr
 from autotune.techniques.families import title as title_of
 from autotune.trial import History
 from autotune.units import format_bytes, format_duration
+
+EVEN = 0.5
+"""Probability of fitting below which a candidate rather does not."""
+NEVER = 1e9
+"""Seconds of a global step that whatever fits is below: nothing does yet."""
 
 
 class Guided:
@@ -74,9 +79,12 @@ class _Search:
         """Return what to try while nothing fits: what the graph proposes, or what surely fits where that may not.
 
         That is the first rung of the graph which does, so that the dearest techniques still come last. What may fit
-        competes with it afterwards.
+        competes with it afterwards. Where nothing on the graph does, it is what is fastest of the whole space.
         """
-        if not isinstance(walked, Try) or self._room.fit(walked.candidate) >= SURE:
+        if isinstance(walked, Done):
+            return walked if walked.reason == "crashed" else self._anywhere(walked) or walked
+        fit = self._room.fit(walked.candidate)
+        if fit >= SURE:
             return self._raised(walked)
         rungs = [
             rung
@@ -94,15 +102,45 @@ class _Search:
             if size is not None and self._room.covers(rung) and self._room.fit(rung.at(size)) >= SURE:
                 why = f"{_named(walked.candidate)} may not fit, and this should"
                 return self._raised(Try(rung.at(size), "guided", why, walked.path, walked.skipped))
-        return self._raised(walked)
+        return (self._anywhere(walked) if fit < EVEN else None) or self._raised(walked)
 
-    def _raised(self, walked: Try | Done) -> Decision:
+    def _anywhere(self, walked: Try | Done) -> Decision | None:
+        """Return what to trace or to probe where nothing on the graph fits; None where nothing of the space may."""
+        if isinstance(walked, Try):
+            like = walked.candidate
+        else:
+            like = walked.path[-1].candidate if walked.path else self._context.base
+        rungs = self._prospects.rungs(like)
+        found = [
+            one for one in self._prospects.to_probe(rungs, NEVER) if self._room.fit(one.candidate) >= EVEN
+        ]
+        fastest = min((one.expected.seconds for one in found), default=NEVER)
+        leader = min(found, key=lambda one: self._order(one, fastest), default=None)
+        guesses = self._prospects.to_trace(rungs, NEVER, leader)
+        if wanted := self._to_learn(guesses, decided=leader is not None):
+            why = f"nothing that the graph leads to fits, and {len(wanted)} rungs might"
+            return Learn(wanted, why, walked.path, walked.skipped)
+        if leader is None:
+            return None
+        why = "nothing that the graph leads to fits, and this should"
+        return Try(leader.candidate, "guided", why, walked.path, walked.skipped)
+
+    def _to_learn(self, guesses: Sequence[Prospect], decided: bool = True) -> tuple[Candidate, ...]:
+        """Return the rungs to trace together, the most promising first.
+
+        Where something is `decided`, only those that the fastest of them would not leave behind.
+        """
+        worthwhile = sorted(filter(self._is_worthwhile, guesses), key=lambda one: -one.improvement)
+        rungs = dict.fromkeys(
+            one.candidate.rung() for one in (_undecided(worthwhile) if decided else worthwhile)
+        )
+        return tuple(rungs)[:TRACED_AT_A_TIME]
+
+    def _raised(self, walked: Try) -> Try:
         """Return a candidate at the largest micro-batch that surely fits.
 
         One probe there says more than one at the smallest: it may win.
         """
-        if not isinstance(walked, Try):
-            return walked
         candidate = walked.candidate
         larger = [
             candidate.at(size) for size in self._room.sure(candidate.rung()) if size > candidate.micro_batch
@@ -134,10 +172,9 @@ class _Search:
         hopeful = [one for one in found if self._is_worthwhile(one)]
         leader = min(hopeful, key=lambda one: self._order(one, best.seconds), default=None)
         guesses = self._prospects.to_trace(rungs, best.seconds, leader)
-        worthwhile = sorted(filter(self._is_worthwhile, guesses), key=lambda one: -one.improvement)
-        if wanted := tuple(dict.fromkeys(one.candidate.rung() for one in worthwhile)):
+        if wanted := self._to_learn(guesses):
             why = f"{len(wanted)} rungs could be faster than {_named(best.trial.candidate)}"
-            return Learn(wanted[:TRACED_AT_A_TIME], why, walked.path, walked.skipped)
+            return Learn(wanted, why, walked.path, walked.skipped)
         if leader is not None:
             ahead = len({one.candidate.rung() for one in hopeful})
             why = _why(leader, best)
@@ -171,6 +208,18 @@ class _Search:
             f"{format_duration(self._training)} of training (--training-time); next comes {next_one}, "
             f"in a probe of {format_duration(following.cost)}"
         )
+
+
+def _undecided(prospects: Sequence[Prospect]) -> list[Prospect]:
+    """Return those that may be as fast as the fastest: the 95% intervals of their guesses overlap its own.
+
+    What is behind that would most often be traced for nothing; where not, it is asked for next.
+    """
+    widths = [math.exp(Z * one.expected.spread) for one in prospects]
+    end = min(
+        (one.expected.seconds * width for one, width in zip(prospects, widths, strict=True)), default=0.0
+    )
+    return [one for one, width in zip(prospects, widths, strict=True) if one.expected.seconds / width <= end]
 
 
 def _why(one: Prospect, best: Score) -> str:

@@ -7,13 +7,21 @@ from typing import Any, NamedTuple
 
 from autotune.candidate import OPEN, Candidate
 from autotune.techniques.consent import leaves_alone
-from autotune.techniques.families import slowdown
+from autotune.techniques.families import BESIDE_PASSES, slowdown
 
 FALLBACKS = ("precision",)
 """Axes of which a search takes another value only where the device refuses the one before; the graph does so.
 
 A value that was allowed though it changes what is learned is no fallback: it competes with what is taken first.
 """
+
+SPARING = ("checkpointing", "loss")
+"""Axes over whose techniques others are priced that move what is kept for the backward pass, or that need them: of a
+checkpointed block only the input is left to move, of a chunked loss no logits."""
+MOVING = ("activation_offload",)
+"""The axes that move it."""
+LEAST = 0.5
+"""What techniques beside the passes may spare of a step together, at most, as a share. Assumed."""
 
 
 class Taken(NamedTuple):
@@ -22,6 +30,19 @@ class Taken(NamedTuple):
     fixed: float
     per_sample: float
     """At least 1."""
+
+
+class _Single(NamedTuple):
+    """One technique of a rung."""
+
+    rung: Candidate
+    """With it, and else as plain as may be."""
+    over: Candidate
+    """The same without it."""
+    slowdown: float
+    """As declared."""
+    beside: bool
+    """Whether its time is none of the blocks' passes."""
 
 
 class Ladder:
@@ -34,6 +55,7 @@ class Ladder:
         self._legal = frozenset(rungs)
         self._references: dict[tuple[Any, ...], Candidate] = {}
         self._differing: dict[Candidate, tuple[str, ...]] = {}
+        self._techniques: dict[Candidate, tuple[_Single, ...]] = {}
         self._parts: dict[Candidate, tuple[Candidate, ...]] = {}
         self._plain: dict[Candidate, Candidate] = {}
         self._fallbacks: dict[tuple[str, Any], Any] = {}
@@ -59,13 +81,9 @@ class Ladder:
         return {axis: self._fallbacks.get((axis, value := getattr(rung, axis)), value) for axis in FALLBACKS}
 
     def parts(self, rung: Candidate) -> tuple[Candidate, ...]:
-        """Return the legal rungs that differ from the reference in one of the axes in which this one does."""
+        """Return the legal rungs that have one technique of this one, some besides those that it is priced over."""
         if rung not in self._parts:
-            reference = self.reference(rung)
-            single = (
-                reference.model_copy(update={axis: getattr(rung, axis)}) for axis in self.differing(rung)
-            )
-            self._parts[rung] = tuple(one for one in single if one in self._legal)
+            self._parts[rung] = tuple(one.rung for one in self._singles(rung) if one.rung in self._legal)
         return self._parts[rung]
 
     def plain(self, candidate: Candidate) -> Candidate:
@@ -90,6 +108,24 @@ class Ladder:
             )
         return self._differing[rung]
 
+    def _singles(self, rung: Candidate) -> tuple[_Single, ...]:
+        """Return the techniques that a rung is made of."""
+        if rung not in self._techniques:
+            reference, differing = self.reference(rung), self.differing(rung)
+            bases = [reference]
+            for axes in (SPARING, MOVING):
+                bases.append(bases[-1].model_copy(update={axis: getattr(rung, axis) for axis in axes}))
+            found = []
+            for axis in differing:
+                value = getattr(rung, axis)
+                first = 1 if axis in MOVING else 0
+                last = 1 if axis in (*SPARING, *OPEN) else 2 if axis in MOVING else 3
+                pairs = [(one, one.model_copy(update={axis: value})) for one in bases[first:last]]
+                over, single = next((pair for pair in pairs if pair[1] in self._legal), pairs[0])
+                found.append(_Single(single, over, slowdown(axis, value), axis in BESIDE_PASSES))
+            self._techniques[rung] = tuple(found)
+        return self._techniques[rung]
+
     def without(self, rung: Candidate, parts: Callable[[Candidate], bool]) -> Candidate:
         """Return a rung without those of its parts of which something holds."""
         reference = self.reference(rung)
@@ -104,19 +140,29 @@ class Ladder:
     def guess(self, rung: Candidate, priced: Callable[[Candidate], float | None]) -> float | None:
         """Return the seconds that a rung is expected to take by what its techniques cost one by one.
 
-        Each multiplies the reference's time: by what a trace of it alone showed, else by what it declares as usual.
-        `priced` returns the seconds of a rung that was traced. None without a price of the reference.
+        What changes the passes of the blocks multiplies the reference's time, what comes beside these is added: by what
+        a trace of the part showed, else by what its techniques declare as usual. `priced` returns the seconds of a rung
+        that was traced. None without a price of the reference.
         """
-        reference = self.reference(rung)
-        seconds = priced(reference)
+        seconds = priced(self.reference(rung))
         if seconds is None:
             return None
-        result = seconds
-        for axis in self.differing(rung):
-            value = getattr(rung, axis)
-            single = priced(reference.model_copy(update={axis: value}))
-            result *= slowdown(axis, value) if single is None else single / seconds
-        return result
+        factor, added = 1.0, 0.0
+        for one in self._singles(rung):
+            having = priced(one.rung)
+            without = None if having is None else priced(one.over) or self.guess(one.over, priced)
+            if without is None or having is None:
+                share = one.slowdown
+            elif one.beside:
+                share = 1 + (having - without) / seconds
+            else:
+                share = having / without
+            if one.beside:
+                added += share - 1
+            else:
+                factor *= share
+        # Two that spare some of a step may spare the same.
+        return seconds * max(factor + added, LEAST * factor)
 
     def guess_size(
         self, rung: Candidate, usable: float, taken: Callable[[Candidate], Taken | None]
@@ -132,14 +178,15 @@ class Ladder:
 
     def guess_taken(self, rung: Candidate, taken: Callable[[Candidate], Taken | None]) -> Taken | None:
         """Return what a rung takes, by what its techniques spare one by one; None as for `guess_size`."""
-        reference = taken(self.reference(rung))
-        if reference is None or len(self.parts(rung)) < len(self.differing(rung)):
+        reference, singles = taken(self.reference(rung)), self._singles(rung)
+        if reference is None or len(self.parts(rung)) < len(singles):
             return None
         fixed, per_sample = reference.fixed, reference.per_sample
-        for part in self.parts(rung):
-            alone = taken(part)
-            if alone is None:
+        for one in singles:
+            having = taken(one.rung)
+            without = None if having is None else taken(one.over) or self.guess_taken(one.over, taken)
+            if without is None or having is None:
                 return None
-            fixed += alone.fixed - reference.fixed
-            per_sample += alone.per_sample - reference.per_sample
+            fixed += having.fixed - without.fixed
+            per_sample += having.per_sample - without.per_sample
         return Taken(fixed, max(1.0, per_sample))

@@ -18,9 +18,11 @@ from autotune.search.room import Room
 from autotune.timing.speed_model import AtLeast, Expected, Observed, SpeedModel
 from autotune.trial import History, Trial
 
-COMBINED = 0.03
-"""Standard deviation of the logarithm by which a combination's price differs from the product of what its techniques do
-one by one. Assumed."""
+COMBINED = 0.07
+"""Standard deviation of the logarithm by which a combination's price differs from what its techniques do one by one.
+Measured on whole ladders (benchmarks/search_regret.py), near the fastest: 0.05 to 0.08."""
+BETWEEN = 0.03
+"""The same of a number of checkpointed blocks, told from none and all: nearly a straight line. Assumed."""
 
 
 class Prospect(NamedTuple):
@@ -109,7 +111,7 @@ class Prospects:
             if self._room.is_known(rung) or self._room.is_closed(rung, 1):
                 continue
             before = self._ladder.parts(rung)
-            if not all(self._room.is_known(part) for part in before if part != rung):
+            if rung not in before and not all(self._room.is_known(part) for part in before):
                 continue
             sizes = self._room.hoped_and_halves(rung)
             if not sizes:
@@ -125,7 +127,9 @@ class Prospects:
                 guesses[size] = min(some.seconds, guesses.get(size, math.inf))
             kind = parts if alone else combined
             kind.extend(_Priced(rung.at(size), seconds, False) for size, seconds in guesses.items())
-        to_beat, spread = (best, None) if leader is None else (leader.expected.seconds, COMBINED)
+        to_beat = best if leader is None else leader.expected.seconds
+        # What is simulated is probed as priced.
+        spread = None if leader is None and not self._simulated else COMBINED
         return [
             *(one._replace(cost=self._least_cost(one)) for one in self._judged(parts, best)),
             *self._judged(combined, to_beat, spread),
@@ -146,10 +150,9 @@ class Prospects:
             and not self._room.is_closed(rung, 1)
             if (seconds := self._partial.quickest(rung)) is not None
         ]
-        # Between numbers of blocks that are priced there is little to err about.
         hopeful = [
             one.candidate.rung()
-            for one in self._judged(quickest, to_beat, COMBINED)
+            for one in self._judged(quickest, to_beat, BETWEEN)
             if one.improvement >= MARGIN
         ]
         partly = [
@@ -157,7 +160,7 @@ class Prospects:
             for rung in hopeful
             for one in self._partial.to_trace(rung)
         ]
-        return self._judged(partly, to_beat, COMBINED)
+        return self._judged(partly, to_beat, BETWEEN)
 
     def _judged(self, priced: Sequence[_Priced], best: float, spread: float | None = None) -> list[Prospect]:
         """Return what is expected of candidates, beside a best of so many seconds.

@@ -145,6 +145,8 @@ class Axis:
     """Why a library that does not know the technique cannot train as it was measured, told by exports."""
     ordered: bool = True
     """Whether what one value came to tells anything of another; else each has to be tried for itself."""
+    beside_passes: bool = False
+    """Whether its time is none of the blocks' passes: it is the same however fast these are."""
 
     def named(self, text: Any) -> Any:
         """Return the value that has a short name, or what is given."""

@@ -87,6 +87,7 @@ NUM_WORKERS = Axis(
         },
     },
     title=_workers,
+    beside_passes=True,
 )
 
 PREFETCH_FACTOR = Axis(
@@ -102,6 +103,7 @@ PREFETCH_FACTOR = Axis(
         ),
     },
     title=_nothing,
+    beside_passes=True,
 )
 
 PIN_MEMORY = Axis(
@@ -116,4 +118,5 @@ PIN_MEMORY = Axis(
             avoid="there is no GPU: it does nothing then.",
         ),
     },
+    beside_passes=True,
 )

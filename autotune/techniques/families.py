@@ -54,6 +54,9 @@ for _axis in DECLARED:
 UNORDERED = tuple(axis.name for axis in DECLARED if not axis.ordered)
 """The axes of whose values none tells what another takes or how fast it is: each has to be tried for itself."""
 
+BESIDE_PASSES = frozenset(axis.name for axis in DECLARED if axis.beside_passes)
+"""The axes whose techniques take time of their own, beside the passes of the blocks."""
+
 
 def title(candidate: Candidate) -> str:
     """Return a short name of a candidate's rung for people: `bf16 + checkpointing + optimizer offload`."""

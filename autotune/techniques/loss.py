@@ -52,4 +52,5 @@ LOSS = Axis(
     },
     checks=(_of_another_task,),
     not_exported="chunked loss is autotune's own technique: this library makes all logits at once",
+    beside_passes=True,
 )

@@ -46,6 +46,7 @@ ACTIVATION_OFFLOAD = Axis(
     },
     title=_activation_offload,
     not_exported="it is autotune's own technique: this library keeps activations on the device",
+    beside_passes=True,
 )
 
 OFFLOAD = Axis(
@@ -114,6 +115,7 @@ OFFLOAD = Axis(
         "it is autotune's own technique; what this library offers under the name moves other tensors at other times, "
         "so neither the memory nor the speed that was proven would hold"
     ),
+    beside_passes=True,
 )
 
 OFFLOAD_TO = Axis(
@@ -149,4 +151,5 @@ OFFLOAD_TO = Axis(
     ),
     checks=(_own_memory,),
     not_exported="it is the place of what autotune's own offload moves, which this library does not",
+    beside_passes=True,
 )

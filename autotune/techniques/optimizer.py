@@ -73,6 +73,7 @@ OPTIMIZER = Axis(
             changes_training=_instead_of_adamw("plain SGD"),
         ),
     },
+    beside_passes=True,
 )
 
 OPTIMIZER_KERNEL = Axis(
@@ -99,6 +100,7 @@ OPTIMIZER_KERNEL = Axis(
             ),
         ),
     },
+    beside_passes=True,
 )
 
 OPTIMIZER_IN_BACKWARD = Axis(
@@ -136,4 +138,5 @@ OPTIMIZER_IN_BACKWARD = Axis(
         "this library clips gradients and steps after the backward pass, when all gradients are there: the memory that "
         "was proven would not hold"
     ),
+    beside_passes=True,
 )

@@ -291,6 +291,7 @@ REDUCE_DTYPE = Axis(
         ),
     },
     not_exported="this library reduces gradients in the type that they have, which is fp32",
+    beside_passes=True,
 )
 
 TENSOR_PARALLEL = Axis(

@@ -78,11 +78,11 @@ def make_context(device, numbers=("any",), simulated=False, samples=96):
 
 
 def told(device, rung):
-    """Return the rungs of which the trace of one tells: of many blocks all numbers but the first and the last."""
+    """Return the rungs of which the trace of one tells: itself, and of many blocks all but the first and the last."""
     number = rung.checkpointed_blocks
     if number == "all" or device.blocks < 8:
         return [rung]
-    return [some(rung, count) for count in range(2, device.blocks - 1)]
+    return list(dict.fromkeys([rung, *(some(rung, count) for count in range(2, device.blocks - 1))]))
 
 
 def some(rung, count):
