@@ -82,7 +82,8 @@ class _Search:
         competes with it afterwards. Where nothing on the graph does, it is what is fastest of the whole space.
         """
         if isinstance(walked, Done):
-            return walked if walked.reason == "crashed" else self._anywhere(walked) or walked
+            lacking = any(step.edge.startswith("oom") for step in walked.path)
+            return (self._anywhere(walked) if lacking else None) or walked
         fit = self._room.fit(walked.candidate)
         if fit >= SURE:
             return self._raised(walked)

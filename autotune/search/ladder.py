@@ -35,14 +35,13 @@ class Taken(NamedTuple):
 class _Single(NamedTuple):
     """One technique of a rung."""
 
+    axis: str
     rung: Candidate
     """With it, and else as plain as may be."""
     over: Candidate
     """The same without it."""
     slowdown: float
     """As declared."""
-    beside: bool
-    """Whether its time is none of the blocks' passes."""
 
 
 class Ladder:
@@ -111,29 +110,32 @@ class Ladder:
     def _singles(self, rung: Candidate) -> tuple[_Single, ...]:
         """Return the techniques that a rung is made of."""
         if rung not in self._techniques:
-            reference, differing = self.reference(rung), self.differing(rung)
-            bases = [reference]
-            for axes in (SPARING, MOVING):
-                bases.append(bases[-1].model_copy(update={axis: getattr(rung, axis) for axis in axes}))
             found = []
-            for axis in differing:
-                value = getattr(rung, axis)
-                first = 1 if axis in MOVING else 0
-                last = 1 if axis in (*SPARING, *OPEN) else 2 if axis in MOVING else 3
-                pairs = [(one, one.model_copy(update={axis: value})) for one in bases[first:last]]
+            for axis in self.differing(rung):
+                change = {axis: getattr(rung, axis)}
+                pairs = [(over, over.model_copy(update=change)) for over in self._beneath(rung, axis)]
                 over, single = next((pair for pair in pairs if pair[1] in self._legal), pairs[0])
-                found.append(_Single(single, over, slowdown(axis, value), axis in BESIDE_PASSES))
+                found.append(_Single(axis, single, over, slowdown(axis, change[axis])))
             self._techniques[rung] = tuple(found)
         return self._techniques[rung]
+
+    def _beneath(self, rung: Candidate, axis: str) -> tuple[Candidate, ...]:
+        """Return what one of a rung's techniques may be priced over, the plainest first."""
+        reference = self.reference(rung)
+        if axis in SPARING or axis in OPEN:
+            return (reference,)
+        sparing = reference.model_copy(update={name: getattr(rung, name) for name in SPARING})
+        if axis in MOVING:
+            return (sparing,)
+        return reference, sparing, sparing.model_copy(update={name: getattr(rung, name) for name in MOVING})
 
     def without(self, rung: Candidate, parts: Callable[[Candidate], bool]) -> Candidate:
         """Return a rung without those of its parts of which something holds."""
         reference = self.reference(rung)
         changes = {
-            axis: getattr(reference, axis)
-            for part in self.parts(rung)
-            if parts(part)
-            for axis in self.differing(part)
+            one.axis: getattr(reference, one.axis)
+            for one in self._singles(rung)
+            if one.rung in self._legal and parts(one.rung)
         }
         return rung.model_copy(update=changes)
 
@@ -151,13 +153,12 @@ class Ladder:
         for one in self._singles(rung):
             having = priced(one.rung)
             without = None if having is None else priced(one.over) or self.guess(one.over, priced)
+            beside = one.axis in BESIDE_PASSES
             if without is None or having is None:
                 share = one.slowdown
-            elif one.beside:
-                share = 1 + (having - without) / seconds
             else:
-                share = having / without
-            if one.beside:
+                share = 1 + (having - without) / seconds if beside else having / without
+            if beside:
                 added += share - 1
             else:
                 factor *= share

@@ -22,6 +22,7 @@ from autotune.site import Site
 from autotune.specs import DeviceFacts, DeviceSpeed, GlobalBatch, Goal
 from autotune.testing.arithmetic import Arithmetic, timeline
 from autotune.testing.grids import FACTS
+from autotune.timing.speed_model import Expected
 from autotune.trial import Trial
 from autotune.units import MIB
 
@@ -316,6 +317,16 @@ def test_where_nothing_fits_that_the_graph_leads_to_the_whole_space_is_looked_at
     assert len(traced) < len(make_context(device).ladder.rungs) / 3
 
 
+def test_where_it_was_not_memory_that_was_lacking_the_rest_of_the_space_is_not_tried():
+    device = roomy()
+    context = make_context(device)
+    refused = Unsupported(reason="no such kernel")
+    verdicts = dict.fromkeys(context.ladder.rungs, refused)
+    history, _, done = search(device, context, verdicts)
+    assert all(trial.node != "guided" for trial in history), "nothing but the graph"
+    assert done.reason == "exhausted"
+
+
 @pytest.mark.parametrize("simulated", [False, True])
 def test_that_nothing_fits_is_said_after_one_probe_where_nothing_of_the_space_does(simulated):
     device = Vocabulary(budget=900, logits=1000).in_units(UNIT)
@@ -325,14 +336,62 @@ def test_that_nothing_fits_is_said_after_one_probe_where_nothing_of_the_space_do
     assert len(traced) == len(set(traced))
 
 
-def test_what_the_fastest_would_leave_behind_is_not_traced_with_it():
+def test_so_it_is_where_probes_of_the_graph_ran_out_of_memory_that_were_predicted_to_fit():
     device = Techniques(budget=900).in_units(UNIT)
-    history, traced, _ = search(device, make_context(device))
-    after = traced[traced.index(Candidate(compile="regional")) :]
-    combined = combinations(make_context(device), after)
-    assert combined
-    assert all(rung.compile == "regional" for rung in combined), "nothing else comes near"
-    assert history[-1].candidate.compile == "regional"
+    context = make_context(device)
+    over = Oom(phase="forward", requested=100 * UNIT, free=UNIT)
+    history, _, _ = search(
+        device, context, {rung: over for rung in context.ladder.rungs if rung.loss == "full"}
+    )
+    assert any(trial.node != "guided" for trial in history)
+    fitting = [trial.candidate for trial in history if isinstance(trial.outcome, Ok)]
+    assert fitting
+    assert all(candidate.loss == "chunked" for candidate in fitting)
+
+
+def test_what_the_fastest_would_leave_behind_is_not_traced_with_it(monkeypatch):
+    context = make_context(roomy())
+    fastest, close, behind, unsure = context.ladder.rungs[1:5]
+    expected = {fastest: (100.0, 0.05), close: (120.0, 0.05), behind: (125.0, 0.05), unsure: (125.0, 0.1)}
+
+    def guessed(*_):
+        return [
+            prospects.Prospect(rung, Expected(*guess), improvement=0.5, cost=0.0, traced=False)
+            for rung, guess in expected.items()
+        ]
+
+    monkeypatch.setattr(prospects.Prospects, "to_trace", guessed)
+    predictor = context.predictor.with_timeline(Candidate(), timeline(roomy(), Candidate()))
+    known = context.informed(predictor, context.speed)
+    first = Guided().propose((), known)
+    tried = Trial(
+        number=1,
+        candidate=first.candidate,
+        node="start",
+        why="",
+        outcome=roomy().outcome(first.candidate),
+        seconds=1.0,
+    )
+    assert Guided().propose((tried,), known).rungs == (fastest, close, unsure)
+
+
+def test_of_what_a_simulated_device_prices_only_how_techniques_combine_is_uncertain(monkeypatch):
+    device = Techniques(budget=900).in_units(UNIT)
+    context = make_context(device, simulated=True)
+    seen = set()
+    to_trace = prospects.Prospects.to_trace
+
+    def watched(self, rungs, best, leader):
+        found = to_trace(self, rungs, best, leader)
+        combined = combinations(context, [one.candidate.rung() for one in found])
+        seen.update(
+            (leader is None, one.expected.spread) for one in found if one.candidate.rung() in combined
+        )
+        return found
+
+    monkeypatch.setattr(prospects.Prospects, "to_trace", watched)
+    search(device, context)
+    assert seen == {(False, prospects.COMBINED), (True, prospects.COMBINED)}
 
 
 def test_of_micro_batches_that_are_as_fast_the_one_with_the_shortest_probe_is_taken():

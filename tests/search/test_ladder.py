@@ -78,3 +78,8 @@ def test_what_spares_time_twice_may_spare_the_same_once():
     prices = PRICES | {Candidate(loss="chunked"): 4.0, Candidate(optimizer_kernel="foreach"): 4.0}
     both = Candidate(loss="chunked", optimizer_kernel="foreach")
     assert ladder().guess(both, prices.get) == pytest.approx(10 * LEAST)
+
+
+def test_a_rung_without_what_is_moved_keeps_what_that_was_priced_over():
+    rung = Candidate(**CHECKPOINTED, activation_offload=True)
+    assert ladder().without(rung, lambda part: part.activation_offload) == Candidate(**CHECKPOINTED)
