@@ -9,11 +9,9 @@ from autotune.memory.device_overhead import DeviceOverhead
 from autotune.memory.predictor import Predictor
 from autotune.options import Limits
 from autotune.outcome import Ok, Oom, Sample, StepTiming, Unsupported
-from autotune.search import guided, prospects
 from autotune.search.context import SearchContext
 from autotune.search.graph_walk import GraphWalk
 from autotune.search.guided import Guided
-from autotune.search.ladder import Taken
 from autotune.search.prospects import MARGIN
 from autotune.search.sensitivity import neighbours
 from autotune.search.shipped import load_space
@@ -22,7 +20,6 @@ from autotune.site import Site
 from autotune.specs import DeviceFacts, DeviceSpeed, GlobalBatch, Goal
 from autotune.testing.arithmetic import Arithmetic, timeline
 from autotune.testing.grids import FACTS
-from autotune.timing.speed_model import Expected
 from autotune.trial import Trial
 from autotune.units import MIB
 
@@ -63,25 +60,6 @@ class Techniques(Arithmetic):
             optimizer_step=Sample(mean=step, half_width=None, count=1),
         )
         return found.model_copy(update={"timing": timing})
-
-
-@dataclass(frozen=True)
-class Vocabulary(Techniques):
-    """The same, of a model whose logits are larger than all else, unless its loss is chunked."""
-
-    logits: int = 0
-
-    def in_units(self, unit):
-        plain = super().in_units(unit)
-        return Vocabulary(**{**vars(plain), "logits": unit * self.logits})
-
-    def of(self, candidate):
-        logits = 0 if candidate.loss == "chunked" else self.logits
-        larger = {name: getattr(self, name) + logits for name in ("activations", "checkpointed")}
-        return replace(self, **larger, logits=0)
-
-    def outcome(self, candidate):
-        return super(Vocabulary, self.of(candidate)).outcome(candidate)
 
 
 def make_context(device, space="default", target=1600, simulated=False, **changes):
@@ -226,60 +204,6 @@ def seconds_of(device):
     return lambda trial: device.times(trial.candidate)[0] / trial.candidate.micro_batch
 
 
-def combinations(context, rungs):
-    """Return the rungs that are made of several parts."""
-    return [
-        rung
-        for rung in rungs
-        if {*context.ladder.parts(rung)} - {rung} and rung not in context.ladder.parts(rung)
-    ]
-
-
-def test_a_combination_is_traced_only_after_the_techniques_that_it_is_made_of():
-    device = roomy()
-    _, traced, _ = search(device, make_context(device))
-    ladder = make_context(device).ladder
-    for position, rung in enumerate(traced):
-        assert rung in ladder.parts(rung) or set(ladder.parts(rung)) <= set(traced[:position])
-    assert len(traced) < len(ladder.rungs) / 4
-
-
-def test_a_combination_is_traced_only_where_it_may_come_before_what_would_be_probed_next(monkeypatch):
-    device = Techniques(budget=900).in_units(UNIT)
-    context = make_context(device)
-
-    def combined():
-        _, traced, _ = search(device, context)
-        return len(combinations(context, traced))
-
-    monkeypatch.setattr(guided, "TRACED_AT_A_TIME", 8)  # so that what is traced first is known to the rest
-    few = combined()
-    monkeypatch.setattr(prospects, "COMBINED", 0.3)  # as uncertain as a technique that no probe has shown
-    many = combined()
-    assert many >= 2 * few > 0
-
-
-def test_a_combination_that_cannot_fit_by_what_its_techniques_take_is_not_traced():
-    context = make_context(roomy())
-    taken = {"none": Taken(100, 50), "full": Taken(120, 10)}
-    ladder = context.ladder
-    sizes = {
-        chunked: ladder.guess_size(
-            Candidate(checkpointing="full", loss=chunked), 500, lambda rung: taken[rung.checkpointing]
-        )
-        for chunked in ("full", "chunked")
-    }
-    assert sizes == {"full": 38, "chunked": 38}
-    assert ladder.guess_size(Candidate(loss="chunked", compile="regional"), 90, lambda _: Taken(100, 50)) == 0
-    # Full offload stands over checkpointing, where it may; nothing tells of it over a model that is not checkpointed.
-    assert (
-        ladder.guess_size(Candidate(offload="full", checkpointing="full"), 500, lambda _: Taken(1, 1)) == 499
-    )
-    assert (
-        ladder.guess_size(Candidate(offload="full", compile="regional"), 500, lambda _: Taken(1, 1)) is None
-    )
-
-
 def test_a_probe_that_would_not_save_its_own_time_in_the_training_is_not_made():
     device = roomy()
     context = replace(make_context(device), limits=Limits(training_time=20.0))
@@ -289,109 +213,6 @@ def test_a_probe_that_would_not_save_its_own_time_in_the_training_is_not_made():
     assert not [rung for rung in traced if rung.compile != "none"], "its compilation alone takes longer"
     assert done.reason == "settled"
     assert "--training-time" in done.why
-
-
-def test_a_combination_whose_probe_would_not_save_its_own_time_is_not_traced():
-    device = roomy()
-    context = make_context(device, target=16_000)
-
-    def combined(training_time):
-        limits = Limits(training_time=training_time)
-        history, traced, _ = search(device, replace(context, limits=limits))
-        return len(combinations(context, traced)), history[-1].candidate
-
-    assert combined(3600.0)[0] >= 15
-    none, last = combined(20.0)
-    assert none == 0, "steps of each take longer than a training of 20 s would save"
-    assert last.loss == "chunked", "what one technique alone gives is looked at all the same"
-
-
-def test_where_nothing_fits_that_the_graph_leads_to_the_whole_space_is_looked_at():
-    device = Vocabulary(budget=900, logits=1000).in_units(UNIT)
-    history, traced, done = search(device, make_context(device))
-    assert all(isinstance(trial.outcome, Ok) for trial in history), "no probe of what is known not to fit"
-    assert all(trial.candidate.loss == "chunked" for trial in history)
-    assert history[0].node == "guided"
-    assert history[-1].candidate.compile == "regional", "once something fits the search is for the fastest"
-    assert done.reason == "settled"
-    assert len(traced) < len(make_context(device).ladder.rungs) / 3
-
-
-def test_where_it_was_not_memory_that_was_lacking_the_rest_of_the_space_is_not_tried():
-    device = roomy()
-    context = make_context(device)
-    refused = Unsupported(reason="no such kernel")
-    verdicts = dict.fromkeys(context.ladder.rungs, refused)
-    history, _, done = search(device, context, verdicts)
-    assert all(trial.node != "guided" for trial in history), "nothing but the graph"
-    assert done.reason == "exhausted"
-
-
-@pytest.mark.parametrize("simulated", [False, True])
-def test_that_nothing_fits_is_said_after_one_probe_where_nothing_of_the_space_does(simulated):
-    device = Vocabulary(budget=900, logits=1000).in_units(UNIT)
-    history, traced, done = search(device, make_context(device, "basic", simulated=simulated))
-    assert [type(trial.outcome) for trial in history] == [Oom]
-    assert done.reason == "exhausted"
-    assert len(traced) == len(set(traced))
-
-
-def test_so_it_is_where_probes_of_the_graph_ran_out_of_memory_that_were_predicted_to_fit():
-    device = Techniques(budget=900).in_units(UNIT)
-    context = make_context(device)
-    over = Oom(phase="forward", requested=100 * UNIT, free=UNIT)
-    history, _, _ = search(
-        device, context, {rung: over for rung in context.ladder.rungs if rung.loss == "full"}
-    )
-    assert any(trial.node != "guided" for trial in history)
-    fitting = [trial.candidate for trial in history if isinstance(trial.outcome, Ok)]
-    assert fitting
-    assert all(candidate.loss == "chunked" for candidate in fitting)
-
-
-def test_what_the_fastest_would_leave_behind_is_not_traced_with_it(monkeypatch):
-    context = make_context(roomy())
-    fastest, close, behind, unsure = context.ladder.rungs[1:5]
-    expected = {fastest: (100.0, 0.05), close: (120.0, 0.05), behind: (125.0, 0.05), unsure: (125.0, 0.1)}
-
-    def guessed(*_):
-        return [
-            prospects.Prospect(rung, Expected(*guess), improvement=0.5, cost=0.0, traced=False)
-            for rung, guess in expected.items()
-        ]
-
-    monkeypatch.setattr(prospects.Prospects, "to_trace", guessed)
-    predictor = context.predictor.with_timeline(Candidate(), timeline(roomy(), Candidate()))
-    known = context.informed(predictor, context.speed)
-    first = Guided().propose((), known)
-    tried = Trial(
-        number=1,
-        candidate=first.candidate,
-        node="start",
-        why="",
-        outcome=roomy().outcome(first.candidate),
-        seconds=1.0,
-    )
-    assert Guided().propose((tried,), known).rungs == (fastest, close, unsure)
-
-
-def test_of_what_a_simulated_device_prices_only_how_techniques_combine_is_uncertain(monkeypatch):
-    device = Techniques(budget=900).in_units(UNIT)
-    context = make_context(device, simulated=True)
-    seen = set()
-    to_trace = prospects.Prospects.to_trace
-
-    def watched(self, rungs, best, leader):
-        found = to_trace(self, rungs, best, leader)
-        combined = combinations(context, [one.candidate.rung() for one in found])
-        seen.update(
-            (leader is None, one.expected.spread) for one in found if one.candidate.rung() in combined
-        )
-        return found
-
-    monkeypatch.setattr(prospects.Prospects, "to_trace", watched)
-    search(device, context)
-    assert seen == {(False, prospects.COMBINED), (True, prospects.COMBINED)}
 
 
 def test_of_micro_batches_that_are_as_fast_the_one_with_the_shortest_probe_is_taken():
