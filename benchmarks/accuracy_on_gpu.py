@@ -73,7 +73,7 @@ def compare(path: Path, pool: Any) -> tuple[list[dict[str, Any]], dict[str, str]
             continue
         usage = allocator_usage(timeline,
             row["micro_batch"], accumulating=ladder["accumulation_steps"] > 1,
-            expandable_segments=rung.expandable_segments,
+            expandable_segments=rung.expandable_segments, device_memory=device["total"],
             blas_workspace=hardware.cublas_bytes() if hardware else 0,
         )  # fmt: skip
         rows.append(

@@ -24,7 +24,9 @@ BESIDE = 0.6
 
 def memory_model(header: GridHeader, traces: dict[Candidate, GridTrace]) -> Predictor:
     """Return what is known of memory before anything was measured."""
-    ground = DeviceOverhead.measured(header.site.device.kind, header.baseline)
+    ground = DeviceOverhead.measured(
+        header.site.device.kind, header.baseline, device_memory=header.site.device.total
+    )
     predictor = Predictor({}, ground, partial(_accumulates, search_context(header)))
     for one, line in traces.items():
         if line.timeline:

@@ -119,7 +119,7 @@ def request(case: Case, candidates: list[Candidate]) -> ProbeRequest:
 
 def memory_model(known: Mapping[Candidate, Timeline], hardware: Hardware, case: Case) -> Predictor:
     """Return what a run knows of memory that has traced a ladder."""
-    ground = DeviceOverhead.measured("cuda", 0, hardware.cublas_bytes(), case.gpus)
+    ground = DeviceOverhead.measured("cuda", 0, hardware.cublas_bytes(), case.gpus, hardware.usable_bytes())
     return Predictor({}, ground, lambda _: True).with_timelines(known)
 
 

@@ -138,7 +138,7 @@ class Pricing:
         )  # fmt: skip
         self.case, self.known = case, known
         self._machine = Machine.of(hardware)
-        ground = DeviceOverhead.measured("cuda", 0, hardware.cublas_bytes())
+        ground = DeviceOverhead.measured("cuda", 0, hardware.cublas_bytes(), 1, device.total)
         self.predictor = Predictor({}, ground, self._accumulating)
 
     def learn(self, rungs: Iterable[Candidate]) -> None:

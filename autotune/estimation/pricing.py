@@ -118,7 +118,7 @@ def price(
     """
     began = time.perf_counter()
     accumulating = accumulation_steps > 1
-    ground = DeviceOverhead.measured("cuda", 0, hardware.cublas_bytes(), gpus)
+    ground = DeviceOverhead.measured("cuda", 0, hardware.cublas_bytes(), gpus, hardware.usable_bytes())
     predictor = Predictor({}, ground, lambda _: accumulating).with_timeline(candidate, timeline)
     prediction = predictor.predict(candidate)
     assert prediction is not None, "a candidate's own trace covers it"

@@ -131,13 +131,16 @@ class SimulatedExecutor:
     def _price(self, request: ProbeRequest, timeline: Timeline) -> Outcome:
         candidate = request.candidate
         accumulating = request.accumulation_steps > 1
-        ground = DeviceOverhead.measured("cuda", 0, self._device.hardware.cublas_bytes(), request.world_size)
+        total = self._device.facts().total
+        ground = DeviceOverhead.measured(
+            "cuda", 0, self._device.hardware.cublas_bytes(), request.world_size, total
+        )
         held = ground.held(candidate)
         try:
             usage = allocator_usage(timeline,
                 candidate.micro_batch, accumulating, candidate.expandable_segments,
                 max_split_size=candidate.max_split_size_bytes,
-                capacity=request.budget - held, blas_workspace=ground.blas_workspace,
+                capacity=request.budget - held, device_memory=total, blas_workspace=ground.blas_workspace,
             )  # fmt: skip
         except OutOfDeviceMemory as refused:
             return _refused(refused, held)

@@ -9,6 +9,10 @@ options and the one option that matters for training, `expandable_segments`:
 - without one, a segment is allocated from the device: 2 MiB for the small pool, 20 MiB for requests under
   10 MiB, else the request rounded up to 2 MiB. With expandable segments, an open-ended segment of the pool
   grows by 2 MiB (small) or 20 MiB (large) at a time instead;
+- the last block of such a segment counts, where the best fit is looked for, with all addresses behind it: the
+  segment has addresses for 9/8 of the device's memory. So the end is kept for what no hole can serve, until more of
+  it is used than is left: then large blocks go to the end though they would fit into a larger hole, and the same
+  training reserves more on a device that it nearly fills;
 - a freed block merges with its free neighbours;
 - with a split limit (`max_split_size_mb`, for segments that are not expandable), blocks of that size or more are
   never split: they serve requests of that size or more, and of at most 20 MiB less than themselves;
@@ -39,6 +43,15 @@ LARGE_LIMIT = 10 * MIB
 """From here on a segment is as large as its request, rounded up (`kMinLargeAlloc`)."""
 LARGE_ROUNDING = 2 * MIB
 """What such a request is rounded up to (`kRoundLarge`)."""
+
+
+def address_space(device_memory: int | None) -> int:
+    """Return the bytes for which an expandable segment reserves addresses: 9/8 of the device's memory.
+
+    Where none is given, of a terabyte, which no GPU has.
+    """
+    memory = 1024 * GIB if device_memory is None else device_memory
+    return memory + memory // 8
 
 
 class OutOfDeviceMemory(Exception):
@@ -89,7 +102,8 @@ class CachingAllocator:
     """One device's caching allocator. Handles are opaque; sizes are in bytes.
 
     `capacity` is what the allocator may reserve: the device's memory less what lies outside of it (context,
-    communication buffers). None never refuses.
+    communication buffers). None never refuses. `device_memory` is all of the device's, by which expandable segments
+    reserve addresses.
     """
 
     def __init__(
@@ -97,8 +111,10 @@ class CachingAllocator:
         capacity: int | None = None,
         expandable_segments: bool = False,
         max_split_size: int | None = None,
+        device_memory: int | None = None,
     ) -> None:
         self.capacity = capacity
+        self._addresses = address_space(device_memory or capacity)
         self.expandable = expandable_segments
         self.max_split_size = None if expandable_segments else max_split_size
         """Bytes from which on a block is not split."""
@@ -264,9 +280,7 @@ class CachingAllocator:
 
     def _space(self, pool: Pool, size: int) -> Block:
         """Return the first block of a new segment's address space, of at least `size` bytes."""
-        # PyTorch reserves 9/8 of the device's memory as address space for each segment.
-        capacity = self.capacity if self.capacity is not None else 1024 * GIB
-        wanted = max(capacity + capacity // 8, size)
+        wanted = max(self._addresses, size)
         space = self._segment(pool, -(-wanted // pool.granularity) * pool.granularity, mapped=False)
         pool.add(space)
         return space

@@ -51,6 +51,8 @@ class DeviceOverhead:
     """Standard deviation of what is not known of the baseline."""
     blas_workspace: int = 0
     """Of one cuBLAS handle."""
+    device_memory: int | None = None
+    """All of a GPU's, by which expandable segments reserve addresses; None where it is not known."""
     foreign: bool = False
     """Whether what is probed is a program of the user's own, and a trace only of what is like it."""
 
@@ -67,7 +69,12 @@ class DeviceOverhead:
 
     @classmethod
     def measured(
-        cls, kind: Literal["cpu", "cuda"], baseline: int, blas_workspace: int = 0, ranks: int = 1
+        cls,
+        kind: Literal["cpu", "cuda"],
+        baseline: int,
+        blas_workspace: int = 0,
+        ranks: int = 1,
+        device_memory: int | None = None,
     ) -> DeviceOverhead:
         """Return the ground of a device whose baseline a worker measured; 0 on CUDA means that it could not.
 
@@ -80,7 +87,7 @@ class DeviceOverhead:
         spread = CUDA_SPREAD // 2 if baseline else CUDA_SPREAD
         if ranks > 1:
             held, spread = held + NCCL_BUFFERS, math.isqrt(spread**2 + NCCL_SPREAD**2)
-        return cls("cuda", held, spread, blas_workspace)
+        return cls("cuda", held, spread, blas_workspace, device_memory)
 
     def prior(self) -> Prior:
         """Return how far a prediction on this device may be off before any probe."""

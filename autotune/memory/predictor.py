@@ -291,7 +291,9 @@ class Predictor:
         if kind not in self._requests:
             while len(self._requests) >= REQUESTS_KEPT:
                 self._requests.pop(next(iter(self._requests)))
-            made = Requests(timeline, candidate.micro_batch, accumulating, self._growths)
+            made = Requests(
+                timeline, candidate.micro_batch, accumulating, self._growths, self.ground.device_memory
+            )
             self._requests[kind] = timeline, made  # which keeps the timeline, and so its number, for itself
         return self._requests[kind][1]
 

@@ -7,17 +7,18 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from autotune.memory.allocator import SMALL_LIMIT, AllocatorUsage
+from autotune.memory.allocator import SMALL_LIMIT, AllocatorUsage, address_space
 from autotune.memory.unlimited import (
     ADDRESS,
+    ADDRESS_SPACE,
     AT_ONCE,
     FOR_GOOD,
     LARGEST,
-    GrownSegment,
     Growths,
     OutOfAddresses,
     mapped,
     reserved_by_segments,
+    unused,
 )
 from autotune.timeline.step_events import CUDA_BLOCK, PLACES
 from autotune.timeline.timeline import Timeline
@@ -67,9 +68,17 @@ class Requests:
     """
 
     def __init__(
-        self, timeline: Timeline, micro_batch: int, accumulating: bool, growths: Growths | None = None
+        self,
+        timeline: Timeline,
+        micro_batch: int,
+        accumulating: bool,
+        growths: Growths | None = None,
+        device_memory: int | None = None,
     ) -> None:
-        """`micro_batch` is any of those that are priced; `growths` is what others remember with this one."""
+        """`micro_batch` is any of those that are priced; `growths` is what others remember with this one.
+
+        `device_memory` (bytes) is that of `autotune.memory.reserved.allocator_usage`.
+        """
         import numpy as np  # 0.1 s that `--help` does not wait for
 
         self.timeline = timeline.of(accumulating)
@@ -82,6 +91,7 @@ class Requests:
         self._rounding = CUDA_BLOCK if self.timeline.device == "cuda" else 1
         self._program = program
         self._growths = growths or Growths()
+        self._space = min(ADDRESS_SPACE, -(-address_space(device_memory) // CUDA_BLOCK))
         self._cuts = [start for start, phase, _ in program.marks if phase in {"forward", "optimizer"}]
         self._with_workspaces: Numbers | None = None
         self._streams: dict[bool, _Stream] = {}
@@ -110,8 +120,10 @@ class Requests:
     ) -> AllocatorUsage:
         """Return what the CUDA caching allocator makes of them where the device never refuses; bytes.
 
-        The same as `autotune.memory.reserved.allocator_usage` has it, sooner. Beyond a terabyte, which no GPU has, what
-        is alive at one time stands for what is reserved: that is refused by either, and simulating it took seconds.
+        The same as `autotune.memory.reserved.allocator_usage` has it, sooner, up to the addresses of an expandable
+        segment, 9/8 of the device's memory. What takes more fits in no case: then it is what would be reserved on a
+        device without a limit, but at least all of these. Beyond a terabyte, which no GPU has, what is alive at one
+        time stands for what is reserved: that is refused by either, and simulating it took seconds.
         """
         import numpy as np
 
@@ -196,7 +208,16 @@ class Requests:
         return self._large[key]
 
     def _grown(self, asked: _Asked, small: bool) -> int:
-        """Return the blocks that expandable segments of a pool map, stretch by stretch."""
+        """Return the blocks that expandable segments of a pool map, stretch by stretch. Raises OutOfAddresses."""
+        try:
+            return self._grown_within(self._space, asked, small)
+        except OutOfAddresses:
+            if self._space == ADDRESS_SPACE:
+                raise
+            return max(self._space, self._grown_within(ADDRESS_SPACE, asked, small))
+
+    def _grown_within(self, space: int, asked: _Asked, small: bool) -> int:
+        """Return the same of a segment with addresses for so many blocks."""
         import numpy as np
 
         blocks, own = asked.blocks, asked.of_pool(small)
@@ -219,14 +240,13 @@ class Requests:
                 listed.extend((blocks.tolist(), (blocks << ADDRESS).tolist()))
             return stream[begin:end].tolist(), listed[0], listed[1]
 
-        segment, highest = GrownSegment(), 0
+        segment = unused(small, space)
         for begin, end in pairwise([0, *np.searchsorted(own, self._cuts).tolist(), len(own)]):
             if begin == end:
                 continue
             digest = hashlib.blake2b(told[begin:end].data, digest_size=16).digest()
-            segment, most = self._growths.after(segment, digest, partial(stretch, begin, end))
-            highest = max(highest, most)
-        return mapped(highest, small)
+            segment = self._growths.after(segment, digest, partial(stretch, begin, end))
+        return segment.mapped
 
     def _events_of(self, blas_workspace: int) -> Numbers:
         """Return all events; with a workspace those in which cuBLAS takes its two, as slots behind all others."""

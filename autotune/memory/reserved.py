@@ -20,9 +20,12 @@ def allocator_usage(
     *,
     max_split_size: int | None = None,
     capacity: int | None = None,
+    device_memory: int | None = None,
     blas_workspace: int = 0,
 ) -> AllocatorUsage:
     """Run the requests of a training's device through the simulated caching allocator.
+
+    `capacity` and `device_memory` (bytes) are those of `CachingAllocator`.
 
     `blas_workspace` (bytes) is allocated twice and kept, as cuBLAS does: for the thread of the forward pass at its
     first matrix product, and for autograd's thread at the first of the backward pass. Raises OutOfDeviceMemory, with
@@ -30,9 +33,8 @@ def allocator_usage(
     """
     program = timeline.program(micro_batch, accumulating)
     sizes = timeline.of(accumulating).sizes_in("device", micro_batch, rounding=1)
-    return simulated(
-        program, sizes, CachingAllocator(capacity, expandable_segments, max_split_size), blas_workspace
-    )
+    allocator = CachingAllocator(capacity, expandable_segments, max_split_size, device_memory)
+    return simulated(program, sizes, allocator, blas_workspace)
 
 
 def simulated(

@@ -2,8 +2,8 @@
 
 The rules are those of `autotune.memory.allocator`. Without a limit nothing ever goes back to the device: the small and
 the large pool know nothing of each other, all that was reserved stays reserved, and an expandable segment ends where it
-has grown to. What is free there is the holes between blocks, and the end. That is simulated here to the same byte, in
-less time. Everything is counted in blocks of 512 B.
+has grown to. What is free there is the holes between blocks, and the end, which counts as large as the addresses that
+are left. That is simulated here to the same byte, in less time. Everything is counted in blocks of 512 B.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from autotune.memory.allocator import LARGE_LIMIT, LARGE_ROUNDING, SMALL_LIMIT
+from autotune.memory.allocator import LARGE_LIMIT, LARGE_ROUNDING, SMALL_LIMIT, address_space
 from autotune.memory.pool import LARGE_SEGMENT, SMALL_SEGMENT
 from autotune.timeline.step_events import CUDA_BLOCK
-from autotune.units import GIB
 
 ADDRESS = 32
 """Bits of an address: a hole is one number, its size above its address, so that holes order as best fit asks."""
-ADDRESS_SPACE = (1024 + 128) * GIB // CUDA_BLOCK
-"""Of an expandable segment, for a device without a limit (`CachingAllocator._space`)."""
+ADDRESS_SPACE = address_space(None) // CUDA_BLOCK
+"""Of an expandable segment, for a device without a limit."""
 LARGEST = 1 << 31
 """Blocks of a request that is told apart."""
 FOR_GOOD = 1 << 40
@@ -47,6 +46,12 @@ class Segments(NamedTuple):
 class GrownSegment(NamedTuple):
     """An expandable segment between two stretches of a program."""
 
+    grain: int
+    """Blocks by which it grows."""
+    space: int
+    """Blocks that it has addresses for."""
+    mapped: int = 0
+    """Blocks from its start on that have memory: all that it ever took, in whole grains."""
     holes: tuple[int, ...] = ()
     """Free stretches below `top`, smallest first: `size << ADDRESS | address`."""
     top: int = 0
@@ -66,15 +71,15 @@ class Growths:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[bytes, GrownSegment], tuple[GrownSegment, int]] = {}
+        self._known: dict[tuple[bytes, GrownSegment], GrownSegment] = {}
 
     def after(
         self,
         before: GrownSegment,
         digest: bytes,
         stretch: Callable[[], tuple[Sequence[int], list[int], list[int]]],
-    ) -> tuple[GrownSegment, int]:
-        """Return a segment after a stretch, and the highest that its top was meanwhile.
+    ) -> GrownSegment:
+        """Return a segment after a stretch. Raises OutOfAddresses.
 
         `stretch` returns its events with what its slots take (see `_grow`); `digest` tells it from all others.
         """
@@ -88,19 +93,30 @@ class Growths:
         return known
 
 
+def unused(small: bool, space: int) -> GrownSegment:
+    """Return an expandable segment of a pool with addresses for so many blocks, before its first request."""
+    grain = _grain(small)
+    return GrownSegment(grain, _whole(space, grain))
+
+
 def mapped(highest: int, small: bool) -> int:
     """Return the blocks that an expandable segment has mapped whose top was so high at most. Raises OutOfAddresses."""
-    grain = (SMALL_SEGMENT if small else LARGE_SEGMENT) // CUDA_BLOCK
-    found = -(-highest // grain) * grain
+    found = _whole(highest, _grain(small))
     if found > ADDRESS_SPACE:
         raise OutOfAddresses
     return found
 
 
-def _grow(
-    before: GrownSegment, events: Sequence[int], sizes: list[int], shifted: list[int]
-) -> tuple[GrownSegment, int]:
-    """Return an expandable segment after requests and releases, and the highest that its top was.
+def _grain(small: bool) -> int:
+    return (SMALL_SEGMENT if small else LARGE_SEGMENT) // CUDA_BLOCK
+
+
+def _whole(blocks: int, grain: int) -> int:
+    return -(-blocks // grain) * grain
+
+
+def _grow(before: GrownSegment, events: Sequence[int], sizes: list[int], shifted: list[int]) -> GrownSegment:
+    """Return an expandable segment after requests and releases.
 
     `events` are as in `StepEvents`; a slot that is never released has `FOR_GOOD` added, one that is released at once
     `AT_ONCE`. Of a slot that is alive more than once the last goes first. `sizes` are in blocks, `shifted` the same by
@@ -112,7 +128,7 @@ def _grow(
     by_stop = {(hole & mask) + (hole >> ADDRESS): hole for hole in holes}
     held = dict(zip(before.alive, before.at, strict=True))
     under = {slot: list(addresses) for slot, addresses in before.under}
-    top = highest = before.top
+    grain, space, top, highest = before.grain, before.space, before.top, before.mapped
     find, insert = bisect_left, insort
     for event in events:
         if event < 0:
@@ -146,14 +162,22 @@ def _grow(
                 event -= AT_ONCE
                 if not holes or holes[-1] < shifted[event]:
                     highest = max(highest, top + sizes[event])
-                    if highest > ADDRESS_SPACE:
+                    if highest > space:
                         raise OutOfAddresses
                 continue
             event -= FOR_GOOD
         wanted = shifted[event]
         index = find(holes, wanted)
-        if index < len(holes):
-            hole = holes.pop(index)
+        hole = holes[index] if index < len(holes) else 0
+        # Best fit takes the end for a block of all that it can grow to: only a hole of that size is left for it.
+        if (
+            hole
+            and hole >> ADDRESS >= space - top
+            and sizes[event] <= _whole(highest, grain) - top < hole >> ADDRESS
+        ):
+            hole = 0
+        if hole:
+            del holes[index]
             start = hole & mask
             stop = start + (hole >> ADDRESS)
             del by_start[start]
@@ -169,14 +193,16 @@ def _grow(
             top += sizes[event]
             if top > highest:
                 highest = top
-                if top > ADDRESS_SPACE:  # before an address runs into the size that stands above it
+                if top > space:
                     raise OutOfAddresses
         if not kept:
             if event in held:
                 under.setdefault(event, []).append(held[event])
             held[event] = start
     twice = tuple((slot, tuple(rest)) for slot, rest in under.items())
-    return GrownSegment(tuple(holes), top, tuple(held), tuple(held.values()), twice), highest
+    return GrownSegment(
+        grain, space, _whole(highest, grain), tuple(holes), top, tuple(held), tuple(held.values()), twice
+    )
 
 
 def reserved_by_segments(

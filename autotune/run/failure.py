@@ -151,12 +151,13 @@ def no_winner(
     done: Done,
     unknown: Sequence[Unknown] = (),
     offers: Sequence[Offer] = (),
+    along_graph: bool = False,
 ) -> tuple[NothingFits | NothingTrained, tuple[LastVerdict, ...]]:
     """Return the error for a search that found nothing to prove, and how each rung ended.
 
     Nothing fits where only memory was lacking: then it says what came nearest, and how much is missing. Where a rung
     ended in anything else (a loss that is not finite, a deadline), more memory may not help. What is `unknown` is told,
-    and what would fit by consent alone: the `offers`.
+    and what would fit by consent alone: the `offers`. A search `along_graph` tried no other rungs of its space.
     """
     causes = last_verdicts(history, context, done)
     lines = tuple(
@@ -178,6 +179,13 @@ def no_winner(
         f"micro-batch {trial.candidate.micro_batch}, which needs {amount}. Give the device more memory, "
         "or choose a smaller model or a shorter --seq-len"
     )
+    known = {cause.candidate.rung() for cause in causes} | context.refused
+    beside = sum(rung not in known for rung in context.ladder.rungs)
+    if along_graph and beside:
+        why += (
+            f". Not tried are {beside} rungs of the space that its graph does not lead to: --strategy guided, the "
+            "default, looks among these too"
+        )
     if done.reason in _LIMITS:
         why += f". The search was {done.why}: allow more probes to try the rungs below"
     return NothingFits(why + hole, lines, hints, fitting), causes

@@ -35,7 +35,7 @@ class Predictions:
         row = lookup(facts.hardware) if facts.hardware else None
         self._machine = _machine(row, inspected)
         blas = row.cublas_bytes() if row else 0
-        ground = DeviceOverhead.measured(facts.kind, inspected.baseline, blas, context.goal.gpus)
+        ground = DeviceOverhead.measured(facts.kind, inspected.baseline, blas, context.goal.gpus, facts.total)
         if context.source is not None and context.source.command is not None:
             ground = replace(ground, foreign=True)
         self._accumulating: Callable[[Candidate], bool] = lambda candidate: (

@@ -50,7 +50,8 @@ class Proving(Stage):
         if not rank(self.journal.record.history, context):
             record = self.journal.record
             offers = self.offers(done)
-            error, causes = no_winner(record.history, context, done, record.unknown, offers)
+            along_graph = self.spec.strategy == "graph"
+            error, causes = no_winner(record.history, context, done, record.unknown, offers, along_graph)
             self.journal.append(
                 Decided(winner=None, why=error.headline, causes=causes, offers=offers, time=now())
             )

@@ -82,8 +82,8 @@ class _Search:
         competes with it afterwards. Where nothing on the graph does, it is what is fastest of the whole space.
         """
         if isinstance(walked, Done):
-            lacking = any(step.edge.startswith("oom") for step in walked.path)
-            return (self._anywhere(walked) if lacking else None) or walked
+            short = next((step.candidate for step in walked.path if step.edge.startswith("oom")), None)
+            return (None if short is None else self._anywhere(short, walked)) or walked
         fit = self._room.fit(walked.candidate)
         if fit >= SURE:
             return self._raised(walked)
@@ -103,14 +103,13 @@ class _Search:
             if size is not None and self._room.covers(rung) and self._room.fit(rung.at(size)) >= SURE:
                 why = f"{_named(walked.candidate)} may not fit, and this should"
                 return self._raised(Try(rung.at(size), "guided", why, walked.path, walked.skipped))
-        return (self._anywhere(walked) if fit < EVEN else None) or self._raised(walked)
+        return (self._anywhere(walked.candidate, walked) if fit < EVEN else None) or self._raised(walked)
 
-    def _anywhere(self, walked: Try | Done) -> Decision | None:
-        """Return what to trace or to probe where nothing on the graph fits; None where nothing of the space may."""
-        if isinstance(walked, Try):
-            like = walked.candidate
-        else:
-            like = walked.path[-1].candidate if walked.path else self._context.base
+    def _anywhere(self, like: Candidate, walked: Try | Done) -> Decision | None:
+        """Return what to trace or to probe where nothing on the graph fits; None where nothing of the space may.
+
+        That competes with `like`, which did not.
+        """
         rungs = self._prospects.rungs(like)
         found = [
             one for one in self._prospects.to_probe(rungs, NEVER) if self._room.fit(one.candidate) >= EVEN
@@ -118,7 +117,9 @@ class _Search:
         fastest = min((one.expected.seconds for one in found), default=NEVER)
         leader = min(found, key=lambda one: self._order(one, fastest), default=None)
         guesses = self._prospects.to_trace(rungs, NEVER, leader)
-        if wanted := self._to_learn(guesses, decided=leader is not None):
+        hopeful = self._worthwhile(guesses)
+        # Until something fits, what is slow may be what does.
+        if wanted := _rungs(hopeful if leader is None else _undecided(hopeful)):
             why = f"nothing that the graph leads to fits, and {len(wanted)} rungs might"
             return Learn(wanted, why, walked.path, walked.skipped)
         if leader is None:
@@ -126,16 +127,9 @@ class _Search:
         why = "nothing that the graph leads to fits, and this should"
         return Try(leader.candidate, "guided", why, walked.path, walked.skipped)
 
-    def _to_learn(self, guesses: Sequence[Prospect], decided: bool = True) -> tuple[Candidate, ...]:
-        """Return the rungs to trace together, the most promising first.
-
-        Where something is `decided`, only those that the fastest of them would not leave behind.
-        """
-        worthwhile = sorted(filter(self._is_worthwhile, guesses), key=lambda one: -one.improvement)
-        rungs = dict.fromkeys(
-            one.candidate.rung() for one in (_undecided(worthwhile) if decided else worthwhile)
-        )
-        return tuple(rungs)[:TRACED_AT_A_TIME]
+    def _worthwhile(self, guesses: Sequence[Prospect]) -> list[Prospect]:
+        """Return those that may be worth a probe, the most promising first."""
+        return sorted(filter(self._is_worthwhile, guesses), key=lambda one: -one.improvement)
 
     def _raised(self, walked: Try) -> Try:
         """Return a candidate at the largest micro-batch that surely fits.
@@ -173,7 +167,7 @@ class _Search:
         hopeful = [one for one in found if self._is_worthwhile(one)]
         leader = min(hopeful, key=lambda one: self._order(one, best.seconds), default=None)
         guesses = self._prospects.to_trace(rungs, best.seconds, leader)
-        if wanted := self._to_learn(guesses):
+        if wanted := _rungs(_undecided(self._worthwhile(guesses))):
             why = f"{len(wanted)} rungs could be faster than {_named(best.trial.candidate)}"
             return Learn(wanted, why, walked.path, walked.skipped)
         if leader is not None:
@@ -221,6 +215,11 @@ def _undecided(prospects: Sequence[Prospect]) -> list[Prospect]:
         (one.expected.seconds * width for one, width in zip(prospects, widths, strict=True)), default=0.0
     )
     return [one for one, width in zip(prospects, widths, strict=True) if one.expected.seconds / width <= end]
+
+
+def _rungs(prospects: Sequence[Prospect]) -> tuple[Candidate, ...]:
+    """Return the rungs to trace together."""
+    return tuple(dict.fromkeys(one.candidate.rung() for one in prospects))[:TRACED_AT_A_TIME]
 
 
 def _why(one: Prospect, best: Score) -> str:

@@ -20,6 +20,8 @@ SPARING = ("checkpointing", "loss")
 checkpointed block only the input is left to move, of a chunked loss no logits."""
 MOVING = ("activation_offload",)
 """The axes that move it."""
+SHARDING = ("sharding", "engine")
+"""Axes over whose techniques others are priced that need them: full offload leaves weights to FSDP."""
 LEAST = 0.5
 """What techniques beside the passes may spare of a step together, at most, as a share. Assumed."""
 
@@ -127,7 +129,13 @@ class Ladder:
         sparing = reference.model_copy(update={name: getattr(rung, name) for name in SPARING})
         if axis in MOVING:
             return (sparing,)
-        return reference, sparing, sparing.model_copy(update={name: getattr(rung, name) for name in MOVING})
+        moving = sparing.model_copy(update={name: getattr(rung, name) for name in MOVING})
+        if axis in SHARDING:
+            return reference, sparing, moving
+        sharded = {name: getattr(rung, name) for name in SHARDING}
+        return tuple(
+            one.model_copy(update=more) for one in (reference, sparing, moving) for more in ({}, sharded)
+        )
 
     def without(self, rung: Candidate, parts: Callable[[Candidate], bool]) -> Candidate:
         """Return a rung without those of its parts of which something holds."""

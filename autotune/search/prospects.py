@@ -18,9 +18,9 @@ from autotune.search.room import Room
 from autotune.timing.speed_model import AtLeast, Expected, Observed, SpeedModel
 from autotune.trial import History, Trial
 
-COMBINED = 0.07
+COMBINED = 0.075
 """Standard deviation of the logarithm by which a combination's price differs from what its techniques do one by one.
-Measured on whole ladders (benchmarks/search_regret.py), near the fastest: 0.05 to 0.08."""
+Measured on whole ladders (benchmarks/search_regret.py), near the fastest: 0.04 to 0.07."""
 BETWEEN = 0.03
 """The same of a number of checkpointed blocks, told from none and all: nearly a straight line. Assumed."""
 
@@ -99,11 +99,11 @@ class Prospects:
         """Return what may come of every rung that can still be traced and whose parts are known, by micro-batch.
 
         That is the largest micro-batch that can be hoped for, and of a combination also halves of it, whose probes are
-        shorter. The parts of a rung are those that differ from the reference by one of its techniques; these are traced
-        before it, so that most combinations never are, and what a probe of them takes besides steps is all that counts
-        against them: each tells of many rungs. While there is a `leader`, which would be probed next, a combination has
-        to come before it: tracing it shows no more than how its techniques combine, and what a probe of the leader
-        shows is of use for both.
+        shorter. The parts of a rung have one of its techniques each, some beside those that it is priced over. They are
+        traced before it, so that most combinations never are, and what a probe of them takes besides steps is all that
+        counts against them: each tells of many rungs. While there is a `leader`, which would be probed next, a
+        combination has to come before it: tracing it shows no more than how its techniques combine, and what a probe of
+        the leader shows is of use for both.
         """
         parts: list[_Priced] = []
         combined: list[_Priced] = []

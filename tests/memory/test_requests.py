@@ -87,6 +87,28 @@ def test_what_is_reserved_without_a_limit_is_what_the_whole_simulation_reserves(
         )
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    timeline=timelines(), micro_batch=st.sampled_from([1, 2, 7]), accumulating=st.booleans(),
+    filled=st.sampled_from([0.4, 0.6, 0.8, 0.95, 1.0, 1.05, 1.5]), workspace=st.sampled_from([0, 32 * MIB]),
+)  # fmt: skip
+def test_so_is_it_on_a_device_that_is_nearly_full(timeline, micro_batch, accumulating, filled, workspace):
+    """There the end of an expandable segment is taken before a large hole."""
+    ample = allocator_usage(timeline, micro_batch, accumulating, True, blas_workspace=workspace)
+    memory = round(ample.reserved_peak / filled) + 1
+    expected = allocator_usage(
+        timeline, micro_batch, accumulating, True, device_memory=memory, blas_workspace=workspace
+    )
+    requests = Requests(timeline, micro_batch, accumulating, device_memory=memory)
+    usage = requests.usage(micro_batch, True, blas_workspace=workspace)
+    if expected.reserved_peak <= memory:
+        assert usage == expected
+    else:
+        assert usage.reserved_peak > memory
+    surely = requests.reserved_at_least(micro_batch, True, workspace)
+    assert surely <= usage.reserved_peak <= requests.reserved_at_most(micro_batch, True, workspace)
+
+
 def large(size):
     """A training that takes two stretches of so many bytes at one time."""
     nothing = StepEvents([], [(0, "optimizer")])
@@ -105,6 +127,32 @@ def test_more_than_one_expandable_segment_holds_is_what_is_alive(size):
     assert (usage == whole) == (size == 500 * GIB)
     assert usage.allocated_peak == whole.allocated_peak
     assert usage.reserved_peak == (whole.reserved_peak if usage == whole else usage.allocated_peak)
+
+
+@pytest.mark.parametrize(
+    ("space", "end", "wanted", "reserved"),
+    [
+        # Behind a hole of 200 MiB are 20 MiB that stay, so the end begins at 220 MiB.
+        (440, 100, 90, 420),  # it can grow to 220 MiB: the hole fits better, and what comes next finds none
+        (420, 100, 90, 320),  # to 200 MiB, as large as the hole
+        (420, 100, 100, 320),  # what was taken before is just enough
+        (420, 90, 100, 320),  # with the rest of the last 20 MiB
+        (420, 80, 100, 420),  # not enough
+    ],
+)
+def test_a_large_hole_is_left_where_the_end_can_grow_no_further(space, end, wanted, reserved):
+    sizes = [one * MIB for one in (200, 20, end, wanted, 200)]
+    hole, stays, taken, first, second = range(5)
+    events = [hole, stays, taken, ~hole, ~taken, first, second]
+    nothing, micro = StepEvents([], [(0, "optimizer")]), StepEvents([], [(0, "forward"), (0, "backward")])
+    timeline = Timeline(
+        device="cuda", slots=Slots(sizes, *([0] * 5 for _ in range(4))), modules=["m"],
+        build=StepEvents(events, [(0, "build")]), micro=micro, single=micro, first_update=nothing, update=nothing,
+    )  # fmt: skip
+    memory = (space - 5) * MIB * 8 // 9
+    usage = Requests(timeline, 2, False, device_memory=memory).usage(2, expandable_segments=True)
+    assert usage == allocator_usage(timeline, 2, False, True, device_memory=memory)
+    assert usage.reserved_peak == reserved * MIB
 
 
 def layers(count, state, temporary):

@@ -95,6 +95,17 @@ def test_a_grid_that_is_tried_to_its_end_names_each_rung_where_nothing_fits(tmp_
     assert len(error.value.causes) == 14
 
 
+@pytest.mark.parametrize(("strategy", "told"), [("graph", True), ("grid", False), ("guided", False)])
+def test_where_nothing_on_the_graph_fits_what_lies_beside_it_is_told(tmp_path, strategy, told):
+    spec = make_spec().model_copy(update={"strategy": strategy})
+    paths = create_run(spec, tmp_path)
+    with pytest.raises(NothingFits) as error:
+        tune(spec, paths, ArithmeticExecutor(Arithmetic(budget=5)))
+    tried = {trial.candidate.rung() for trial in read_record(paths.journal).history}
+    assert ("--strategy guided" in error.value.headline) == told
+    assert not told or f"Not tried are {14 - len(tried)} rungs" in error.value.headline
+
+
 def test_limits_end_the_search_and_the_best_so_far_is_proven(tmp_path):
     executor = ArithmeticExecutor(Arithmetic(budget=1000))
     best, _ = start(tmp_path, executor, max_probes=3)
