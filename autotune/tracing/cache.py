@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -66,12 +66,15 @@ class TraceCache:
         return None
 
     def kindred(
-        self, request: ProbeRequest, variables: Mapping[str, str] = NO_VARIABLES
+        self,
+        request: ProbeRequest,
+        variables: Mapping[str, str] = NO_VARIABLES,
+        known: Collection[Candidate] = (),
     ) -> Iterator[tuple[Candidate, Timeline]]:
         """Yield all rungs that are here of a request's model and goal, whoever traced them, with their timelines.
 
-        Those that hold for one micro-batch alone are left out. Loader and allocator, which no trace depends on, are
-        those of the request's candidate.
+        Left out are those that hold for one micro-batch alone, and rungs that are `known`: to read hundreds takes
+        seconds. Loader and allocator, which no trace depends on, are those of the request's candidate.
         """
         own = {name: getattr(request.candidate, name) for name in (*ALLOCATOR, *LOADER)}
         kinds = request.alone(Candidate()), request.alone(Candidate(sharding="ddp"))
@@ -80,6 +83,8 @@ class TraceCache:
                 try:
                     head, _, packed = path.read_bytes().partition(b"\n")
                     candidate = Candidate.model_validate_json(head).model_copy(update=own)
+                    if candidate in known:
+                        continue
                     timeline = Timeline.unpack(packed)
                 except (OSError, ValueError, InputError):
                     continue

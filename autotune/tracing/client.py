@@ -297,9 +297,10 @@ class _Known:
         kin = self._cache.kin(request, variables)
         if kin != self._kin:
             self._kin = kin
+            known = {candidate.rung() for candidate in found}
             self._traces = {
                 candidate: Trace(timeline, cached=True)
-                for candidate, timeline in self._cache.kindred(request, variables)
+                for candidate, timeline in self._cache.kindred(request, variables, known)
             }
         self.keep(found)
         return dict(self._traces)

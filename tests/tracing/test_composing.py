@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from autotune.candidate import Candidate
 from autotune.devices.cpu import threads_variable
 from autotune.probe.protocol import TraceAnswer, TracedRung
@@ -68,8 +70,12 @@ def test_what_others_have_traced_is_composed_from_the_cache_they_share(tmp_path,
     ranked = [one.model_copy(update={"sharding": "ddp"}) for one in PASSES[:2]]
     assert anew(ranked, world_size=2)[1] == [ranked[0]], "the others are those of one device"
     two = request(family("gpt2"), tmp_path).model_copy(update={"world_size": 2})
-    at_hand = {one for one, _ in TraceCache(shared).kindred(two, threads_variable(ranks=1))}
+    kindred = partial(TraceCache(shared).kindred, two, threads_variable(ranks=1))
+    at_hand = {one for one, _ in kindred()}
     assert at_hand >= {*LADDER[:3], *LADDER[4:6], *ranked}
+    assert {one for one, _ in kindred(set(ranked))} == at_hand - set(ranked), (
+        "what is known is not read again"
+    )
     loaded = LADDER[7].model_copy(update={"num_workers": 2})
     assert anew([loaded, loaded.with_plainest_optimizer()])[1] == [loaded.with_plainest_optimizer()]
     assert anew([LADDER[8]], seq_len=48)[1] == [LADDER[8]], "another goal"
