@@ -53,6 +53,10 @@ def trial(prediction, factor):
     )
 
 
+def test_segments_have_addresses_for_the_whole_device_whatever_the_budget(tmp_path):
+    assert predictions(tmp_path).predictor.ground.device_memory == 80 * GIB
+
+
 def test_times_are_predicted_and_corrected_by_the_probes_so_far(tmp_path):
     known = predictions(tmp_path)
     before = known.predict(CANDIDATE, ())

@@ -66,6 +66,17 @@ def test_what_may_not_stand_alone_is_told_over_what_it_needs():
     assert ladder().guess_taken(Candidate(offload="full", compile="regional"), taken.get) is None
 
 
+def test_what_needs_sharding_is_told_over_it():
+    copies, sharded = Candidate(sharding="ddp"), Candidate(sharding="fsdp2")
+    offloaded = sharded.model_copy(update={"offload": "full"})
+    compiled = copies.model_copy(update={"compile": "regional"})
+    rung = offloaded.model_copy(update={"compile": "regional"})
+    known = Ladder(copies, ("compile", "offload", "sharding"), [copies, sharded, offloaded, compiled, rung])
+    assert known.parts(rung) == (compiled, offloaded, sharded)
+    prices = {copies: 10.0, sharded: 11.0, offloaded: 12.0, compiled: 5.0}
+    assert known.guess(rung, prices.get) == pytest.approx(10 * 1.1 * 0.5 + 1)
+
+
 def test_full_offload_that_needs_both_is_told_over_both():
     def illegal(rung):
         return rung.offload == "full" and not (rung.checkpointing == "full" and rung.activation_offload)
