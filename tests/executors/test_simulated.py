@@ -6,9 +6,11 @@ import io
 import pytest
 from rich.console import Console
 
+from autotune.candidate import Candidate
 from autotune.devices.find import find
 from autotune.executors.simulated import SimulatedExecutor
-from autotune.memory.device_overhead import CUDA_CONTEXT, CUDA_KERNELS, NCCL_BUFFERS
+from autotune.memory.device_overhead import CUDA_CONTEXT, CUDA_KERNELS, NCCL_BUFFERS, DeviceOverhead
+from autotune.memory.predictor import Predictor
 from autotune.options import Limits
 from autotune.outcome import Crash, Ok, Oom, Unsupported
 from autotune.probe.exit import Exit, Report
@@ -26,7 +28,7 @@ from autotune.timeline.op_counts import OpCounts, Operator, Operators
 from autotune.timeline.step_events import CATEGORIES, Accumulated, Slots, StepEvents
 from autotune.timeline.timeline import Timeline
 from autotune.tracing.client import Trace
-from autotune.units import GIB
+from autotune.units import GIB, MIB
 from tests.data.requests import family, request
 from tests.fakes.executor import FACTS
 
@@ -104,6 +106,28 @@ def test_what_fits_is_answered_with_memory_and_time_that_agree():
     assert outcome.timing.optimizer_step.half_width > 0
     faster = answer(gpu="h100-80gb", micro_batch=2)
     assert faster.timing.micro_step.mean < outcome.timing.micro_step.mean
+
+
+def test_as_much_is_reserved_as_is_predicted_on_a_device_that_is_nearly_full():
+    """Behind a hole of 44 GiB the end can grow by 43: it is taken first, and the hole is left for what comes next."""
+    made = timeline(parameters=MIB // 4, activation=0)
+    more = [one * GIB for one in (44, 2, 20, 18, 44)]
+    slots = made.slots
+    extended = Slots(
+        slots.base + more, slots.slope + [0] * 5, slots.category + [ACTIVATION] * 5,
+        slots.place + [0] * 5, slots.module + [0] * 5,
+    )  # fmt: skip
+    build = StepEvents([0, 4, 5, 6, ~4, ~6, 7, 8], [(0, "build")])
+    made = dataclasses.replace(made, slots=extended, build=build)
+    outcome = answer(tracer=Traces(made), micro_batch=2)
+    assert isinstance(outcome, Ok)
+    assert 66 * GIB <= outcome.memory.reserved < 67 * GIB
+    total = find(DeviceSpec(kind="sim", hardware="a100-80gb")).facts().total
+    candidate = Candidate(micro_batch=2)
+    ground = DeviceOverhead.measured("cuda", 0, device_memory=total)
+    predicted = Predictor({candidate.rung().key(): made}, ground).predict(candidate)
+    assert predicted is not None
+    assert predicted.reserved < 67 * GIB, "without the device's addresses it would be above 88 GiB"
 
 
 def test_what_does_not_fit_is_oom_in_the_phase_that_asked():

@@ -4,10 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.candidate import Candidate
 from autotune.memory import unlimited
-from autotune.memory.device_overhead import DeviceOverhead
-from autotune.memory.predictor import Predictor
 from autotune.memory.requests import Requests
 from autotune.memory.reserved import allocator_usage
 from autotune.memory.unlimited import Growths
@@ -156,11 +153,6 @@ def test_a_large_hole_is_left_where_the_end_can_grow_no_further(space, end, want
     usage = Requests(timeline, 2, False, device_memory=memory).usage(2, expandable_segments=True)
     assert usage == allocator_usage(timeline, 2, False, True, device_memory=memory)
     assert usage.reserved_peak == reserved * MIB
-    candidate = Candidate(micro_batch=2)
-    known = Predictor({candidate.rung().key(): timeline}, DeviceOverhead("cuda", 0, 0, device_memory=memory))
-    prediction = known.predict(candidate)
-    assert prediction is not None
-    assert prediction.reserved == usage.reserved_peak
 
 
 def layers(count, state, temporary):
