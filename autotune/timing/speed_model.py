@@ -3,8 +3,10 @@
 The logarithm of measured over predicted seconds is a sum of Gaussian parts around 0: one that all candidates share, one
 for each value of each axis that is not its default (so what compiled blocks gain more than predicted, they gain under
 any checkpointing), one that varies slowly with the micro-batch, and noise. Posterior: Rasmussen and Williams, Gaussian
-Processes for Machine Learning, 2006, algorithm 2.1. `timing.calibration` corrects the parts of one step; this compares
-candidates, so what they share cancels.
+Processes for Machine Learning, 2006, algorithm 2.1. How large the parts of axes are is only assumed, so their scale is
+learnt as well (`SCALES`): where a few candidates came out as predicted, others are trusted to, and are not probed for
+what they might have been. `timing.calibration` corrects the parts of one step; this compares candidates, so what they
+share cancels.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune.candidate import AXES, Candidate
 
@@ -41,6 +43,14 @@ the roofline knows least of; small for recomputation, which repeats what was cou
 blocks that are computed again, which lies between none and all."""
 OTHER_AXIS = 0.05
 """The same for the axes that are not named: they change a small part of a step."""
+SCALES = (0.25, 0.5, 1.0, 2.0)
+"""By what the standard deviations of axes (and OWN) may have to be multiplied: how well a device is predicted differs
+more between devices than anybody knows beforehand. What is expected is the mean over all of these, weighted by how
+likely each makes what was measured (Rasmussen and Williams, 5.2)."""
+NEGLIGIBLE = 1e-3
+"""Probability below which a scale is left out."""
+DOUBT = 1.0
+"""Standard deviation of the scale's logarithm before any probe: 1 is likeliest, 0.37 and 2.7 are as usual. Assumed."""
 
 
 class Observed(NamedTuple):
@@ -64,9 +74,30 @@ class AtLeast(NamedTuple):
 class _Residual(NamedTuple):
     """The logarithm of measured over predicted seconds, with its variance."""
 
-    candidate: Candidate
     logarithm: float
     variance: float
+
+
+_NOTHING = _Residual(0.0, 1e9)
+"""Says nothing."""
+
+
+class _Posterior(NamedTuple):
+    """What is believed under one scale of the axes' parts."""
+
+    factor: NDArray[numpy.floating[Any]]
+    """Of the covariance of what was seen (Cholesky's, lower), of shape (seen, seen)."""
+    solved: NDArray[numpy.floating[Any]]
+    """The inverse of that covariance times the residuals, of shape (seen,)."""
+    evidence: float
+    """Logarithm of the density of the residuals, less what all scales have in common."""
+
+
+class _Gaussian(NamedTuple):
+    """Logarithms of measured over predicted seconds, of shape (candidates,)."""
+
+    mean: NDArray[numpy.float64]
+    variance: NDArray[numpy.float64]
 
 
 class Expected(NamedTuple):
@@ -99,30 +130,71 @@ class SpeedModel:
     """
 
     def __init__(self, seen: Sequence[Observed] = (), at_least: Sequence[AtLeast] = ()) -> None:
-        self._seen = [
-            _Residual(one.candidate, math.log(one.measured / one.predicted), max(NOISE, one.spread) ** 2)
-            for one in seen
-            if one.predicted > 0 and one.measured > 0
+        measured = [one for one in seen if one.predicted > 0 and one.measured > 0]
+        self._seen = [one.candidate for one in measured]
+        residuals = [
+            _Residual(math.log(one.measured / one.predicted), max(NOISE, one.spread) ** 2) for one in measured
         ]
+        self._residuals = [list(residuals) for _ in SCALES]
+        """By scale, of each that was seen."""
         self._condition()
+        prior = [-((math.log(scale) / DOUBT) ** 2) / 2 for scale in SCALES]
+        likely = [one.evidence for one in self._posteriors] or [0.0 for _ in SCALES]
+        self._logarithms = [before + said for before, said in zip(prior, likely, strict=True)]
+        """Of the probability of each scale, but for a summand."""
         for bound in at_least:
-            (expected,) = self.expect([bound.candidate], [bound.predicted])
-            cut = _cut_off(math.log(expected.seconds / bound.predicted), expected.spread, bound)
-            if cut is not None:
-                self._seen.append(cut)
-                self._condition()
+            self._cut(bound)
+
+    @property
+    def _probabilities(self) -> list[float]:
+        """Of each scale; what is negligible is none."""
+        weights = [math.exp(one - max(self._logarithms)) for one in self._logarithms]
+        kept = [weight if weight >= NEGLIGIBLE * sum(weights) else 0.0 for weight in weights]
+        return [weight / sum(kept) for weight in kept]
 
     def _condition(self) -> None:
+        """Find the posterior under each scale."""
+        self._posteriors: list[_Posterior] = []
+        """None where nothing was seen."""
         if not self._seen:
             return
         import numpy as np  # 0.1 s that `--help` does not wait for
 
-        known = _Points([one.candidate for one in self._seen])
-        covariance = known.covariance(known, same=True) + np.diag([one.variance for one in self._seen])
-        residuals = np.array([one.logarithm for one in self._seen])
-        self._known = known
-        self._factor = np.linalg.cholesky(covariance)
-        self._weights = np.linalg.solve(self._factor.T, np.linalg.solve(self._factor, residuals))
+        self._known = _Points(self._seen)
+        covariance = self._known.covariance(self._known, same=True)
+        for scale, residuals in zip(SCALES, self._residuals, strict=True):
+            noise = np.diag([one.variance for one in residuals])
+            factor = np.linalg.cholesky(covariance.at(scale) + noise)
+            half = np.linalg.solve(factor, np.array([one.logarithm for one in residuals]))
+            evidence = float(-half @ half / 2 - np.log(np.diag(factor)).sum())
+            self._posteriors.append(_Posterior(factor, np.linalg.solve(factor.T, half), evidence))
+
+    def _cut(self, bound: AtLeast) -> None:
+        """Cut off what lies below a bound, under each scale."""
+        least = math.log(bound.seconds / bound.predicted)
+        beliefs = self._believed(_Points([bound.candidate]))
+        cuts = [_cut_off(float(one.mean[0]), math.sqrt(one.variance[0]), least) for one in beliefs]
+        for number, (residual, probability) in enumerate(cuts):
+            self._logarithms[number] += probability
+            self._residuals[number].append(residual)
+        self._seen.append(bound.candidate)
+        self._condition()
+
+    def _believed(self, points: _Points) -> list[_Gaussian]:
+        """Return what is believed of candidates under each scale."""
+        import numpy as np
+
+        prior = points.prior_variance()
+        if not self._posteriors:
+            return [_Gaussian(np.zeros_like(prior.common), prior.at(scale)) for scale in SCALES]
+        covariance = self._known.covariance(points)
+        found = []
+        for scale, posterior in zip(SCALES, self._posteriors, strict=True):
+            across = covariance.at(scale)
+            half = np.linalg.solve(posterior.factor, across)
+            variance = np.maximum(0.0, prior.at(scale) - (half**2).sum(axis=0))
+            found.append(_Gaussian(across.T @ posterior.solved, variance))
+        return found
 
     def expect(self, candidates: Sequence[Candidate], predicted: Sequence[float]) -> list[Expected]:
         """Return what probes of candidates would measure, whose predictions are so many seconds."""
@@ -131,18 +203,13 @@ class SpeedModel:
         import numpy as np
 
         places = {one: place for place, one in enumerate(dict.fromkeys(candidates))}
-        points = _Points(tuple(places))
-        variance = points.prior_variance()
-        shift = np.zeros(len(places))
-        if self._seen:
-            across = self._known.covariance(points)
-            shift = across.T @ self._weights
-            half = np.linalg.solve(self._factor, across)
-            variance = np.maximum(0.0, variance - (half**2).sum(axis=0))
-        found = [
-            (math.exp(by), math.sqrt(rest))
-            for by, rest in zip(shift.tolist(), variance.tolist(), strict=True)
-        ]
+        beliefs = self._believed(_Points(tuple(places)))
+        mean, square = np.zeros(len(places)), np.zeros(len(places))
+        for probability, one in zip(self._probabilities, beliefs, strict=True):
+            mean += probability * one.mean
+            square += probability * (one.variance + one.mean**2)
+        spread = np.sqrt(np.maximum(0.0, square - mean**2))
+        found = [(math.exp(by), rest) for by, rest in zip(mean.tolist(), spread.tolist(), strict=True)]
         each = (found[places[one]] for one in candidates)
         return [
             Expected(seconds * factor, spread)
@@ -150,22 +217,39 @@ class SpeedModel:
         ]
 
 
-def _cut_off(mean: float, spread: float, bound: AtLeast) -> _Residual | None:
-    """Return the measurement that would tell of a Gaussian what cutting off all below a bound does; None if nothing."""
+def _cut_off(mean: float, spread: float, least: float) -> tuple[_Residual, float]:
+    """Return the measurement that would tell of a Gaussian what cutting off all below `least` does.
+
+    With it comes the logarithm of the probability of what is above.
+    """
     if spread == 0:
-        return None
-    at = (math.log(bound.seconds / bound.predicted) - mean) / spread
+        return _NOTHING, 0.0
+    at = (least - mean) / spread
     if at < -3:
-        return None
-    above = math.erfc(at / math.sqrt(2)) / 2
+        return _NOTHING, 0.0
+    density = math.exp(-at * at / 2) / math.sqrt(2 * math.pi)
     # Mean of what is left of a standard Gaussian; far out the ratio has no digits left, and this is its limit.
-    shift = math.exp(-at * at / 2) / math.sqrt(2 * math.pi) / above if at < 8 else at + 1 / at
+    above = math.erfc(at / math.sqrt(2)) / 2
+    shift = density / above if at < 8 else at + 1 / at
+    logarithm_above = math.log(above) if at < 8 else -at * at / 2 - math.log(at * math.sqrt(2 * math.pi))
     left = max(1e-3, 1 - shift * (shift - at))
     precision = (1 / left - 1) / spread**2
     if precision <= 0:
-        return None
+        return _NOTHING, logarithm_above
     logarithm = ((mean + spread * shift) / (left * spread**2) - mean / spread**2) / precision
-    return _Residual(bound.candidate, logarithm, 1 / precision)
+    return _Residual(logarithm, 1 / precision), logarithm_above
+
+
+class _Parts(NamedTuple):
+    """Variances or covariances, of which the part that comes of axes has a scale."""
+
+    common: NDArray[numpy.float64]
+    axes: NDArray[numpy.float64]
+
+    def at(self, scale: float) -> NDArray[numpy.float64]:
+        """Return their sum under a scale."""
+        result: NDArray[numpy.float64] = self.common + scale**2 * self.axes
+        return result
 
 
 class _Points:
@@ -183,7 +267,7 @@ class _Points:
         octaves, self.size = np.unique(np.log2(np.array(sizes, dtype=np.float64)), return_inverse=True)
         self.octaves: NDArray[numpy.float64] = octaves
 
-    def covariance(self, other: _Points, same: bool = False) -> NDArray[numpy.float64]:
+    def covariance(self, other: _Points, same: bool = False) -> _Parts:
         """Return the covariance of these (rows) with others (columns); `same` says that they are these themselves."""
         import numpy as np
 
@@ -199,16 +283,15 @@ class _Points:
                 by_axes += spread**2 * (alike & (mine != 0))
         sizes, rungs = np.ix_(self.size, other.size), np.ix_(self.rung, other.rung)
         own = np.eye(len(self.rung)) if same else equal[rungs] & (apart == 0)[sizes]
-        result: NDArray[numpy.float64] = by_size[sizes] + by_axes[rungs] + OWN**2 * own
-        return result
+        return _Parts(by_size[sizes], by_axes[rungs] + OWN**2 * own)
 
-    def prior_variance(self) -> NDArray[numpy.float64]:
+    def prior_variance(self) -> _Parts:
         """Return the variance of each before any probe."""
         import numpy as np
 
         spreads = np.array([spread**2 for spread in _SPREADS])
-        by_axes: NDArray[numpy.float64] = (self.axes != 0) @ spreads
-        return by_axes[self.rung] + SHARED**2 + SIZE**2 + OWN**2
+        by_axes = (self.axes != 0) @ spreads
+        return _Parts(np.full(len(self.rung), SHARED**2 + SIZE**2), by_axes[self.rung] + OWN**2)
 
 
 _SPREADS = tuple(AXIS.get(axis, OTHER_AXIS) for axis in AXES)

@@ -212,6 +212,8 @@ def test_a_probe_that_would_not_save_its_own_time_in_the_training_is_not_made():
     assert history[-1].candidate.loss == "chunked", "the loss that is chunked costs a second"
     assert not [rung for rung in traced if rung.compile != "none"], "its compilation alone takes longer"
     assert done.reason == "settled"
+    history, _, done = search(device, replace(context, limits=Limits(training_time=5.0)))
+    assert len(history) == 1
     assert "--training-time" in done.why
 
 

@@ -76,7 +76,7 @@ def test_a_combination_whose_probe_would_not_save_its_own_time_is_not_traced():
         history, traced, _ = search(device, replace(context, limits=limits))
         return len(combinations(context, traced)), history[-1].candidate
 
-    assert combined(3600.0)[0] >= 15
+    assert combined(3600.0)[0] >= 5
     none, last = combined(20.0)
     assert none == 0, "steps of each take longer than a training of 20 s would save"
     assert last.loss == "chunked", "what one technique alone gives is looked at all the same"
