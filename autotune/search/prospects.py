@@ -15,7 +15,7 @@ from autotune.search.incumbent import bound_of
 from autotune.search.partial_checkpointing import PartialCheckpointing
 from autotune.search.probe_cost import ProbeCost
 from autotune.search.room import Room
-from autotune.timing.speed_model import AtLeast, Expected, Observed, SpeedModel
+from autotune.timing.speed_model import AtLeast, Expected, Observed, SpeedModel, assumed_spread
 from autotune.trial import History, Trial
 
 COMBINED = 0.075
@@ -130,8 +130,10 @@ class Prospects:
         to_beat = best if leader is None else leader.expected.seconds
         # What is simulated is probed as priced.
         spread = None if leader is None and not self._simulated else COMBINED
+        # Probes tell how far prices are off, and nothing of what has none.
+        unknown = [assumed_spread(one.candidate) for one in parts]
         return [
-            *(one._replace(cost=self._least_cost(one)) for one in self._judged(parts, best)),
+            *(one._replace(cost=self._least_cost(one)) for one in self._judged(parts, best, unknown)),
             *self._judged(combined, to_beat, spread),
             *self._partly(rungs, to_beat),
         ]
@@ -162,19 +164,22 @@ class Prospects:
         ]
         return self._judged(partly, to_beat, BETWEEN)
 
-    def _judged(self, priced: Sequence[_Priced], best: float, spread: float | None = None) -> list[Prospect]:
+    def _judged(
+        self, priced: Sequence[_Priced], best: float, spread: float | Sequence[float] | None = None
+    ) -> list[Prospect]:
         """Return what is expected of candidates, beside a best of so many seconds.
 
         A technique that only saves memory makes no step faster. So no candidate improves more than its plain one would,
-        at the same micro-batch and whether that fits or not. `spread` replaces what is uncertain of each.
+        at the same micro-batch and whether that fits or not. `spread` replaces what is uncertain of all, or of each.
         """
         plain = [self._ladder.plain(one.candidate) for one in priced]
         raws = [self._context.seconds(one) or given.seconds for one, given in zip(plain, priced, strict=True)]
         bounds = self._model.expect(plain, raws)
         expected = self._model.expect([one.candidate for one in priced], [one.seconds for one in priced])
         if spread is not None:
-            bounds = [Expected(seconds, spread) for seconds, _ in bounds]
-            expected = [Expected(seconds, spread) for seconds, _ in expected]
+            each = [spread] * len(priced) if isinstance(spread, float) else spread
+            bounds = [one._replace(spread=unsure) for one, unsure in zip(bounds, each, strict=True)]
+            expected = [one._replace(spread=unsure) for one, unsure in zip(expected, each, strict=True)]
         elif self._simulated:
             # What is simulated comes out as priced: only what was not priced yet is uncertain.
             expected = [

@@ -217,6 +217,17 @@ class SpeedModel:
         ]
 
 
+def assumed_spread(candidate: Candidate) -> float:
+    """Return the standard deviation of the logarithm of what its axes may do to a step, before anything tells.
+
+    That is beside another candidate, which was measured and has a part of its own, too.
+    """
+    differing = (
+        spread for spread, code in zip(_SPREADS, _encoded(_rung_values(candidate)), strict=True) if code
+    )
+    return math.hypot(NOISE, OWN, OWN, *differing)
+
+
 def _cut_off(mean: float, spread: float, least: float) -> tuple[_Residual, float]:
     """Return the measurement that would tell of a Gaussian what cutting off all below `least` does.
 
