@@ -37,7 +37,6 @@ sys.path.insert(0, str(ROOT))
 from autotune.candidate import Candidate  # noqa: E402
 from autotune.devices.hardware import Hardware, find_hardware  # noqa: E402
 from autotune.devices.simulated import SimulatedDevice  # noqa: E402
-from autotune.memory.device_overhead import DeviceOverhead  # noqa: E402
 from autotune.memory.predictor import Predictor  # noqa: E402
 from autotune.models.resolve import resolve  # noqa: E402
 from autotune.probe.protocol import ProbeRequest  # noqa: E402
@@ -119,8 +118,7 @@ def request(case: Case, candidates: list[Candidate]) -> ProbeRequest:
 
 def memory_model(known: Mapping[Candidate, Timeline], hardware: Hardware, case: Case) -> Predictor:
     """Return what a run knows of memory that has traced a ladder."""
-    ground = DeviceOverhead.measured("cuda", 0, hardware.cublas_bytes(), case.gpus, hardware.usable_bytes())
-    return Predictor({}, ground, lambda _: True).with_timelines(known)
+    return Predictor({}, hardware.overhead(case.gpus), lambda _: True).with_timelines(known)
 
 
 def price(

@@ -32,7 +32,6 @@ from rich.table import Table  # noqa: E402
 from autotune.candidate import Candidate  # noqa: E402
 from autotune.devices.hardware import Hardware, find_hardware  # noqa: E402
 from autotune.devices.simulated import SimulatedDevice  # noqa: E402
-from autotune.memory.device_overhead import DeviceOverhead  # noqa: E402
 from autotune.memory.fewest_checkpointed import with_checkpointed_blocks  # noqa: E402
 from autotune.memory.predictor import Predictor  # noqa: E402
 from autotune.models.resolve import resolve  # noqa: E402
@@ -138,8 +137,7 @@ class Pricing:
         )  # fmt: skip
         self.case, self.known = case, known
         self._machine = Machine.of(hardware)
-        ground = DeviceOverhead.measured("cuda", 0, hardware.cublas_bytes(), 1, device.total)
-        self.predictor = Predictor({}, ground, self._accumulating)
+        self.predictor = Predictor({}, hardware.overhead(gpus=1), self._accumulating)
 
     def learn(self, rungs: Iterable[Candidate]) -> None:
         """Take the traces of rungs."""

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from autotune import assets
 from autotune.errors import InputError, nearest
+from autotune.memory.device_overhead import DeviceOverhead
 from autotune.units import GIB, MIB
 from autotune.user_files import parse_yaml, require_kind
 from autotune.validation import Frozen
@@ -72,6 +73,10 @@ class Hardware(Frozen):
     def cublas_bytes(self) -> int:
         """Return the bytes of one cuBLAS workspace."""
         return int(self.cublas_mib * MIB)
+
+    def overhead(self, gpus: int) -> DeviceOverhead:
+        """Return what a process takes of one of so many that train together, as far as it is known without a probe."""
+        return DeviceOverhead.measured("cuda", 0, self.cublas_bytes(), gpus, self.usable_bytes())
 
 
 class HardwareTable(Frozen):

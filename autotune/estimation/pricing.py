@@ -10,7 +10,6 @@ from pydantic import Field
 
 from autotune.candidate import Candidate
 from autotune.devices.hardware import Hardware
-from autotune.memory.device_overhead import DeviceOverhead
 from autotune.memory.host_footprint import loader_bytes
 from autotune.memory.predictor import Predictor
 from autotune.outcome import Breakdown, Phase, StepTiming
@@ -118,7 +117,7 @@ def price(
     """
     began = time.perf_counter()
     accumulating = accumulation_steps > 1
-    ground = DeviceOverhead.measured("cuda", 0, hardware.cublas_bytes(), gpus, hardware.usable_bytes())
+    ground = hardware.overhead(gpus)
     predictor = Predictor({}, ground, lambda _: accumulating).with_timeline(candidate, timeline)
     prediction = predictor.predict(candidate)
     assert prediction is not None, "a candidate's own trace covers it"

@@ -15,7 +15,7 @@ from autotune.candidate import Candidate, OffloadPlace
 from autotune.devices.simulated import SimulatedDevice
 from autotune.executors.executor import ProbeResult
 from autotune.memory.allocator import OutOfDeviceMemory
-from autotune.memory.device_overhead import CUDA_CONTEXT, DeviceOverhead
+from autotune.memory.device_overhead import CUDA_CONTEXT
 from autotune.memory.predictor import breakdown
 from autotune.memory.reserved import allocator_usage
 from autotune.outcome import Lost, Memory, Ok, Oom, Outcome, Phase, PhaseReport, Unsupported
@@ -131,16 +131,14 @@ class SimulatedExecutor:
     def _price(self, request: ProbeRequest, timeline: Timeline) -> Outcome:
         candidate = request.candidate
         accumulating = request.accumulation_steps > 1
-        total = self._device.facts().total
-        ground = DeviceOverhead.measured(
-            "cuda", 0, self._device.hardware.cublas_bytes(), request.world_size, total
-        )
+        ground = self._device.hardware.overhead(request.world_size)
         held = ground.held(candidate)
         try:
             usage = allocator_usage(timeline,
                 candidate.micro_batch, accumulating, candidate.expandable_segments,
                 max_split_size=candidate.max_split_size_bytes,
-                capacity=request.budget - held, device_memory=total, blas_workspace=ground.blas_workspace,
+                capacity=request.budget - held, device_memory=ground.device_memory,
+                blas_workspace=ground.blas_workspace,
             )  # fmt: skip
         except OutOfDeviceMemory as refused:
             return _refused(refused, held)

@@ -16,9 +16,9 @@ from autotune.memory.unlimited import (
     LARGEST,
     Growths,
     OutOfAddresses,
+    empty_segment,
     mapped,
     reserved_by_segments,
-    unused,
 )
 from autotune.timeline.step_events import CUDA_BLOCK, PLACES
 from autotune.timeline.timeline import Timeline
@@ -240,7 +240,7 @@ class Requests:
                 listed.extend((blocks.tolist(), (blocks << ADDRESS).tolist()))
             return stream[begin:end].tolist(), listed[0], listed[1]
 
-        segment = unused(small, space)
+        segment = empty_segment(small, space)
         for begin, end in pairwise([0, *np.searchsorted(own, self._cuts).tolist(), len(own)]):
             if begin == end:
                 continue

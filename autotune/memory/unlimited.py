@@ -93,7 +93,7 @@ class Growths:
         return known
 
 
-def unused(small: bool, space: int) -> GrownSegment:
+def empty_segment(small: bool, space: int) -> GrownSegment:
     """Return an expandable segment of a pool with addresses for so many blocks, before its first request."""
     grain = _grain(small)
     return GrownSegment(grain, _whole(space, grain))
