@@ -15,7 +15,7 @@ from autotune.search.incumbent import bound_of
 from autotune.search.partial_checkpointing import PartialCheckpointing
 from autotune.search.probe_cost import ProbeCost
 from autotune.search.room import Room
-from autotune.timing.speed_model import AtLeast, Expected, Observed, SpeedModel, assumed_spread
+from autotune.timing.speed_model import AtLeast, Expected, Observed, SpeedModel
 from autotune.trial import History, Trial
 
 COMBINED = 0.075
@@ -55,10 +55,11 @@ class Prospects:
         self._simulated = simulated
         self._cost = ProbeCost(history)
         self._partial = PartialCheckpointing(context, room, context.seconds, self._guess)
-        self._model = SpeedModel(
-            [seen for trial in history if (seen := self._observed(trial))],
-            [bound for trial in history if (bound := self._bounded(trial))],
-        )
+        seen = [one for trial in history if (one := self._observed(trial))]
+        bounds = [bound for trial in history if (bound := self._bounded(trial))]
+        self._model = SpeedModel(seen, bounds)
+        # How far prices are off says nothing of what has none.
+        self._unpriced_model = SpeedModel(seen, bounds, scales=(1.0,))
 
     def rungs(self, best: Candidate) -> dict[Candidate, None]:
         """Return the legal rungs that may still win."""
@@ -117,21 +118,21 @@ class Prospects:
             if not sizes:
                 continue
             # Without a guess, the reference itself is to be traced first.
-            alone = rung in before or self._guess(rung, sizes[0]) is None
-            if alone or self._simulated:
+            is_part = rung in before or self._guess(rung, sizes[0]) is None
+            if is_part or self._simulated:
                 sizes = sizes[:1]
             guesses = {size: self._guess(rung, size) or best for size in sizes}
             some = self._partial.hoped(rung)
             if some is not None and some.seconds < guesses[sizes[0]]:
                 size = some.candidate.micro_batch
                 guesses[size] = min(some.seconds, guesses.get(size, math.inf))
-            kind = parts if alone else combined
+            kind = parts if is_part else combined
             kind.extend(_Priced(rung.at(size), seconds, False) for size, seconds in guesses.items())
         to_beat = best if leader is None else leader.expected.seconds
         # What is simulated is probed as priced.
         spread = None if leader is None and not self._simulated else COMBINED
-        # Probes tell how far prices are off, and nothing of what has none.
-        unknown = [assumed_spread(one.candidate) for one in parts]
+        alone = self._unpriced_model.expect([one.candidate for one in parts], [one.seconds for one in parts])
+        unknown = [one.spread for one in alone]
         return [
             *(one._replace(cost=self._least_cost(one)) for one in self._judged(parts, best, unknown)),
             *self._judged(combined, to_beat, spread),

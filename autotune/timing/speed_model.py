@@ -129,17 +129,24 @@ class SpeedModel:
     Bayesian Inference, 2001, chapter 3). Where it was expected to take longer anyway, that changes next to nothing.
     """
 
-    def __init__(self, seen: Sequence[Observed] = (), at_least: Sequence[AtLeast] = ()) -> None:
+    def __init__(
+        self,
+        seen: Sequence[Observed] = (),
+        at_least: Sequence[AtLeast] = (),
+        scales: Sequence[float] = SCALES,
+    ) -> None:
+        """Learn from probes; where there is one of `scales` alone, what is assumed of axes stays as it is."""
+        self._scales = scales
         measured = [one for one in seen if one.predicted > 0 and one.measured > 0]
         self._seen = [one.candidate for one in measured]
         residuals = [
             _Residual(math.log(one.measured / one.predicted), max(NOISE, one.spread) ** 2) for one in measured
         ]
-        self._residuals = [list(residuals) for _ in SCALES]
+        self._residuals = [list(residuals) for _ in self._scales]
         """By scale, of each that was seen."""
         self._condition()
-        prior = [-((math.log(scale) / DOUBT) ** 2) / 2 for scale in SCALES]
-        likely = [one.evidence for one in self._posteriors] or [0.0 for _ in SCALES]
+        prior = [-((math.log(scale) / DOUBT) ** 2) / 2 for scale in self._scales]
+        likely = [one.evidence for one in self._posteriors] or [0.0 for _ in self._scales]
         self._logarithms = [before + said for before, said in zip(prior, likely, strict=True)]
         """Of the probability of each scale, but for a summand."""
         for bound in at_least:
@@ -162,7 +169,7 @@ class SpeedModel:
 
         self._known = _Points(self._seen)
         covariance = self._known.covariance(self._known, same=True)
-        for scale, residuals in zip(SCALES, self._residuals, strict=True):
+        for scale, residuals in zip(self._scales, self._residuals, strict=True):
             noise = np.diag([one.variance for one in residuals])
             factor = np.linalg.cholesky(covariance.at(scale) + noise)
             half = np.linalg.solve(factor, np.array([one.logarithm for one in residuals]))
@@ -186,10 +193,10 @@ class SpeedModel:
 
         prior = points.prior_variance()
         if not self._posteriors:
-            return [_Gaussian(np.zeros_like(prior.common), prior.at(scale)) for scale in SCALES]
+            return [_Gaussian(np.zeros_like(prior.common), prior.at(scale)) for scale in self._scales]
         covariance = self._known.covariance(points)
         found = []
-        for scale, posterior in zip(SCALES, self._posteriors, strict=True):
+        for scale, posterior in zip(self._scales, self._posteriors, strict=True):
             across = covariance.at(scale)
             half = np.linalg.solve(posterior.factor, across)
             variance = np.maximum(0.0, prior.at(scale) - (half**2).sum(axis=0))
@@ -215,17 +222,6 @@ class SpeedModel:
             Expected(seconds * factor, spread)
             for seconds, (factor, spread) in zip(predicted, each, strict=True)
         ]
-
-
-def assumed_spread(candidate: Candidate) -> float:
-    """Return the standard deviation of the logarithm of what its axes may do to a step, before anything tells.
-
-    That is beside another candidate, which was measured and has a part of its own, too.
-    """
-    differing = (
-        spread for spread, code in zip(_SPREADS, _encoded(_rung_values(candidate)), strict=True) if code
-    )
-    return math.hypot(NOISE, OWN, OWN, *differing)
 
 
 def _cut_off(mean: float, spread: float, least: float) -> tuple[_Residual, float]:
