@@ -2,11 +2,11 @@
 
     python -m benchmarks.search_scale [--strategy guided]      every strategy, unless one is named
 
-Nothing is trained: outcomes and traces are made of arithmetic. A proposal is timed after 100 trials, with a memory
-model that has a trace of every rung. The first of a search finds the legal rungs and prices them, which is kept: it is
-timed apart, and the target is for those that follow, each after other trials. The journal is read as a resumed run
-reads it, seals and order checked, to its history. A search is then cut at several points and continued from what JSON
-holds of its history, with nothing kept.
+Nothing is trained: outcomes and traces are made of arithmetic, and the speed of each rung is predicted a little
+wrongly. A proposal is timed after 100 trials, with a memory model that has a trace of every rung. The first of a search
+finds the legal rungs and prices them, which is kept: it is timed apart, and the target is for those that follow, each
+after other trials. The journal is read as a resumed run reads it, seals and order checked, to its history. A search is
+then cut at several points and continued from what JSON holds of its history, with nothing kept.
 
 Targets: a proposal in at most 0.5 s, the journal in at most 1 s, and the identical continuation from every cut.
 """

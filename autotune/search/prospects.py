@@ -58,8 +58,8 @@ class Prospects:
         seen = [one for trial in history if (one := self._observed(trial))]
         bounds = [bound for trial in history if (bound := self._bounded(trial))]
         self._model = SpeedModel(seen, bounds)
-        # How far prices are off says nothing of what has none.
-        self._unpriced_model = SpeedModel(seen, bounds, scales=(1.0,))
+        # Of what has no price yet: how far off prices are says nothing of it.
+        self._untraced_model = SpeedModel(seen, bounds, scales=(1.0,))
 
     def rungs(self, best: Candidate) -> dict[Candidate, None]:
         """Return the legal rungs that may still win."""
@@ -130,12 +130,12 @@ class Prospects:
             kind.extend(_Priced(rung.at(size), seconds, False) for size, seconds in guesses.items())
         to_beat = best if leader is None else leader.expected.seconds
         # What is simulated is probed as priced.
-        spread = None if leader is None and not self._simulated else COMBINED
-        alone = self._unpriced_model.expect([one.candidate for one in parts], [one.seconds for one in parts])
-        unknown = [one.spread for one in alone]
+        spreads = None if leader is None and not self._simulated else [COMBINED] * len(combined)
+        alone = self._untraced_model.expect([one.candidate for one in parts], [one.seconds for one in parts])
+        judged = self._judged(parts, best, [one.spread for one in alone])
         return [
-            *(one._replace(cost=self._least_cost(one)) for one in self._judged(parts, best, unknown)),
-            *self._judged(combined, to_beat, spread),
+            *(one._replace(cost=self._least_cost(one)) for one in judged),
+            *self._judged(combined, to_beat, spreads),
             *self._partly(rungs, to_beat),
         ]
 
@@ -155,7 +155,7 @@ class Prospects:
         ]
         hopeful = [
             one.candidate.rung()
-            for one in self._judged(quickest, to_beat, BETWEEN)
+            for one in self._judged(quickest, to_beat, [BETWEEN] * len(quickest))
             if one.improvement >= MARGIN
         ]
         partly = [
@@ -163,24 +163,23 @@ class Prospects:
             for rung in hopeful
             for one in self._partial.to_trace(rung)
         ]
-        return self._judged(partly, to_beat, BETWEEN)
+        return self._judged(partly, to_beat, [BETWEEN] * len(partly))
 
     def _judged(
-        self, priced: Sequence[_Priced], best: float, spread: float | Sequence[float] | None = None
+        self, priced: Sequence[_Priced], best: float, spreads: Sequence[float] | None = None
     ) -> list[Prospect]:
         """Return what is expected of candidates, beside a best of so many seconds.
 
         A technique that only saves memory makes no step faster. So no candidate improves more than its plain one would,
-        at the same micro-batch and whether that fits or not. `spread` replaces what is uncertain of all, or of each.
+        at the same micro-batch and whether that fits or not. `spreads` replace what is uncertain of each.
         """
         plain = [self._ladder.plain(one.candidate) for one in priced]
         raws = [self._context.seconds(one) or given.seconds for one, given in zip(plain, priced, strict=True)]
         bounds = self._model.expect(plain, raws)
         expected = self._model.expect([one.candidate for one in priced], [one.seconds for one in priced])
-        if spread is not None:
-            each = [spread] * len(priced) if isinstance(spread, float) else spread
-            bounds = [one._replace(spread=unsure) for one, unsure in zip(bounds, each, strict=True)]
-            expected = [one._replace(spread=unsure) for one, unsure in zip(expected, each, strict=True)]
+        if spreads is not None:
+            bounds = [one._replace(spread=spread) for one, spread in zip(bounds, spreads, strict=True)]
+            expected = [one._replace(spread=spread) for one, spread in zip(expected, spreads, strict=True)]
         elif self._simulated:
             # What is simulated comes out as priced: only what was not priced yet is uncertain.
             expected = [

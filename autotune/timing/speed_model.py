@@ -79,7 +79,7 @@ class _Residual(NamedTuple):
 
 
 _NOTHING = _Residual(0.0, 1e9)
-"""Says nothing."""
+"""A measurement so unsure that it says nothing."""
 
 
 class _Posterior(NamedTuple):
@@ -135,7 +135,7 @@ class SpeedModel:
         at_least: Sequence[AtLeast] = (),
         scales: Sequence[float] = SCALES,
     ) -> None:
-        """Learn from probes; where there is one of `scales` alone, what is assumed of axes stays as it is."""
+        """Learn from probes. With one of `scales` alone, the spreads of axes are that multiple of what is assumed."""
         self._scales = scales
         measured = [one for one in seen if one.predicted > 0 and one.measured > 0]
         self._seen = [one.candidate for one in measured]
@@ -147,15 +147,15 @@ class SpeedModel:
         self._condition()
         prior = [-((math.log(scale) / DOUBT) ** 2) / 2 for scale in self._scales]
         likely = [one.evidence for one in self._posteriors] or [0.0 for _ in self._scales]
-        self._logarithms = [before + said for before, said in zip(prior, likely, strict=True)]
-        """Of the probability of each scale, but for a summand."""
+        self._log_weights = [before + said for before, said in zip(prior, likely, strict=True)]
+        """Logarithms of weights that the probabilities of the scales are proportional to."""
         for bound in at_least:
             self._cut(bound)
 
     @property
     def _probabilities(self) -> list[float]:
         """Of each scale; what is negligible is none."""
-        weights = [math.exp(one - max(self._logarithms)) for one in self._logarithms]
+        weights = [math.exp(one - max(self._log_weights)) for one in self._log_weights]
         kept = [weight if weight >= NEGLIGIBLE * sum(weights) else 0.0 for weight in weights]
         return [weight / sum(kept) for weight in kept]
 
@@ -181,8 +181,8 @@ class SpeedModel:
         least = math.log(bound.seconds / bound.predicted)
         beliefs = self._believed(_Points([bound.candidate]))
         cuts = [_cut_off(float(one.mean[0]), math.sqrt(one.variance[0]), least) for one in beliefs]
-        for number, (residual, probability) in enumerate(cuts):
-            self._logarithms[number] += probability
+        for number, (residual, log_above) in enumerate(cuts):
+            self._log_weights[number] += log_above
             self._residuals[number].append(residual)
         self._seen.append(bound.candidate)
         self._condition()
@@ -227,7 +227,7 @@ class SpeedModel:
 def _cut_off(mean: float, spread: float, least: float) -> tuple[_Residual, float]:
     """Return the measurement that would tell of a Gaussian what cutting off all below `least` does.
 
-    With it comes the logarithm of the probability of what is above.
+    With it comes the logarithm of the probability that it had of being above.
     """
     if spread == 0:
         return _NOTHING, 0.0
@@ -238,13 +238,13 @@ def _cut_off(mean: float, spread: float, least: float) -> tuple[_Residual, float
     # Mean of what is left of a standard Gaussian; far out the ratio has no digits left, and this is its limit.
     above = math.erfc(at / math.sqrt(2)) / 2
     shift = density / above if at < 8 else at + 1 / at
-    logarithm_above = math.log(above) if at < 8 else -at * at / 2 - math.log(at * math.sqrt(2 * math.pi))
+    log_above = math.log(above) if at < 8 else -at * at / 2 - math.log(at * math.sqrt(2 * math.pi))
     left = max(1e-3, 1 - shift * (shift - at))
     precision = (1 / left - 1) / spread**2
     if precision <= 0:
-        return _NOTHING, logarithm_above
+        return _NOTHING, log_above
     logarithm = ((mean + spread * shift) / (left * spread**2) - mean / spread**2) / precision
-    return _Residual(logarithm, 1 / precision), logarithm_above
+    return _Residual(logarithm, 1 / precision), log_above
 
 
 class _Parts(NamedTuple):

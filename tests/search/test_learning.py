@@ -7,8 +7,9 @@ from autotune.options import Limits
 from autotune.search import guided, prospects
 from autotune.search.guided import Guided
 from autotune.search.ladder import Taken
+from autotune.search.room import Room
 from autotune.testing.arithmetic import timeline
-from autotune.timing.speed_model import Expected
+from autotune.timing.speed_model import AXIS, Expected
 from autotune.trial import Trial
 from tests.search.test_guided import UNIT, Techniques, make_context, roomy, search
 
@@ -125,3 +126,28 @@ def test_of_what_a_simulated_device_prices_only_how_techniques_combine_is_uncert
     monkeypatch.setattr(prospects.Prospects, "to_trace", watched)
     search(device, context)
     assert seen == {(False, prospects.COMBINED), (True, prospects.COMBINED)}
+
+
+def test_probes_that_come_out_as_predicted_make_no_surer_of_what_was_never_priced():
+    device = roomy()
+    priced = [Candidate(micro_batch=16, **one) for one in ({}, {"loss": "chunked"}, {"compile": "regional"})]
+    eager = Candidate(micro_batch=16, attention="eager")
+    history = tuple(
+        Trial(number=number, candidate=one, node="", why="", outcome=device.outcome(one), seconds=1.0)
+        for number, one in enumerate(priced, start=1)
+    )
+
+    def spread_of_eager(history, *traced):
+        """Return how unsure a search is of it, before it is traced or afterwards."""
+        context = make_context(device)
+        traces = {rung: timeline(device, rung) for rung in (one.rung() for one in (*priced, *traced))}
+        context = context.informed(context.predictor.with_timelines(traces), context.speed)
+        room = Room(history, context, context.predictor, False)
+        looking = prospects.Prospects(history, context, room, False)
+        rungs = looking.rungs(priced[0])
+        found = looking.to_probe(rungs, 1.0) if traced else looking.to_trace(rungs, 1.0, None)
+        return next(one.expected.spread for one in found if one.candidate.rung() == eager.rung())
+
+    assert spread_of_eager(history, eager) < 0.8 * spread_of_eager(history[:1], eager)
+    assert spread_of_eager(history) >= 0.95 * AXIS["attention"]
+    assert spread_of_eager(history) > 1.3 * spread_of_eager(history, eager)
