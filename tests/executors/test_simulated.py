@@ -8,8 +8,9 @@ from rich.console import Console
 
 from autotune.candidate import Candidate
 from autotune.devices.find import find
+from autotune.devices.hardware import find_hardware
 from autotune.executors.simulated import SimulatedExecutor
-from autotune.memory.device_overhead import CUDA_CONTEXT, CUDA_KERNELS, NCCL_BUFFERS, DeviceOverhead
+from autotune.memory.device_overhead import CUDA_CONTEXT, CUDA_KERNELS, NCCL_BUFFERS
 from autotune.memory.predictor import Predictor
 from autotune.options import Limits
 from autotune.outcome import Crash, Ok, Oom, Unsupported
@@ -122,9 +123,8 @@ def test_as_much_is_reserved_as_is_predicted_on_a_device_that_is_nearly_full():
     outcome = answer(tracer=Traces(made), micro_batch=2)
     assert isinstance(outcome, Ok)
     assert 66 * GIB <= outcome.memory.reserved < 67 * GIB
-    total = find(DeviceSpec(kind="sim", hardware="a100-80gb")).facts().total
     candidate = Candidate(micro_batch=2)
-    ground = DeviceOverhead.measured("cuda", 0, device_memory=total)
+    ground = find_hardware("a100-80gb").overhead(gpus=1)
     predicted = Predictor({candidate.rung().key(): made}, ground).predict(candidate)
     assert predicted is not None
     assert predicted.reserved < 67 * GIB, "without the device's addresses it would be above 88 GiB"
