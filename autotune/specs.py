@@ -225,6 +225,11 @@ class DeviceSpeed(Frozen):
     """Bytes/s of an addition of arrays too large for caches: what it reads, and what it writes."""
     operator: Annotated[float, Field(gt=0)]
     """Seconds of the smallest operator in eager mode: Python, dispatch and launch."""
+    random: Annotated[float, Field(gt=0)] | None = None
+    """Random numbers/s that torch's generator draws, one for each element of a dropout mask; None where it was not
+    measured."""
+    threads: Annotated[int, Field(ge=1)] = 1
+    """Threads that operators run on; a generator is no faster on several."""
     files: FileSpeed | None = None
     """Of files that are mapped into memory, to which the cpu device offloads; None where it was not measured."""
 

@@ -14,15 +14,21 @@ from autotune.outcome import Phase
 OpKind = Literal[
     "memory", "matmul", "attention", "upload", "download", "host",
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
+    "random", "fused_random", "fused_pointwise",
 ]  # fmt: skip
 KINDS: tuple[OpKind, ...] = (
     "memory", "matmul", "attention", "upload", "download", "host",
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
+    "random", "fused_random", "fused_pointwise",
 )  # fmt: skip
 """`memory` moves bytes and computes little; `matmul` and `attention` run on matrix units; `upload` and `download` cross
-between host and device; `host` runs on the processor; the rest are collectives."""
+between host and device; `host` runs on the processor; `random` draws a random number for each element with torch's
+generator; kernels of torch's compiler together draw those of `fused_random`, and compute `fused_pointwise`, where what
+they move is told as `memory`; the rest are collectives."""
 
-COLLECTIVES: frozenset[OpKind] = frozenset(KINDS[KINDS.index("all_reduce") :])
+COLLECTIVES: frozenset[OpKind] = frozenset(
+    ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+)
 
 MathType = Literal["none", "fp32", "tf32", "fp16", "bf16", "fp8"]
 MATH_TYPES: tuple[MathType, ...] = ("none", "fp32", "tf32", "fp16", "bf16", "fp8")

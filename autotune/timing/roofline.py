@@ -8,8 +8,9 @@ enough.
 
 The shares of the peaks that kernels reach are constants with their source, the same for all models. One, `SHAPE`, was
 looked for after a comparison with published runs had come out 1.5 times too fast (docs/step_time.md). Not covered:
-matrix shapes that fill the last wave of a GPU badly, clocks under a power limit, and caches. What a compiler fused is
-one operator here, of the bytes that its kernel moves. Probes correct all of that (`autotune.timing.calibration`).
+matrix shapes that fill the last wave of a GPU badly, clocks under a power limit, and caches. Of a compiler's kernels is
+known what each moves, and what those of one program compute together. Probes correct all of that
+(`autotune.timing.calibration`).
 """
 
 from __future__ import annotations
@@ -56,6 +57,13 @@ DISK = 0.2e9
 START = 2e-6
 """Seconds that a kernel takes beside its work: 0.9 us between two launches (NVIDIA, Getting Started with CUDA Graphs),
 and as much again for filling and draining the GPU (assumed)."""
+FUSED_RANDOM = 3.4
+"""Seconds in which a thread of a compiled kernel draws a number of a dropout mask, where torch's generator takes one:
+the kernel computes each from a counter (Philox) and uses one of the four numbers that this gives. A generator is one
+thread's, a kernel is divided among all (`benchmarks/fused_kernels.py`)."""
+FUSED = 2.0
+"""Elements that a processor goes through in a kernel that computes several operators, where an elementwise operator by
+itself goes through one: the others are in registers (as above)."""
 ELEMENTWISE = 4.0
 """Elements of a usual elementwise operator that a processor goes through while it computes one of GELU: assumed."""
 LAUNCH = 10e-6
@@ -79,6 +87,10 @@ class Machine:
     """Of those that a processor offloads to; None on a GPU, and where it was not measured: then they take no time."""
     start: float = START
     launch: float = LAUNCH
+    random: float | None = None
+    """Random numbers/s of torch's generator; None where numbers are drawn while the bytes are moved, as on a GPU."""
+    fused_random: float | None = None
+    """The same within kernels of torch's compiler."""
 
     @classmethod
     def of(cls, hardware: Hardware, attention: float | None = None) -> Machine:
@@ -114,11 +126,12 @@ class Machine:
         """
         matrix = _filled(speed.matrix_flops, "fp32")
         attention = _filled(speed.attention_flops, "fp32")
+        fused_random = None if speed.random is None else speed.random / FUSED_RANDOM * speed.threads
         return cls(
             matrix={**matrix, "none": speed.elementwise_flops * ELEMENTWISE}, attention=attention,
             memory=speed.memory, host_link=speed.memory, links=Links(speed.memory, speed.memory, SERVER),
             host_memory=speed.memory, start=speed.operator, launch=0.0,
-            files=speed.files,
+            files=speed.files, random=speed.random, fused_random=fused_random,
         )  # fmt: skip
 
     def seconds(self, operator: Operator) -> float:
@@ -132,6 +145,12 @@ class Machine:
                 arithmetic = operator.flops / self.matrix[operator.math]
             case "attention":
                 arithmetic = operator.flops / self.attention[operator.math]
+            case "random":
+                arithmetic = operator.flops / (self.random or self.matrix["none"])
+            case "fused_random":
+                arithmetic = operator.flops / (self.fused_random or self.matrix["none"])
+            case "fused_pointwise":
+                arithmetic = operator.flops / (self.matrix["none"] * FUSED)
             case "memory":
                 arithmetic = operator.flops / self.matrix["none"]
             case _:

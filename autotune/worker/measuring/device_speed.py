@@ -1,6 +1,6 @@
 """What a device reaches, timed in a second: matrix products, attention, an activation function, memory, a launch.
 
-Of a processor the files that it offloads to are timed, too.
+Of a processor random numbers are timed, too, and the files that it offloads to.
 
 For devices of which no data sheet is known, the cpu above all. Only ratios matter much: what all operators have in
 common, probes correct (`timing.speed_model`).
@@ -40,6 +40,8 @@ def time_device(name: str, folder: str) -> DeviceSpeed | None:
                 elementwise_flops=_elementwise(device),
                 memory=_memory(device),
                 operator=_operator(device),
+                random=_random(device) if device.type == "cpu" else None,
+                threads=torch.get_num_threads(),
                 files=_files(folder, device) if device.type == "cpu" else None,
             )
     except RuntimeError as error:  # torch's class for what malloc refuses; OutOfMemoryError is one
@@ -87,6 +89,12 @@ def _memory(device: torch.device) -> float:
 def _operator(device: torch.device) -> float:
     a = torch.ones(1, device=device)
     return _fastest(lambda: a + a, device, inside=100)
+
+
+def _random(device: torch.device) -> float:
+    elements = 2**18
+    a = torch.empty(elements, device=device)
+    return elements / _fastest(lambda: a.bernoulli_(0.9), device)
 
 
 def _files(folder: str, device: torch.device) -> FileSpeed | None:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from autotune.outcome import Phase
-from autotune.timeline.op_counts import Counts, OpCounts, Operator, Operators
+from autotune.timeline.op_counts import Counts, OpCounts, Operator, Operators, OpKind
+from autotune.worker.tracing.fused_work import FusedWork
 from autotune.worker.tracing.op_facts import OpFacts, tensor_bytes
 
 NOTHING = -1
@@ -66,6 +67,15 @@ class OpCounter:
         size = sum({value.untyped_storage()._cdata: tensor_bytes(value) for value in tensors}.values())
         operator = Operator("fused", "memory", "none", 1, 0, size)
         self.running.append(self._numbers.of(operator))
+
+    def fused_work(self, work: FusedWork) -> None:
+        """Note what all fused kernels of a program compute; the bytes that each of them moves are noted by `fused`."""
+        kinds: tuple[tuple[OpKind, int], ...] = (
+            ("fused_pointwise", work.pointwise), ("fused_random", work.random),
+        )  # fmt: skip
+        for kind, elements in kinds:
+            if elements:
+                self.running.append(self._numbers.of(Operator(kind, kind, "none", 1, elements, 0)))
 
     def number(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
         """Return the number of what a call did."""

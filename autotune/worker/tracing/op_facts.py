@@ -2,7 +2,8 @@
 
 FLOPs of matrix products are those of `torch.utils.flop_counter`; attention that is masked causally does half of them,
 because its kernels skip the tiles above the diagonal. Every other operator counts one FLOP for each element it
-writes. Not covered: what a kernel reads twice, and which of its reads are served by a cache.
+writes, one that draws random numbers each of these. Not covered: what a kernel reads twice, and which of its reads are
+served by a cache.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class OpFacts:
         self.name = schema.name.partition("::")[2]
         self.namespace = schema.name.partition("::")[0]
         self.mutable = schema.is_mutable
+        self.random = torch.Tag.nondeterministic_seeded in func.tags
         written = [
             (position, argument.name)
             for position, argument in enumerate(schema.arguments)
@@ -125,7 +127,8 @@ class OpFacts:
             return Operator(self.name, "host", "none", 1, _elements(written), moved)
         flops = self._flops(args, kwargs, result)
         if flops is None:
-            return Operator(self.name, "memory", "none", 1, _elements(written), moved)
+            kind = "random" if self.random else "memory"
+            return Operator(self.name, kind, "none", 1, _elements(written), moved)
         kind = "attention" if self.attention else "matmul"
         return Operator(self.name, kind, _math(given), 1, flops, moved)
 

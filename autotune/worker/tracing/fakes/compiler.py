@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from autotune.timeline.depth import NotAlike
 from autotune.worker.replacing import replaced
 from autotune.worker.techniques import compilation
+from autotune.worker.tracing.fused_work import FusedWork
 from autotune.worker.tracing.step_tracer import Unlike
 from autotune.worker.tracing.storage_recorder import StorageRecorder
 
@@ -49,6 +50,8 @@ class Recording:
         """Whether what is compiled serves later traces too."""
         self.setting: Hashable = None
         """What was compiled by last."""
+        self.awaited = FusedWork()
+        """Of the graphs of which no program was made yet."""
 
     @property
     def recorder(self) -> StorageRecorder:
@@ -87,7 +90,7 @@ def kept_programs() -> Iterator[None]:
 
 
 class Kernel:
-    """What stands for a fused kernel: it moves the bytes of its arguments, and nothing else is known of it."""
+    """What stands for a fused kernel: it moves the bytes of its arguments; its program knows what all compute."""
 
     def __call__(self, *args: Any) -> None:
         """Record the bytes of the arguments as moved by one fused kernel."""
@@ -146,6 +149,8 @@ def fake_compiler(
                     (codecache.PyCodeCache, "load_by_key_path", load),
                     (async_compile.AsyncCompile, "cpp_pybinding", kernel),
                     (inductor, "fx_graph_cache", False),
+                    # a GPU computes while it moves bytes
+                    *([] if on_gpu else [(inductor, "post_grad_custom_post_pass", _note_work)]),
                     (inductor, "allow_buffer_reuse", False),
                     (inductor.cpp, "vec_isa_ok", True),  # else it builds a program to find out
                     (functorch, "enable_autograd_cache", False),
@@ -210,15 +215,26 @@ def _outside_modes(forward: Callable[..., Any], _noting: bool) -> Callable[..., 
     return outside
 
 
+def _note_work(graph: torch.fx.Graph) -> None:
+    """Count the work of a graph that is about to become a program.
+
+    A function, as torch copies its settings with all that they refer to.
+    """
+    _RECORDING.awaited += FusedWork.of(graph)
+
+
 def _program(key: str, path: str, attrs: dict[str, Any]) -> ModuleType:
     """Load a generated program, and let its buffers be the recorder's."""
+    work, _RECORDING.awaited = _RECORDING.awaited, FusedWork()
     module = ModuleType(f"autotune_traced_{key}")
     module.__file__ = path
     exec(compile(Path(path).read_text(), path, "exec"), module.__dict__)
     call = module.call
 
     def recorded(args: Any) -> Any:
-        with _RECORDING.recorder:
+        recorder = _RECORDING.recorder
+        recorder.log.fused_work(work)
+        with recorder:
             return call(args)
 
     for name, value in {

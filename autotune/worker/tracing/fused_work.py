@@ -1,0 +1,39 @@
+"""What the kernels compute that torch's compiler makes of a graph, beside the products it leaves to others.
+
+The compiler divides a graph among kernels as it likes; what they compute together it does not change.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+
+class FusedWork(NamedTuple):
+    """Elements of all kernels of a graph together."""
+
+    pointwise: int = 0
+    """Written by operators that compute each element for itself, casts among them, one FLOP each as in eager mode. Of a
+    reduction its operand is not counted, which others have computed as a rule."""
+    random: int = 0
+    """Random numbers drawn."""
+
+    def __add__(self, other: object) -> FusedWork:
+        if not isinstance(other, FusedWork):
+            return NotImplemented
+        return FusedWork(self.pointwise + other.pointwise, self.random + other.random)
+
+    @classmethod
+    def of(cls, graph: fx.Graph) -> FusedWork:
+        """Count the work of a graph of which the compiler is about to make kernels; its sizes are numbers."""
+        pointwise = random = 0
+        for node in graph.nodes:
+            if node.target is torch.ops.prims.inductor_random.default:
+                random += math.prod(node.args[0])
+            elif isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags:
+                made = node.meta.get("val")
+                pointwise += made.numel() if isinstance(made, Tensor) else 0
+        return cls(pointwise, random)
