@@ -65,6 +65,42 @@ def test_one_program_serves_shards_with_offload_and_without_to_the_byte(monkeypa
     assert torch.is_autocast_cache_enabled()
 
 
+def test_on_a_gpu_compiled_kernels_compute_while_they_move_bytes():
+    work = of().work
+    assert not any(
+        o.kind.startswith("fused_") for phase in ("forward", "backward") for o, _ in work.of(phase, 2)
+    )
+
+
+def drawn(timeline, size):
+    """Return the random numbers of one forward pass, with torch's generator and within compiled kernels."""
+    counts = {"random": 0, "fused_random": 0}
+    for operator, count in timeline.work.of("forward", size):
+        if operator.kind in counts:
+            counts[operator.kind] += count * operator.flops
+    return counts
+
+
+def test_compiled_blocks_draw_the_masks_of_dropout_and_compute_in_their_kernels():
+    spec = family("gpt2", n_layer=2)
+
+    def on_cpu(**fields):
+        return trace(request(spec, Path(), seq_len=32, **fields))
+
+    plain, compiled = on_cpu(), on_cpu(compile="regional")
+    hidden, heads = spec.config["n_embd"], spec.config["n_head"]
+    for size in (1, 2, 5):
+        embedded = size * 32 * hidden
+        masks = 2 * size * (heads * 32 * 32 + 2 * 32 * hidden)
+        seeds = 2 * 3
+        assert drawn(plain, size) == {"random": embedded + masks, "fused_random": 0}
+        assert drawn(compiled, size) == {"random": embedded + seeds, "fused_random": masks}
+        for phase in ("forward", "backward"):
+            kernels = [o for o, _ in compiled.work.of(phase, size) if o.kind == "fused_pointwise"]
+            assert sum(o.flops for o in kernels) > embedded
+    assert not any(o.kind.startswith("fused_") for o, _ in plain.work.of("backward", 2))
+
+
 def test_steps_that_turn_out_unlike_keep_what_was_compiled(monkeypatch):
     with compiler.kept_programs():
         with compiler.fake_compiler(None, setting="unlike"):

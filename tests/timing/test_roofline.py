@@ -5,12 +5,22 @@ from dataclasses import replace
 import pytest
 
 from autotune.devices.hardware import find_hardware, table
-from autotune.specs import FileSpeed
+from autotune.specs import DeviceSpeed, FileSpeed
 from autotune.timeline.op_counts import MATH_TYPES, OpCounts, Operator, Operators
 from autotune.timeline.step_events import Accumulated, Slots, StepEvents
 from autotune.timeline.timeline import Timeline
 from autotune.timing.collectives import LATENCY, Links, collectives
-from autotune.timing.roofline import DISK, Busy, Extra, Machine, busy, step_time
+from autotune.timing.roofline import (
+    DISK,
+    ELEMENTWISE,
+    FUSED,
+    FUSED_RANDOM,
+    Busy,
+    Extra,
+    Machine,
+    busy,
+    step_time,
+)
 
 MACHINE = Machine(
     matrix=dict.fromkeys(MATH_TYPES, 1e12), attention=dict.fromkeys(MATH_TYPES, 5e11), memory=1e11,
@@ -49,6 +59,28 @@ def test_an_operator_takes_as_long_as_the_slower_of_arithmetic_and_memory():
     assert MACHINE.seconds(operator("attention", 10**12)) == 2.0
     assert MACHINE.seconds(operator("upload", bytes=10**10)) == 1.0
     assert MACHINE.seconds(operator("host", bytes=10**10)) == 1.0
+
+
+def test_a_processor_draws_random_numbers_on_one_thread_and_in_compiled_kernels_on_all():
+    speed = DeviceSpeed(
+        matrix_flops={"fp32": 1e12}, attention_flops={"fp32": 1e12}, elementwise_flops=1e9, memory=1e11, operator=1e-9,
+        random=1e8, threads=8,
+    )  # fmt: skip
+    machine = Machine.measured(speed)
+    assert machine.seconds(operator("random", 10**8)) == pytest.approx(1.0)
+    assert machine.seconds(operator("fused_random", 10**8)) == pytest.approx(FUSED_RANDOM / 8)
+    assert machine.seconds(operator("fused_pointwise", 10**9)) == pytest.approx(1 / ELEMENTWISE / FUSED)
+    # a record of before knows no such speed
+    unknown = Machine.measured(speed.model_copy(update={"random": None}))
+    assert unknown.seconds(operator("random", 10**8)) == unknown.seconds(operator("memory", 10**8))
+    assert unknown.seconds(operator("fused_random", 10**8)) == unknown.seconds(operator("memory", 10**8))
+
+
+def test_a_gpu_draws_random_numbers_while_it_moves_them():
+    machine = Machine.of(find_hardware("h100-sxm-80gb"))
+    assert machine.seconds(operator("random", 10**8, 10**9)) == machine.seconds(
+        operator("memory", 10**8, 10**9)
+    )
 
 
 def test_engines_overlap_and_the_processor_does_not():

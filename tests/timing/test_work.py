@@ -97,6 +97,16 @@ def test_a_fused_optimizer_step_reads_parameter_gradient_and_state_and_writes_al
     assert operator.bytes == pytest.approx(7 * 4000, abs=16)
 
 
+def test_what_draws_random_numbers_draws_one_for_each_element_it_writes():
+    def run(x):
+        torch.nn.functional.dropout(x, 0.5, True)
+        torch.rand_like(x)
+
+    drawn = [operator for operator in done(run, torch.ones(8, 16)) if operator.kind == "random"]
+    assert [operator.flops for operator in drawn] == [128, 128]
+    assert [operator.bytes for operator in drawn] == [512, 512]
+
+
 def test_copies_to_another_device_cross_the_host_link():
     there = only(lambda x: x.to("meta"), torch.ones(100), device="meta")
     assert (there.kind, there.bytes) == ("upload", 400)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from autotune.devices.host import unwritten_files
 from autotune.timing.roofline import Machine
@@ -21,6 +22,12 @@ def test_a_processor_is_timed_with_its_files(timed):
     assert timed.files.copy_speed < timed.memory, "each page of a new file has to be found first"
     assert timed.files.unwritten == pytest.approx(unwritten_files(), rel=0.2)
     assert Machine.measured(timed).files == timed.files
+
+
+def test_a_processor_is_timed_drawing_random_numbers(timed):
+    assert timed.random < timed.elementwise_flops, "a generator has one thread"
+    assert timed.threads == torch.get_num_threads()
+    assert Machine.measured(timed).random == timed.random
 
 
 def test_a_budget_that_leaves_no_room_for_it_is_no_obstacle(tmp_path):
