@@ -62,7 +62,7 @@ def measured(model: str, changes: dict[str, Any]) -> dict[str, Any]:
     from autotune.worker.measuring.device_speed import time_device
     from autotune.worker.tracing.fused_work import FusedWork
 
-    works = []
+    works: list[FusedWork] = []
     inductor.cpp.enable_kernel_profile = True
     inductor.post_grad_custom_post_pass = lambda graph: works.append(FusedWork.of(graph))
     inductor.fx_graph_cache = functorch.enable_autograd_cache = False
@@ -83,9 +83,9 @@ def measured(model: str, changes: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         speed = time_device("cpu", folder)
     assert speed is not None, "memory is not limited here"
-    pointwise, random = (sum(amounts) for amounts in zip(*works, strict=True))
+    work = sum(works, FusedWork())
     return {
-        "seconds": statistics.median(kernels), "pointwise": pointwise, "random": random,
+        "seconds": statistics.median(kernels), "pointwise": work.pointwise, "random": work.random,
         "speed": speed.model_dump(mode="json"),
     }  # fmt: skip
 

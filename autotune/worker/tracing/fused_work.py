@@ -6,13 +6,14 @@ The compiler divides a graph among kernels as it likes; what they compute togeth
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
 
-class FusedWork(NamedTuple):
+@dataclass(frozen=True)
+class FusedWork:
     """Elements of all kernels of a graph together."""
 
     pointwise: int = 0
@@ -21,9 +22,7 @@ class FusedWork(NamedTuple):
     random: int = 0
     """Random numbers drawn."""
 
-    def __add__(self, other: object) -> FusedWork:
-        if not isinstance(other, FusedWork):
-            return NotImplemented
+    def __add__(self, other: FusedWork) -> FusedWork:
         return FusedWork(self.pointwise + other.pointwise, self.random + other.random)
 
     @classmethod
