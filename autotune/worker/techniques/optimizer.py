@@ -39,7 +39,11 @@ def optimizer_maker(name: Optimizer, parameters: int, kernel: OptimizerKernel = 
             bitsandbytes = _bitsandbytes()
             return lambda group: bitsandbytes.optim.AdamW(group, lr=rate, weight_decay=0.01, optim_bits=8)
         case "adafactor":
-            return lambda group: _adafactor(group, rate)
+            from transformers import Adafactor  # here: its module imports peft, which makes tensors
+
+            return lambda group: _adafactor(
+                Adafactor(group, lr=rate, scale_parameter=False, relative_step=False)
+            )
         case "momentum":
             slower = min(1e-3, 1 / root)  # a moment of 0.9 sums ten steps
             return lambda group: torch.optim.SGD(group, lr=slower, momentum=MOMENTUM, **how)
@@ -48,10 +52,8 @@ def optimizer_maker(name: Optimizer, parameters: int, kernel: OptimizerKernel = 
             return lambda group: torch.optim.SGD(group, lr=faster, **how)
 
 
-def _adafactor(group: Iterable[nn.Parameter], rate: float) -> torch.optim.Optimizer:
-    from transformers import Adafactor
-
-    optimizer: torch.optim.Optimizer = Adafactor(group, lr=rate, scale_parameter=False, relative_step=False)
+def _adafactor(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return transformers' Adafactor without what it keeps and does not read."""
 
     def forget(*_: object) -> None:
         # The size of each parameter, which is read only where it scales the rate: no state worth keeping.
