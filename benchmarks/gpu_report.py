@@ -24,7 +24,7 @@ from autotune.memory.device_overhead import (
     NCCL_SPREAD,
 )
 from autotune.timing.collectives import ACHIEVED
-from autotune.timing.roofline import ATTENTION, ELEMENTWISE, HOST_LINK, LAUNCH, MATRIX, MEMORY, START
+from autotune.timing.machine import ATTENTION, ELEMENTWISE, HOST_LINK, LAUNCH, MATRIX, MEMORY, START
 from autotune.units import GIB, MIB
 from benchmarks.markdown import NOT_MEASURED, block, fill, off, table
 from benchmarks.recording import RESULTS

@@ -12,7 +12,8 @@ from autotune.candidate import Candidate
 from autotune.devices.hardware import Hardware
 from autotune.specs import DeviceSpeed
 from autotune.timeline.timeline import Timeline
-from autotune.timing.roofline import Machine, step_time
+from autotune.timing.machine import Machine
+from autotune.timing.roofline import step_time
 
 LINK = """
 import json, time, torch

@@ -12,7 +12,7 @@ from autotune.memory.device_overhead import DeviceOverhead
 from autotune.memory.predictor import Predictor
 from autotune.outcome import StepTiming
 from autotune.search.context import SearchContext
-from autotune.timing.roofline import Machine
+from autotune.timing.machine import Machine
 from autotune.timing.step_predictor import StepPredictor
 from autotune.tracing.replay import unpacked
 from autotune.units import MIB

@@ -44,7 +44,8 @@ from autotune.search.shipped import load_space  # noqa: E402
 from autotune.techniques.axis import Context  # noqa: E402
 from autotune.techniques.check import check  # noqa: E402
 from autotune.timeline.timeline import Timeline  # noqa: E402
-from autotune.timing.roofline import Machine, step_time  # noqa: E402
+from autotune.timing.machine import Machine  # noqa: E402
+from autotune.timing.roofline import step_time  # noqa: E402
 from autotune.tracing.cache import TraceCache  # noqa: E402
 from autotune.tracing.client import LocalTracer, Trace  # noqa: E402
 from autotune.tracing.plan import plan  # noqa: E402

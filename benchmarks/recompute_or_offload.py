@@ -5,7 +5,7 @@
 Each model is traced on a GPU that is not there, with chunked loss: plain, with all blocks checkpointed, with half of
 them, and with activation offload. First table: guided search with any number of blocks, and with all or none, on each
 GPU that the model's state fits in. Second table: what a block computes again against what its activations take to cross
-the host link, each way, at the bandwidth that copies reach (`timing.roofline`). The traces' transfers overlap with
+the host link, each way, at the bandwidth that copies reach (`timing.machine`). The traces' transfers overlap with
 compute; `hidden` are the blocks whose transfers do so altogether, and `at most` is what offloading these instead of
 computing them again would save of a step. All times are the roofline's, of micro-batch 1.
 
@@ -47,7 +47,8 @@ from autotune.specs import Goal  # noqa: E402
 from autotune.testing.arithmetic import ok  # noqa: E402
 from autotune.testing.grids import FACTS  # noqa: E402
 from autotune.timeline.timeline import Timeline  # noqa: E402
-from autotune.timing.roofline import Machine, busy  # noqa: E402
+from autotune.timing.machine import Machine  # noqa: E402
+from autotune.timing.roofline import busy  # noqa: E402
 from autotune.timing.step_predictor import StepPredictor  # noqa: E402
 from autotune.tracing.cache import TraceCache  # noqa: E402
 from autotune.tracing.client import LocalTracer  # noqa: E402

@@ -7,7 +7,7 @@ model is traced on one device with the publisher's dimensions, and the collectiv
 form. Every other row is listed with what is missing.
 
 Two constants were chosen after a first comparison with these rows, each from a source of its own: `SHAPE` of
-`autotune.timing.roofline` and `OLD_ATTENTION` here; docs/step_time.md says what they changed. So the comparison shows
+`autotune.timing.machine` and `OLD_ATTENTION` here; docs/step_time.md says what they changed. So the comparison shows
 how far off the model is, and is no test of it on rows that nobody had seen.
 
 Targets: the median speed within 25% of what was published, and 80% of the rows within a factor of 1.6.
@@ -44,7 +44,8 @@ from autotune.specs import ModelSpec  # noqa: E402
 from autotune.timeline.op_counts import Operator  # noqa: E402
 from autotune.timeline.timeline import Timeline  # noqa: E402
 from autotune.timing.collectives import ParallelStrategy, collectives  # noqa: E402
-from autotune.timing.roofline import Extra, Machine, step_time  # noqa: E402
+from autotune.timing.machine import Machine  # noqa: E402
+from autotune.timing.roofline import Extra, step_time  # noqa: E402
 from autotune.worker.tracing.trace import trace  # noqa: E402
 from benchmarks import published_decoder  # noqa: E402
 from benchmarks.recording import RESULTS, record  # noqa: E402

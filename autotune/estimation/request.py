@@ -31,7 +31,8 @@ from autotune.techniques.check import axis_of, refusals
 from autotune.techniques.families import title as title_of
 from autotune.techniques.sharding import usual_sharding
 from autotune.timeline.timeline import Timeline
-from autotune.timing.roofline import Machine, step_time
+from autotune.timing.machine import Machine
+from autotune.timing.roofline import step_time
 from autotune.tracing.client import Trace, Tracer
 from autotune.units import format_bytes
 

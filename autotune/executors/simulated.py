@@ -27,7 +27,8 @@ from autotune.site import Site
 from autotune.techniques.check import this_machine
 from autotune.timeline.timeline import Timeline
 from autotune.timing.calibration import SpeedCalibration
-from autotune.timing.roofline import Machine, StepTime, step_time
+from autotune.timing.machine import Machine
+from autotune.timing.roofline import StepTime, step_time
 from autotune.tracing.client import Tracer
 
 

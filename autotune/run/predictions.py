@@ -19,7 +19,7 @@ from autotune.search.context import SearchContext
 from autotune.search.strategy import TRACED_AT_A_TIME
 from autotune.specs import DeviceFacts
 from autotune.timing.calibration import SpeedCalibration, SpeedSample
-from autotune.timing.roofline import Machine
+from autotune.timing.machine import Machine
 from autotune.timing.step_predictor import StepPredictor
 from autotune.tracing.client import Tracer
 from autotune.trial import History

@@ -7,7 +7,7 @@ Bytes are those that a kernel must move at least: what it reads and what it writ
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from autotune.outcome import Phase
 
@@ -16,11 +16,7 @@ OpKind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
     "random", "fused_random", "fused_pointwise",
 ]  # fmt: skip
-KINDS: tuple[OpKind, ...] = (
-    "memory", "matmul", "attention", "upload", "download", "host",
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
-    "random", "fused_random", "fused_pointwise",
-)  # fmt: skip
+KINDS: tuple[OpKind, ...] = get_args(OpKind)
 """`memory` moves bytes and computes little; `matmul` and `attention` run on matrix units; `upload` and `download` cross
 between host and device; `host` runs on the processor; `random` draws a random number for each element with torch's
 generator; kernels of torch's compiler together draw those of `fused_random`, and compute `fused_pointwise`, where what
@@ -31,7 +27,7 @@ COLLECTIVES: frozenset[OpKind] = frozenset(
 )
 
 MathType = Literal["none", "fp32", "tf32", "fp16", "bf16", "fp8"]
-MATH_TYPES: tuple[MathType, ...] = ("none", "fp32", "tf32", "fp16", "bf16", "fp8")
+MATH_TYPES: tuple[MathType, ...] = get_args(MathType)
 """What a matrix product multiplies; `none` for operators without one."""
 
 

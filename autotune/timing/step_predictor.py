@@ -7,7 +7,8 @@ from collections.abc import Callable
 from autotune.candidate import Candidate
 from autotune.memory.predictor import Predictor
 from autotune.outcome import StepTiming
-from autotune.timing.roofline import Machine, step_time
+from autotune.timing.machine import Machine
+from autotune.timing.roofline import step_time
 
 
 class StepPredictor:

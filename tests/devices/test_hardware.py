@@ -9,7 +9,7 @@ import pytest
 from autotune import assets
 from autotune.devices.hardware import Hardware, find_hardware, lookup, parse_table, table
 from autotune.errors import InputError
-from autotune.timing.roofline import ATTENTION, MATRIX
+from autotune.timing.machine import ATTENTION, MATRIX
 from autotune.units import GIB
 from autotune.user_files import read_text
 

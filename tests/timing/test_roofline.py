@@ -10,17 +10,8 @@ from autotune.timeline.op_counts import MATH_TYPES, OpCounts, Operator, Operator
 from autotune.timeline.step_events import Accumulated, Slots, StepEvents
 from autotune.timeline.timeline import Timeline
 from autotune.timing.collectives import LATENCY, Links, collectives
-from autotune.timing.roofline import (
-    DISK,
-    ELEMENTWISE,
-    FUSED,
-    FUSED_RANDOM,
-    Busy,
-    Extra,
-    Machine,
-    busy,
-    step_time,
-)
+from autotune.timing.machine import ELEMENTWISE, FUSED, FUSED_RANDOM, Machine
+from autotune.timing.roofline import DISK, Busy, Extra, busy, step_time
 
 MACHINE = Machine(
     matrix=dict.fromkeys(MATH_TYPES, 1e12), attention=dict.fromkeys(MATH_TYPES, 5e11), memory=1e11,

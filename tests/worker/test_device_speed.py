@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from autotune.devices.host import unwritten_files
-from autotune.timing.roofline import Machine
+from autotune.timing.machine import Machine
 from autotune.worker.errors import DiskRefused, OutOfSpace
 from autotune.worker.measuring import device_speed
 from autotune.worker.measuring.device_speed import time_device

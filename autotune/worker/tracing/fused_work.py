@@ -17,8 +17,8 @@ class FusedWork:
     """Elements of all kernels of a graph together."""
 
     pointwise: int = 0
-    """Written by operators that compute each element for itself, casts among them, one FLOP each as in eager mode. Of a
-    reduction its operand is not counted, which others have computed as a rule."""
+    """Written by pointwise operators, casts among them; one FLOP each, as in eager mode. Reductions count for nothing:
+    what they read was written by a pointwise operator as a rule, which counts."""
     random: int = 0
     """Random numbers drawn."""
 
