@@ -41,11 +41,11 @@ HOST_MEMORY = 100e9
 START = 2e-6
 """Seconds that a kernel takes beside its work: 0.9 us between two launches (NVIDIA, Getting Started with CUDA Graphs),
 and as much again for filling and draining the GPU (assumed)."""
-FUSED_RANDOM = 3.4
+FUSED_RANDOM = 4.2
 """Seconds in which a thread of a compiled kernel draws a number of a dropout mask, where torch's generator takes one:
 the kernel computes each from a counter (Philox) and uses one of the four numbers that this gives. A generator is one
-thread's, a kernel is divided among all. By a mask that was drawn alone, timed by hand (19 ns a thread beside 5.8);
-`benchmarks/fused_kernels.py`, with the allocator of probes, has 4.2 for such a mask and 3.9 to 5 for blocks."""
+thread's, a kernel is divided among all. By blocks of GPT-2 (`benchmarks/fused_kernels.py`: of three families 4.0 to
+5.3); a mask that is drawn alone takes 3.2 to 4.2, on two days."""
 FUSED = 2.0
 """Elements that a processor goes through in a kernel that computes several operators, where an elementwise operator by
 itself goes through one: the others are in registers. 1.8 to 2.1 there."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 _PLAIN = {"aten", "prims", "prim", "fsdp"}
 """Namespaces of operators that do nothing but what their schema says; others may be a user's own."""
@@ -74,6 +74,7 @@ class FakeOpCache:
         self._mode = mode
         self._outcomes = outcomes
         self._changing: dict[Any, bool] = {}
+        self._first: dict[torch.device, dict[str, Any]] = {}
 
     def key(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:
         """Return what determines the outcome's shapes; None where a call cannot be remembered."""
@@ -123,17 +124,27 @@ class FakeOpCache:
     def _made(self, output: _Output, args: tuple[Any, ...]) -> Any:
         if type(output) is _New:
             empty = torch.empty_strided(output.shape, output.stride, dtype=output.dtype, device="meta")
-            return FakeTensor(self._mode, empty, output.device)
+            return self._fake(empty, output.device)
         if type(output) is _View:
-            with in_kernel_invocation_manager(self._mode):
-                empty = torch.empty((0,), dtype=output.dtype, device="meta")
-                empty.set_(
-                    args[output.argument].untyped_storage(), output.offset, output.shape, output.stride
-                )
-            return FakeTensor(self._mode, empty, output.device)
+            empty = torch.empty((0,), dtype=output.dtype, device="meta")
+            empty.set_(args[output.argument].untyped_storage(), output.offset, output.shape, output.stride)
+            return self._fake(empty, output.device)
         if type(output) is _Argument:
             return args[output.argument]
         return output.value  # type: ignore[union-attr]  # a _Constant is left
+
+    def _fake(self, empty: Tensor, device: torch.device) -> FakeTensor:
+        """Return a fake tensor as its constructor makes it, whose checks and defaults take several times as long."""
+        made = self._first.get(device)
+        if made is None:
+            first = FakeTensor(self._mode, empty, device)
+            self._first[device] = dict(vars(first))
+            return first
+        fake: FakeTensor = Tensor._make_subclass(
+            FakeTensor, empty, dispatch_device=True, device_for_backend_keys=device
+        )
+        vars(fake).update(made)
+        return fake
 
 
 def _described(value: Any) -> Any:

@@ -31,8 +31,9 @@ LONGEST_PERIOD = 8
 LEADING = 3
 """Periods in front of a gap: the first has nothing before it, the second is the template, the third its twin."""
 LAG = 2
-"""How many blocks later the device lets go of what left for the host, where a block keeps but its input: as many are
-being copied (`activation_offload.IN_FLIGHT`)."""
+"""How many blocks later the device lets go of what left for the host, where a block keeps little but its input: as many
+storages are on their way (`activation_offload.IN_FLIGHT`, and the one behind them). Where it keeps more, the next
+block's take their places."""
 _PLACE = ("layer_idx", "layer_id", "layer_number", "block_idx", "index")
 """What modules call their own number in the model, which changes no shape."""
 
@@ -94,7 +95,9 @@ class Shortening:
         leading = LEADING + hasattr(blocks.modules[0], "unshard")  # FSDP2's gather the one before them
         candidate = request.candidate
         copied = candidate.activation_offload or candidate.checkpointing == "offloaded"
-        lag = LAG if copied and training.device.type != "cpu" else 0  # whose files are used in place
+        lag = 0
+        if copied and training.device.type != "cpu":  # whose files are used in place
+            lag = 1 if candidate.checkpointing == "none" else LAG
         if lag and candidate.attention == "eager":
             leading += 1  # the mask, which all blocks save, leaves beside the first's input
         short = _shortened(signatures, parameters, leading + lag, lag)
