@@ -121,7 +121,7 @@ class LocalTracer:
         missing = [one for one in dict.fromkeys((*wanted, *planned.helpers)) if one not in found]
         asked = [candidate for candidate in missing if candidate not in composed]
         pieces = {one: of for stage in stages for one, of in stage.items() if one not in found}
-        composing = _Composing(pieces, found, partial(self._composed, frozenset(wanted)))
+        composing = _Composing(pieces, found, partial(self._composed, request, frozenset(wanted)))
         composing.add(self._in_workers(request, asked, folder, timeout, on_progress, composing))
         for stage in stages:
             # What others are composed of is traced before they are.
@@ -141,6 +141,7 @@ class LocalTracer:
 
     def _composed(
         self,
+        request: ProbeRequest,
         wanted: Collection[Candidate],
         candidate: Candidate,
         pieces: Pieces | Halves,
@@ -158,8 +159,12 @@ class LocalTracer:
             return None
         compose = with_optimizer if isinstance(pieces, Pieces) else joined
         timeline = compose(candidate, *known)
-        # Not for the cache: to pack it takes longer than to compose it again.
-        return None if timeline is None else Trace(timeline, composed=True)
+        if timeline is None:
+            return None
+        # Of passes others are composed. Packing what another optimizer makes of them takes longer than composing it.
+        if candidate == candidate.with_plainest_optimizer():
+            self._cache.keep(request.alone(candidate), timeline, variables=self._variables)
+        return Trace(timeline, composed=True)
 
     def _in_workers(
         self,

@@ -73,3 +73,12 @@ def test_what_is_refused_for_lack_of_a_package_takes_no_workers_time(monkeypatch
     assert {*first, *second} == {*lacking, *PASSES}
     traced = [[one for one in share if one.kernels == "torch"] for share in (first, second)]
     assert sorted(map(len, traced)) == [1, 2]
+
+
+def test_those_that_run_through_most_blocks_are_traced_first_on_a_model():
+    """FSDP2 prepares a block in its first pass: one that joins later would not be as those before it."""
+    away = [one.model_copy(update={"activation_offload": True, "sharding": "fsdp2"}) for one in PASSES]
+    stay = [one.model_copy(update={"activation_offload": False}) for one in away]
+    (share,) = shares([*stay, *away], 1)
+    assert {*share[:2]} == {*away[1:]}, "the device lets go of what left two blocks later"
+    assert share[2] == away[0]
