@@ -73,14 +73,13 @@ def shares(candidates: Sequence[Candidate], workers: int) -> list[list[Candidate
     divided = _divided(parts, workers)
     models = list(dict.fromkeys(map(_model, candidates)))
 
-    def order(group: _Group) -> tuple[bool, int, bool, bool]:
+    def order(group: _Group) -> tuple[bool, int, int]:
         """Donors first, then by models, on each those first whose passes run through most blocks (`Shortening`)."""
         first = group.candidates[0]
         return (
             len(group.candidates) == 1,
             models.index(group.model),
-            not first.activation_offload,
-            first.checkpointing == "none",
+            first.activation_offload * (-1 if first.checkpointing == "none" else -2),
         )
 
     ordered = (sorted((group for part in share for group in part), key=order) for share in divided)
