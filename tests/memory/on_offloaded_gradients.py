@@ -34,7 +34,7 @@ def of(name, **fields):
 @pytest.mark.parametrize("fields", OFFLOADED, ids=lambda fields: "-".join(map(str, fields.values())))
 def test_offloaded_gradients_are_the_same_of_few_blocks(fields):
     _, short = compare(model("llama"), device="cuda:0", **fields)
-    kept = 4 + (fields["offload"] == "full") + 4 * fields.get("activation_offload", False)
+    kept = 4 + (fields["offload"] == "full") + 2 * fields.get("activation_offload", False)
     assert ran(short) == f"{kept} of {BLOCKS}"
 
 
@@ -50,7 +50,8 @@ def test_a_mask_that_all_blocks_save_is_the_same_of_few(fields):
     """It leaves once, beside the first block's input, and comes back once, for the last block."""
     long = family("gpt2", n_layer=BLOCKS, n_positions=1024)
     _, short = compare(long, device="cuda:0", seq_len=1024, **fields)
-    assert ran(short) == f"9 of {BLOCKS}"
+    kept = 9 if "checkpointing" in fields else 7  # what it keeps beside takes the place of what left
+    assert ran(short) == f"{kept} of {BLOCKS}"
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
