@@ -13,7 +13,7 @@ from autotune.worker.tracing.recorded_training import recorded_training
 from autotune.worker.tracing.shortening import GROWS_BESIDE
 from autotune.worker.tracing.slot_matching import matched_slots, with_slots_renamed
 from autotune.worker.tracing.step_tracer import StepTracer, Unlike
-from autotune.worker.tracing.traced_timeline import traced_timeline
+from autotune.worker.tracing.traced_timeline import Segments, Sizes, traced_timeline
 
 
 def exact_timeline(
@@ -21,12 +21,13 @@ def exact_timeline(
 ) -> Timeline:
     """Trace steps of the candidate's own micro-batch; with `passes_alone` no optimizer steps."""
     micro_batch = request.candidate.micro_batch
-    with recorded_training(request, micro_steps, whole) as (recorder, training, building, shortening):
-        tracer = StepTracer(recorder, training, micro_steps, short=shortening, passes_alone=passes_alone)
+    with recorded_training(request, micro_steps, whole) as fake:
+        recorder, training, short = fake.recorder, fake.training, fake.short
+        tracer = StepTracer(recorder, training, micro_steps, short=short, passes_alone=passes_alone)
         if request.candidate.optimizer_in_backward:
-            tracer.make_state(building)
+            tracer.make_state(fake.building)
         if request.candidate.engine == "torch":
-            StepTracer(recorder, training, short=shortening).settle(building, micro_batch)
+            StepTracer(recorder, training, short=short).settle(fake.building, micro_batch)
         with AttentionKernels() if request.candidate.compile == "none" else nullcontext() as seen:
             micro = tracer.micro_step(micro_batch)
         first = tracer.update()
@@ -35,20 +36,19 @@ def exact_timeline(
         try:
             same = matched_slots(micro, again)
         except Unlike as error:
-            if shortening is not None:
+            if short is not None:
                 raise NotAlike(f"steps through few and through more of them differ ({error})") from error
             raise CannotTrace(
                 "the model allocates differently at its first and its second step, so one trace does not "
                 f"stand for all ({error}); probe it instead (--no-predict)"
             ) from error
         sizes = recorder.allocations.sizes
-        if shortening is not None and any(sizes[our] != sizes[same[our]] for our in same):
+        if short is not None and any(sizes[our] != sizes[same[our]] for our in same):
             raise NotAlike(GROWS_BESIDE)
         later = with_slots_renamed(update, {theirs: ours for ours, theirs in same.items()})
         of_micro, _, _, of_update = tracer.calls
-        work = recorder.log.work(of_micro, of_micro, None, of_update, micro_batch)
-        zero = [0] * len(sizes)
         return traced_timeline(
-            request, recorder, training, sizes, zero, (building, micro, first, later, None, None), work,
-            micro_batch, began, tracer.sample_bytes, micro_steps, seen, shortening, whole,
+            request, fake, tracer, Segments(fake.building, micro, first, later),
+            Sizes(sizes, [0] * len(sizes)), recorder.log.work(of_micro, of_micro, None, of_update, micro_batch),
+            seen.kernels if seen else (), began, exact=micro_batch,
         )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,13 +32,30 @@ from autotune.worker.tracing.storage_recorder import StorageRecorder
 from autotune.worker.training import Training
 
 
-@contextmanager
-def recording(
-    request: ProbeRequest, micro_steps: int = 1, alone: bool = False
-) -> Iterator[tuple[StorageRecorder, Training, StepEvents]]:
-    """Build the training under a recorder; `micro_steps` are those of an engine's optimizer step.
+class FakeTraining(NamedTuple):
+    """A training on fake tensors, under the recorder that sees what it allocates."""
 
-    `alone` is that of `stage`.
+    recorder: StorageRecorder
+    training: Training
+    building: StepEvents
+    """What building it allocated and released, and what passes before those that are traced left for good."""
+    short: Shortening | None
+    """The few blocks that its passes run through; None where they run through all."""
+    whole: str
+    """Why they run through all, where that was asked for."""
+
+    def blocks_run(self) -> str:
+        """Return how many blocks the passes run through, and why all if they do."""
+        return self.short.described() if self.short else f"all: {self.whole or 'too few are alike'}"
+
+
+@contextmanager
+def fake_training(
+    request: ProbeRequest, micro_steps: int = 1, whole: str = "", alone: bool = False
+) -> Iterator[FakeTraining]:
+    """Build a training of its own, ready for its passes; `micro_steps` are those of an engine's optimizer step.
+
+    With `whole` the passes run through all blocks. `alone` is that of `stage`.
     """
     with stage(request, alone) as (recorder, there):
         with recorder.segment() as building:
@@ -49,7 +66,10 @@ def recording(
         with recorder.watching(training.model):
             if request.candidate.engine == "deepspeed":
                 StepTracer(recorder, training, micro_steps).settle_whole(building)
-            yield recorder, training, building
+            short = None if whole else Shortening.of(training, request)
+            fake = FakeTraining(recorder, training, building, short, whole)
+            prepare_ranks(request, fake)
+            yield fake
         training.close()
 
 
@@ -90,23 +110,17 @@ def stage(request: ProbeRequest, alone: bool = False) -> Iterator[tuple[StorageR
             gc.enable()
 
 
-def prepare_ranks(
-    request: ProbeRequest,
-    recorder: StorageRecorder,
-    training: Training,
-    building: StepEvents,
-    short: Shortening | None,
-) -> None:
+def prepare_ranks(request: ProbeRequest, fake: FakeTraining) -> None:
     """Take the first pass of sharded training, which prepares; nothing for other trainings, or a library's engine.
 
-    It runs through all blocks that later passes run through, which of those of `short` are those of its longer choice.
+    It runs through all blocks that later passes run through: of few, through those of the longer choice.
     """
     if request.candidate.engine == "deepspeed" or not _sharded(request):
         return
     # Blocks are compiled for each size; a user's own batches are made once for each.
     compiled = request.candidate.compile != "none" and request.model.source != "function"
-    first = StepTracer(recorder, training, short=short)
-    first.settle(building, COMPILED.least if compiled else None, longer=True)
+    first = StepTracer(fake.recorder, fake.training, short=fake.short)
+    first.settle(fake.building, COMPILED.least if compiled else None, longer=True)
 
 
 def _import_libraries(candidate: Candidate) -> None:

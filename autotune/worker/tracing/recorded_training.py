@@ -1,30 +1,18 @@
-"""A training on fake tensors whose allocations are recorded: built for one trace, or shared with others."""
+"""A training on fake tensors for one trace: built for it, or on a model that other traces share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from autotune.probe.protocol import ProbeRequest
-from autotune.timeline.step_events import StepEvents
-from autotune.worker.tracing.fake_training import prepare_ranks, recording
+from autotune.worker.tracing.fake_training import FakeTraining, fake_training
 from autotune.worker.tracing.shared_training import alone, sharing
-from autotune.worker.tracing.shortening import Shortening
-from autotune.worker.tracing.storage_recorder import StorageRecorder
-from autotune.worker.training import Training
 
 
-@contextmanager
 def recorded_training(
     request: ProbeRequest, micro_steps: int, whole: str, shared: bool = False
-) -> Iterator[tuple[StorageRecorder, Training, StepEvents, Shortening | None]]:
-    """Return a recorder, a training and how it was built, and how few blocks stand for all; `shared` if that serves."""
-    kept = sharing(request) if shared else None
-    if kept is not None:
-        with kept.recording(request, bool(whole)) as found:
-            yield found
-        return
-    with recording(request, micro_steps, alone()) as (recorder, training, building):
-        shortening = None if whole else Shortening.of(training, request)
-        prepare_ranks(request, recorder, training, building, shortening)
-        yield recorder, training, building, shortening
+) -> AbstractContextManager[FakeTraining]:
+    """Return a training ready for its passes, as `fake_training` does; on a model that is `shared` if that serves."""
+    if shared and (kept := sharing(request)) is not None:
+        return kept.fake_training(request, whole)
+    return fake_training(request, micro_steps, whole, alone())

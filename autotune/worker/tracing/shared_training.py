@@ -13,12 +13,9 @@ from contextlib import ExitStack, contextmanager
 
 from autotune.candidate import ON_ONE_MODEL, Candidate
 from autotune.probe.protocol import ProbeRequest
-from autotune.timeline.step_events import StepEvents
 from autotune.worker.build.shared_model import SharedModel
-from autotune.worker.tracing.fake_training import prepare_ranks, stage
+from autotune.worker.tracing.fake_training import FakeTraining, prepare_ranks, stage
 from autotune.worker.tracing.shortening import Shortening
-from autotune.worker.tracing.storage_recorder import StorageRecorder
-from autotune.worker.training import Training
 
 _ALL = frozenset({-1})
 """Stands for the blocks where passes run through all of them."""
@@ -50,10 +47,8 @@ class SharedTrainings:
         self._built: _Built | None = None
 
     @contextmanager
-    def recording(
-        self, request: ProbeRequest, whole: bool
-    ) -> Iterator[tuple[StorageRecorder, Training, StepEvents, Shortening | None]]:
-        """Return a recorder, the training of the request's candidate and how it was built, and ready for its passes.
+    def fake_training(self, request: ProbeRequest, whole: str) -> Iterator[FakeTraining]:
+        """Return the training of the request's candidate, ready for its passes.
 
         With `whole` they run through all blocks. What goes wrong ends the stage.
         """
@@ -62,10 +57,11 @@ class SharedTrainings:
             training = built.model.training(request.candidate)
             short = None if whole else Shortening.of(training, request)
             needed = _ALL if short is None else short.longest
+            fake = FakeTraining(built.recorder, training, built.building, short, whole)
             if not (needed <= built.prepared or built.prepared >= _ALL):
-                prepare_ranks(request, built.recorder, training, built.building, short)
+                prepare_ranks(request, fake)
                 built.prepared |= needed
-            yield built.recorder, training, built.building, short
+            yield fake
             if request.candidate.compile != "none":
                 from autotune.worker.tracing.fakes.compiler import check_undivided
 

@@ -80,7 +80,8 @@ class StepTracer:
         self._recorder = recorder
         self._pair = pair
         self._training = training
-        self._micro_steps = micro_steps
+        self.micro_steps = micro_steps
+        """Recorded as one."""
         self._losses: list[Tensor] = []
         self._batch = 0
         self.calls: list[Calls] = []
@@ -122,8 +123,8 @@ class StepTracer:
         return Borders(self._recorder, self._blocks).noted() if self._blocks else nullcontext()
 
     def _forward_backward(self, micro_batch: int) -> None:
-        for index in range(self._micro_steps):
-            self._one(micro_batch, last=index == self._micro_steps - 1)
+        for index in range(self.micro_steps):
+            self._one(micro_batch, last=index == self.micro_steps - 1)
 
     def _one(self, micro_batch: int, last: bool) -> None:
         recorder, training = self._recorder, self._training
@@ -137,7 +138,7 @@ class StepTracer:
             loss = training.loss(batch)
             recorder.keep_activations()
             recorder.mark("backward")
-            (loss / self._micro_steps).backward()
+            (loss / self.micro_steps).backward()
         self._losses.append(loss.detach())
 
     def update(self) -> StepEvents:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import transformers
 
 from autotune.candidate import Candidate
+from autotune.outcome import AttentionKernel
 from autotune.probe.protocol import ProbeRequest
 from autotune.timeline.composed import with_optimizer
 from autotune.timeline.op_counts import OpCounts
@@ -16,38 +18,52 @@ from autotune.timeline.step_events import Slots, StepEvents
 from autotune.timeline.timeline import Timeline
 from autotune.timeline.traced_blocks import TracedBlocks
 from autotune.worker.experts import parameter_count
-from autotune.worker.measuring.attention_kernel import AttentionKernels
 from autotune.worker.measuring.unfused import unfused_modules
-from autotune.worker.tracing.shortening import Shortening
+from autotune.worker.tracing.fake_training import FakeTraining
 from autotune.worker.tracing.slot_matching import translated
-from autotune.worker.tracing.storage_recorder import StorageRecorder
-from autotune.worker.training import Training
+from autotune.worker.tracing.step_tracer import StepTracer
+
+
+class Segments(NamedTuple):
+    """The stretches of a training that a timeline is put together of, in the recorder's slots."""
+
+    build: StepEvents
+    micro: StepEvents
+    first_update: StepEvents
+    update: StepEvents
+    single: StepEvents | None = None
+    evaluation: StepEvents | None = None
+
+
+class Sizes(NamedTuple):
+    """The bytes of each of the recorder's slots: `base`, and `slope` more for each sample of the micro-batch."""
+
+    base: list[int]
+    slope: list[int]
 
 
 def traced_timeline(
     request: ProbeRequest,
-    recorder: StorageRecorder,
-    training: Training,
-    base: list[int],
-    slope: list[int],
-    segments: tuple[StepEvents, StepEvents, StepEvents, StepEvents, StepEvents | None, StepEvents | None],
+    fake: FakeTraining,
+    tracer: StepTracer,
+    segments: Segments,
+    sizes: Sizes,
     work: OpCounts,
-    exact: int | None,
+    kernels: tuple[AttentionKernel, ...],
     began: float,
-    sample_bytes: int,
-    micro_steps: int,
-    seen: AttentionKernels | None,
-    shortening: Shortening | None,
-    whole: str,
     blocks: TracedBlocks | None = None,
+    exact: int | None = None,
 ) -> Timeline:
-    """Return the timeline of all segments, with the slots that they use numbered from 0 on."""
-    building, micro, first, update, single, evaluation = segments
+    """Return the timeline of what `tracer` took `fake` through, with the slots that are used numbered from 0 on.
+
+    `began` is when that began, by the clock of `time.perf_counter`.
+    """
+    training, made = fake.training, fake.recorder.allocations
     used: dict[int, int] = {}
     for segment in filter(None, segments):
         for event in segment.events:
             used.setdefault(event if event >= 0 else ~event, len(used))
-    kept, made = list(used), recorder.allocations
+    kept = list(used)
 
     def of(values: list[int]) -> list[int]:
         return [values[slot] for slot in kept]
@@ -61,19 +77,19 @@ def traced_timeline(
 
     return Timeline(
         device="cuda" if request.device.startswith("cuda") else "cpu",
-        slots=Slots(of(base), of(slope), of(made.category), of(made.place), of(made.module)),
+        slots=Slots(of(sizes.base), of(sizes.slope), of(made.category), of(made.place), of(made.module)),
         modules=made.attribution.names,
-        build=renumbered(building),
-        micro=renumbered(micro),
-        single=None if single is None else renumbered(single),
-        first_update=renumbered(first),
-        update=renumbered(update),
-        evaluation=None if evaluation is None else renumbered(evaluation),
-        work=work if micro_steps == 1 else None,
+        build=renumbered(segments.build),
+        micro=renumbered(segments.micro),
+        single=None if segments.single is None else renumbered(segments.single),
+        first_update=renumbered(segments.first_update),
+        update=renumbered(segments.update),
+        evaluation=None if segments.evaluation is None else renumbered(segments.evaluation),
+        work=work if tracer.micro_steps == 1 else None,
         exact=exact,
-        attention_kernels=seen.kernels if seen else (),
+        attention_kernels=kernels,
         unfused=unfused_modules(training.model, request.candidate.attention, training.attention),
-        micro_steps=micro_steps,
+        micro_steps=tracer.micro_steps,
         blocks=blocks,
         facts={
             "model": type(training.model).__name__,
@@ -85,12 +101,12 @@ def traced_timeline(
             "nodes": request.nodes,
             "parameters": parameter_count(training.model),
             "seq_len": request.seq_len,
-            "sample_bytes": sample_bytes,
+            "sample_bytes": tracer.sample_bytes,
             "tokens_per_sample": training.tokens_per_sample,
             "attention": training.attention or "",
             "torch": torch.__version__,
             "transformers": transformers.__version__,
-            "blocks": shortening.described() if shortening else f"all: {whole or 'too few are alike'}",
+            "blocks": fake.blocks_run(),
             "seconds": round(time.perf_counter() - began, 3),
         },
     )
