@@ -48,7 +48,7 @@ thread's, a kernel is divided among all. By blocks of GPT-2 (`benchmarks/fused_k
 5.3); a mask that is drawn alone takes 3.2 to 4.2, on two days."""
 FUSED = 2.0
 """Elements that a processor goes through in a kernel that computes several operators, where an elementwise operator by
-itself goes through one: the others are in registers. 1.8 to 2.1 there."""
+itself goes through one: the others are in registers. 1.8 to 2.0 there."""
 ELEMENTWISE = 4.0
 """Elements of a usual elementwise operator that a processor goes through while it computes one of GELU: assumed."""
 LAUNCH = 10e-6

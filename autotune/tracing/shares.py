@@ -74,13 +74,8 @@ def shares(candidates: Sequence[Candidate], workers: int) -> list[list[Candidate
     models = list(dict.fromkeys(map(_model, candidates)))
 
     def order(group: _Group) -> tuple[bool, int, int]:
-        """Donors first, then by models, on each those first whose passes run through most blocks (`Shortening`)."""
-        first = group.candidates[0]
-        return (
-            len(group.candidates) == 1,
-            models.index(group.model),
-            first.activation_offload * (-1 if first.checkpointing == "none" else -2),
-        )
+        """Donors first, then by models, which are built anew for passes through more blocks than those before."""
+        return len(group.candidates) == 1, models.index(group.model), -_blocks_more(group.candidates[0])
 
     ordered = (sorted((group for part in share for group in part), key=order) for share in divided)
     return [[one for group in share for one in group.candidates] for share in ordered if share]
@@ -156,6 +151,13 @@ def _group(candidates: tuple[Candidate, ...]) -> _Group:
     cost = pace * ((MOVED if first.activation_offload else 1.0) + updates)
     refused = None in packages(first).values()
     return _Group(candidates, cost, first.with_plainest_passes(), model, compiled, refused)
+
+
+def _blocks_more(candidate: Candidate) -> int:
+    """Return through how many more blocks passes are traced where activations leave the device (`Shortening`)."""
+    if not candidate.activation_offload:
+        return 0
+    return 1 if candidate.checkpointing == "none" else 2
 
 
 def _pace(candidate: Candidate) -> float:

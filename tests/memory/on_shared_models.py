@@ -53,6 +53,25 @@ def test_passes_on_one_model_are_those_on_a_model_of_their_own(ranks, where, mon
         assert taken(ours) == taken(own)
 
 
+@pytest.mark.parametrize(("ranks", "where", "models"), [(1, {}, 1), (8, {"sharding": "zero2"}, 2)])
+def test_few_blocks_stand_for_all_also_behind_passes_through_fewer(ranks, where, models, monkeypatch):
+    """FSDP2 prepares blocks in a first pass: those that it leaves out would later be unlike the others."""
+    built = []
+    monkeypatch.setattr(
+        shared_training, "SharedModel", lambda asked: built.append(asked) or SharedModel(asked)
+    )
+    donor = trace(of(ranks, **where))
+    with shared_trainings():
+        for fields in reversed(ON_ONE_MODEL):
+            asked = of(ranks, **where, **fields)
+            shared = trace_alike(asked, (), donor=donor)[asked.candidate]
+    own = trace(asked)
+    assert len(built) == models
+    assert shared.facts["blocks"] == own.facts["blocks"]
+    assert not str(own.facts["blocks"]).startswith("all")
+    assert taken(shared) == taken(own)
+
+
 def test_what_goes_wrong_on_a_model_ends_it_for_others(monkeypatch):
     donor = trace(of())
     built, dressed = [], SharedModel.training

@@ -74,7 +74,8 @@ class FakeOpCache:
         self._mode = mode
         self._outcomes = outcomes
         self._changing: dict[Any, bool] = {}
-        self._first: dict[torch.device, dict[str, Any]] = {}
+        self._attributes: dict[torch.device, dict[str, Any]] = {}
+        """Those of a fake tensor, by its device: all have the same."""
 
     def key(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:
         """Return what determines the outcome's shapes; None where a call cannot be remembered."""
@@ -135,15 +136,15 @@ class FakeOpCache:
 
     def _fake(self, empty: Tensor, device: torch.device) -> FakeTensor:
         """Return a fake tensor as its constructor makes it, whose checks and defaults take several times as long."""
-        made = self._first.get(device)
-        if made is None:
-            first = FakeTensor(self._mode, empty, device)
-            self._first[device] = dict(vars(first))
-            return first
+        attributes = self._attributes.get(device)
+        if attributes is None:
+            constructed = FakeTensor(self._mode, empty, device)
+            self._attributes[device] = dict(vars(constructed))
+            return constructed
         fake: FakeTensor = Tensor._make_subclass(
             FakeTensor, empty, dispatch_device=True, device_for_backend_keys=device
         )
-        vars(fake).update(made)
+        vars(fake).update(attributes)
         return fake
 
 

@@ -110,17 +110,18 @@ def stage(request: ProbeRequest, alone: bool = False) -> Iterator[tuple[StorageR
             gc.enable()
 
 
-def prepare_ranks(request: ProbeRequest, fake: FakeTraining) -> None:
-    """Take the first pass of sharded training, which prepares; nothing for other trainings, or a library's engine.
+def prepare_ranks(request: ProbeRequest, fake: FakeTraining) -> bool:
+    """Take the first pass of sharded training, which prepares; False for others, or a library's engine.
 
     It runs through all blocks that later passes run through: of few, through those of the longer choice.
     """
     if request.candidate.engine == "deepspeed" or not _sharded(request):
-        return
+        return False
     # Blocks are compiled for each size; a user's own batches are made once for each.
     compiled = request.candidate.compile != "none" and request.model.source != "function"
     first = StepTracer(fake.recorder, fake.training, short=fake.short)
     first.settle(fake.building, COMPILED.least if compiled else None, longer=True)
+    return True
 
 
 def _import_libraries(candidate: Candidate) -> None:

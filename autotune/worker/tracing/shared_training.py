@@ -18,7 +18,7 @@ from autotune.worker.tracing.fake_training import FakeTraining, prepare_ranks, s
 from autotune.worker.tracing.shortening import Shortening
 
 _ALL = frozenset({-1})
-"""Stands for the blocks where passes run through all of them."""
+"""Stands for all blocks."""
 
 
 class _Built:
@@ -35,7 +35,14 @@ class _Built:
         stack.callback(self.model.close)
         stack.enter_context(self.recorder.watching(self.first.model))
         self.prepared: frozenset[int] = frozenset()
-        """The numbers of the blocks that a first pass went through."""
+        """The numbers of the blocks that are ready for passes; none before the first."""
+
+    def with_passes_of(self, request: ProbeRequest, whole: str) -> tuple[FakeTraining, frozenset[int]]:
+        """Return the training of the request's candidate, and the blocks that its passes run through."""
+        training = self.model.training(request.candidate)
+        short = None if whole else Shortening.of(training, request)
+        fake = FakeTraining(self.recorder, training, self.building, short, whole)
+        return fake, _ALL if short is None else short.longest
 
 
 class SharedTrainings:
@@ -53,15 +60,7 @@ class SharedTrainings:
         With `whole` they run through all blocks. What goes wrong ends the stage.
         """
         try:
-            built = self._of(request)
-            training = built.model.training(request.candidate)
-            short = None if whole else Shortening.of(training, request)
-            needed = _ALL if short is None else short.longest
-            fake = FakeTraining(built.recorder, training, built.building, short, whole)
-            if not (needed <= built.prepared or built.prepared >= _ALL):
-                prepare_ranks(request, fake)
-                built.prepared |= needed
-            yield fake
+            yield self._ready(request, whole)
             if request.candidate.compile != "none":
                 from autotune.worker.tracing.fakes.compiler import check_undivided
 
@@ -70,6 +69,18 @@ class SharedTrainings:
             stack, self._stack, self._built, self._key = self._stack, ExitStack(), None, None
             if not stack.__exit__(*sys.exc_info()):
                 raise
+
+    def _ready(self, request: ProbeRequest, whole: str) -> FakeTraining:
+        built = self._of(request)
+        fake, blocks = built.with_passes_of(request, whole)
+        if built.prepared and not (blocks <= built.prepared or built.prepared >= _ALL):
+            # Blocks prepared after others would find what those have left, and no longer be like them.
+            self.close()
+            built = self._of(request)
+            fake, blocks = built.with_passes_of(request, whole)
+        if not built.prepared:
+            built.prepared = blocks if prepare_ranks(request, fake) else _ALL
+        return fake
 
     def _of(self, request: ProbeRequest) -> _Built:
         plain = {name: Candidate.model_fields[name].default for name in ON_ONE_MODEL}
