@@ -15,6 +15,8 @@ SHOWN = 20
 """Problems that an error tells one by one."""
 LONGEST_NAME = 80
 """Characters of a name that is compared with others: longer ones are no misspelling."""
+CLOSEST = 3
+"""Valid names at most that are suggested for one that is not."""
 CAUSES_SHOWN = 12
 """Causes that a message names, at most; the journal and `report --json` hold all."""
 
@@ -159,13 +161,13 @@ class NoDiskSpace(ProbeError):
     """A disk is full, or has no room for what is about to be written: nothing follows for any candidate."""
 
 
-def nearest(name: str, valid: Iterable[str], count: int = 3) -> str:
+def nearest(name: str, valid: Iterable[str]) -> str:
     """Return a hint that names the valid spellings closest to `name`: "did you mean a, b?".
 
     Falls back to the whole list when nothing is close and the list is short.
     """
     names = sorted(set(valid))
-    close = difflib.get_close_matches(name, names, n=count, cutoff=0.6) if len(name) <= LONGEST_NAME else []
+    close = difflib.get_close_matches(name, names, n=CLOSEST, cutoff=0.6) if len(name) <= LONGEST_NAME else []
     if close:
         return f"did you mean {', '.join(close)}?"
     if len(names) <= 12:

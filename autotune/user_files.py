@@ -133,11 +133,6 @@ def parse_yaml(text: str, source: str) -> dict[str, Any]:
     return _mapping(data, source)
 
 
-def parse_json(text: str, source: str) -> dict[str, Any]:
-    """Read a JSON object. Raises InputError with line and column when it is malformed."""
-    return _mapping(parse_json_value(text, source), source)
-
-
 def parse_json_value(text: str, source: str) -> Any:
     """Read a JSON document of any kind. Raises InputError."""
     try:

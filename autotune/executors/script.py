@@ -42,12 +42,9 @@ Python writes its bytecode then as well."""
 class ScriptExecutor:
     """Runs each request by the command that its model is, over all devices at once."""
 
-    def __init__(
-        self, devices: Sequence[Device], nodes: int = 1, machine: MachineFacts | None = None
-    ) -> None:
+    def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = tuple(devices)
-        self._nodes = nodes
-        self._machine = machine
+        self._machine: MachineFacts | None = None
 
     def describe(self) -> Site:
         """Return the first device, and this machine as it was when first asked."""

@@ -83,11 +83,6 @@ class AllocatorUsage:
     retries: int
     """Times that the cache was flushed to satisfy a request: `num_alloc_retries`."""
 
-    @property
-    def fragmentation(self) -> float:
-        """Share of the reserved peak that no tensor held at the allocated peak."""
-        return 1 - self.allocated_peak / self.reserved_peak if self.reserved_peak else 0.0
-
 
 class Span(NamedTuple):
     """A stretch of simulated memory, as `CachingAllocator.layout` lists it."""

@@ -24,21 +24,27 @@ _STANDARD = NormalDist()
 
 @dataclass(frozen=True)
 class Prior:
-    """Standard deviations, before any probe, of what a raw prediction gets wrong."""
+    """Standard deviations, before any probe, of what a raw prediction gets wrong.
+
+    In bytes, and their defaults are of memory; or in whatever else is predicted (`timing/calibration`: logarithms).
+    """
 
     offset: float
-    """Bytes outside the tensors that are not known beforehand (context, libraries' buffers)."""
+    """Outside the tensors that are not known beforehand (context, libraries' buffers)."""
     slope: float = 0.02
     """Share of the raw prediction: kernels' scratch, fragmentation."""
     rung_offset: float = 24 * MIB
+    """What a rung adds to `offset`."""
     rung_slope: float = 0.02
+    """What a rung adds to `slope`."""
     noise: float = 0.003
     """Share of the raw prediction by which one probe differs from the next."""
     noise_floor: float = 4 * MIB
+    """The least by which it does."""
 
 
 class Observation(NamedTuple):
-    """A probe's raw prediction and its measurement, in bytes."""
+    """A probe's raw prediction and its measurement."""
 
     rung: str
     raw: float
@@ -46,7 +52,7 @@ class Observation(NamedTuple):
 
 
 class Corrected(NamedTuple):
-    """A corrected prediction and its 95% interval, in bytes; it may reach below 0."""
+    """A corrected prediction and its 95% interval, which may reach below 0."""
 
     mean: float
     low: float

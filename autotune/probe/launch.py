@@ -40,6 +40,8 @@ GRACE = 15.0
 """Seconds beyond the deadline after which the supervisor itself is given up (its own patience is 8 s)."""
 MARK = "AUTOTUNE_PROBE"
 """Variable in the environment of every process of a probe; its value is unique to the launch."""
+KILLING = 5.0
+"""Seconds that are spent on killing what a lost supervisor left."""
 STDERR_TAIL = 8192
 """Bytes of standard error kept in the report."""
 
@@ -256,13 +258,13 @@ class _Supervisor:
         os.close(self.result)
 
 
-def kill_marked(mark: str, patience: float = 5.0) -> None:
+def kill_marked(mark: str) -> None:
     """Kill every process whose environment carries the launch's mark: the way out when a supervisor was lost.
 
     Nothing else identifies a tree whose root is gone: its orphans belong to init, in sessions of their own.
     """
     wanted = f"{MARK}={mark}".encode()
-    until = time.monotonic() + patience
+    until = time.monotonic() + KILLING
     while time.monotonic() < until:
         marked = [pid for pid in psutil.pids() if wanted in _environ(pid)]
         if not marked:

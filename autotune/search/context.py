@@ -38,7 +38,7 @@ class Speed(Protocol):
 
 @dataclass(frozen=True)
 class SearchContext:
-    """Everything that a search is bound by. It does not change while a run lasts, but for what the predictor learns."""
+    """Everything that a search is bound by. Of a run only what was traced and refused is added (`informed`)."""
 
     space: Space
     """The values that each axis may have, the rules between them, and the decision graph."""

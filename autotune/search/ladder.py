@@ -47,7 +47,7 @@ class _Single(NamedTuple):
 
 
 class Ladder:
-    """Every legal rung, each at micro-batch 1, in the order of the space's axes. Remembers what it computed."""
+    """Rungs of a search, each at micro-batch 1, in the order in which they were given. Remembers what it computed."""
 
     def __init__(self, base: Candidate, axes: Sequence[str], rungs: Sequence[Candidate]) -> None:
         self.rungs = tuple(rungs)

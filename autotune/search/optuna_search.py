@@ -136,7 +136,7 @@ class _Search:
             if self._axes.is_in_turn(rung) and (sizes := self._sizes(rung)):
                 why = f"few are left: {DRAWS} draws found nothing new"
                 return self._try(rung.at(sizes[0]), f"rung {number}", why)
-        why = f"nothing else of the {len(rungs)} legal rungs of the space is open"
+        why = f"none of the {len(rungs)} rungs is left to try"
         return Done(why, "exhausted", skipped=tuple(self._skipped.values()))
 
     def _learned(self, predictor: Predictor | None) -> Predictor | None:

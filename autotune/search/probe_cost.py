@@ -10,8 +10,10 @@ from autotune.outcome import Ok
 from autotune.trial import History
 
 MICRO_STEPS = 7
-"""Of a probe: one in the step that warms up, two in each of the three measured ones at least (`worker/measuring`)."""
+"""Of a probe that accumulates, at least: one and two in the steps that warm up, two in each of two that are measured
+(`worker/measuring/measure`; three are, where micro-steps are not alike)."""
 OPTIMIZER_STEPS = 4
+"""Of any probe, at least: two and two."""
 START = 5.0
 """Seconds beside the steps before any probe has shown it: the launch and the model's build. Assumed."""
 COMPILATION = 45.0

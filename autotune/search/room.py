@@ -94,7 +94,7 @@ class Room:
     def likely(self, rung: Candidate) -> list[int]:
         """Return the largest useful micro-batch that is more likely to fit than not, where it does not surely.
 
-        None once something has run out of memory: one such probe a search is what that may cost.
+        No size once something has run out of memory: one such probe a search is what that may cost.
         """
         if self._simulated or self._overrun:
             return []

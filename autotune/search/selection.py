@@ -15,7 +15,6 @@ from autotune.search.comparison import (
     Paired,
     apart,
     fast_enough,
-    is_faster,
     speed_share,
     undominated,
 )
@@ -77,10 +76,6 @@ class Score:
     def apart(self, other: Score) -> float:
         """Return the half-width (seconds) of the 95% interval of the difference; 0 between predictions."""
         return apart(self, other)
-
-    def is_faster(self, other: Score) -> bool:
-        """Tell whether this is faster by more than both intervals explain."""
-        return is_faster(self, other)
 
 
 @dataclass(frozen=True)
@@ -280,8 +275,10 @@ def _expected(history: History, context: SearchContext) -> dict[int, float]:
 def missing(history: History, context: SearchContext) -> tuple[Trial, int | None] | None:
     """Return the trial that came nearest to fitting, and how many bytes it lacked at least.
 
-    The bytes are a lower bound: more may have been needed after the request that was refused. None for them
-    where the verdict does not say; None altogether where no trial failed for memory.
+    Nearest is what was predicted to take least. Without predictions it is the last that was tried, which a graph makes
+    more sparing than those before it: what was refused says little, for it may have been refused early. The bytes are
+    a lower bound: more may have been needed after the request that was refused. None for them where the verdict does
+    not say; None altogether where no trial failed for memory.
     """
     lacking: list[tuple[Trial, int | None]] = []
     for trial in history:
@@ -294,8 +291,12 @@ def missing(history: History, context: SearchContext) -> tuple[Trial, int | None
                 lacking.append((trial, memory.peak() - context.usable))
             case _:
                 pass
-    # The last rung tried is the one that needs least; bytes of earlier rungs stop at an earlier phase.
-    return lacking[-1] if lacking else None
+    if not lacking:
+        return None
+    predicted = [one[0].prediction.peak for one in lacking if one[0].prediction is not None]
+    if len(predicted) < len(lacking):
+        return lacking[-1]
+    return lacking[min(range(len(lacking)), key=lambda index: (predicted[index], -index))]
 
 
 def flops_per_token(facts: ModelFacts, seq_len: int) -> float:

@@ -1,4 +1,4 @@
-"""What a strategy is and what it answers: the next candidate to try, or that the search is over."""
+"""What a strategy is and what it answers: what to try next, what to trace first, or that the search is over."""
 
 from __future__ import annotations
 

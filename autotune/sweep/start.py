@@ -26,12 +26,10 @@ class Night(NamedTuple):
     record: NightRecord
 
 
-def begin_night(
-    asked: AskedSweep, runs: Path, callbacks: NightCallbacks | None = None, execution: Execution | None = None
-) -> Night:
+def begin_night(asked: AskedSweep, runs: Path, callbacks: NightCallbacks | None = None) -> Night:
     """Begin a night under `runs`, and run it as `run_night` does. Where the store cannot be used there is no night."""
     with results_of(asked.file, asked.base) as store:
-        return _run(asked, new_night(asked.file.name, runs), store, callbacks, execution)
+        return _run(asked, new_night(asked.file.name, runs), store, callbacks, None)
 
 
 def run_night(

@@ -60,8 +60,6 @@ class Peak:
     phase: Phase
     step: int
     """Optimizer step, 1 or 2; 0 for the build."""
-    event: int
-    """Index of the event of the composed timeline at which the peak is reached."""
     breakdown: dict[Category, int]
     holders: tuple[Holder, ...]
     """Largest first."""
@@ -159,7 +157,7 @@ class Timeline:
     ) -> Peak:
         """Return the peak of the tensors' own bytes (cpu), or of the allocator's blocks of 512 B (cuda).
 
-        `blas_workspace` (bytes) is counted as in `usage`: a build that tops the tensors of a step may not top these.
+        `blas_workspace` (bytes) is what a step has beside its tensors: a build that tops those may not top both.
         """
         if self.of(accumulating) is not self:
             return self.of(accumulating).peak(micro_batch, place=place, blas_workspace=blas_workspace)
@@ -180,7 +178,7 @@ class Timeline:
         return between_steps + max(Program(self.evaluation.events, []).levels(sizes), default=0)
 
     def curve(self, micro_batch: int, accumulating: bool = False) -> list[tuple[Phase, int, int]]:
-        """Return (phase, optimizer step, bytes on the device) after every event, for drawing."""
+        """Return (phase, optimizer step, bytes on the device) after every event of the whole program."""
         program = self.program(micro_batch, accumulating)
         levels = program.levels(self.of(accumulating).sizes_in("device", micro_batch))
         result: list[tuple[Phase, int, int]] = []
@@ -231,7 +229,6 @@ class Timeline:
             bytes=fullest.bytes,
             phase=phase,
             step=step,
-            event=fullest.event,
             breakdown=breakdown,
             holders=tuple(largest),
         )

@@ -162,7 +162,7 @@ class SpeedModel:
     def _condition(self) -> None:
         """Find the posterior under each scale."""
         self._posteriors: list[_Posterior] = []
-        """None where nothing was seen."""
+        """One for each scale; empty where nothing was seen."""
         if not self._seen:
             return
         import numpy as np  # 0.1 s that `--help` does not wait for

@@ -12,6 +12,7 @@ import autotune as autotune_api
 from autotune.options import Limits
 from autotune.run.best import Best
 from autotune.run.proof import SPEED, standing
+from autotune.search.comparison import is_faster
 from autotune.search.context import SearchContext
 from autotune.search.selection import fastest
 from tests.e2e.conftest import AUTOTUNE, ROOMY, SHORT, autotune, probes_alive
@@ -74,7 +75,7 @@ def test_nothing_that_fits_is_known_to_be_faster_than_the_winner(winner):
     winner = next(score for score in scores if score.trial.number == ended.document["decided"]["winner"])
     assert winner.seconds == best.seconds_per_global_step
     assert best.drift == drift
-    assert not any(score.is_faster(winner) for score in scores)
+    assert not any(is_faster(score, winner) for score in scores)
     assert {other.candidate for other in best.alternatives} == {
         score.trial.candidate for score in fastest(scores) if score is not winner
     }

@@ -17,8 +17,6 @@ from autotune.worker.techniques.optimizer_in_backward import BackwardOptimizer
 from autotune.worker.techniques.optimizer_offload import StreamedOptimizer
 from autotune.worker.training import StepOptimizer
 
-"""torch's shardings by what a rank keeps of the parameters between steps: its shard, or all."""
-
 
 def maker_of(candidate: Candidate, parameters: Iterable[nn.Parameter]) -> MakeOptimizer:
     """Return what makes the candidate's optimizer for some of a model's `parameters`."""

@@ -148,8 +148,8 @@ class Stepper:
     def _micro_step(self, micro_steps: int, last: bool) -> Tensor:
         """Run forward and backward of one micro-batch; return its loss, still on the device.
 
-        Each loss is divided by the number of micro-steps, so that the accumulated gradient is that of the
-        mean over the global batch.
+        Each loss is divided by the number of micro-steps, so that the accumulated gradient is the mean of the
+        micro-batches' own.
         """
         self.phases.enter("forward")
         batch = self.training.place(self._batch())

@@ -1,4 +1,4 @@
-"""StepTimes of a model that torch computes in several operators, where one that keeps less would do."""
+"""Modules that torch computes in several operators where a fused one would keep less memory."""
 
 from __future__ import annotations
 

@@ -47,8 +47,9 @@ def exact_timeline(
             raise NotAlike(GROWS_BESIDE)
         later = with_slots_renamed(update, {theirs: ours for ours, theirs in same.items()})
         of_micro, _, _, of_update = tracer.calls
+        folded = recorder.log.folded(of_micro, of_micro, None, of_update, micro_batch)
         return traced_timeline(
             request, fake, tracer, Segments(fake.building, micro, first, later),
-            Sizes(sizes, [0] * len(sizes)), recorder.log.work(of_micro, of_micro, None, of_update, micro_batch),
+            Sizes(sizes, [0] * len(sizes)), folded.counts,
             seen.kernels if seen else (), began, exact=micro_batch,
         )  # fmt: skip

@@ -89,12 +89,6 @@ class OpCounter:
         """Note a kernel that is no operator of torch: the numbers that it computes, and the bytes that it moves."""
         self.running.append(self._numbers.of(Operator(name, "memory", "none", 1, elements, moved)))
 
-    def work(
-        self, least: Calls, more: Calls, single: Calls | None, update: Calls, micro_batch: int, apart: int = 1
-    ) -> OpCounts:
-        """Return the counts of `folded`."""
-        return self.folded(least, more, single, update, micro_batch, apart).counts
-
     def folded(
         self, least: Calls, more: Calls, single: Calls | None, update: Calls, micro_batch: int, apart: int = 1
     ) -> Folded:

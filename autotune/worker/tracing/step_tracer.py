@@ -203,7 +203,7 @@ class StepTracer:
         self._batch += 1
         return segment
 
-    def settle_whole(self, building: StepEvents, micro_batch: int | None = None) -> None:
+    def settle_whole(self, building: StepEvents) -> None:
         """Run two whole steps, and keep of them what they leave for good, as part of the build.
 
         For an engine that lets go of gradients in its step alone. It makes the optimizer's state as it is set up, and
@@ -211,7 +211,7 @@ class StepTracer:
         """
         whole = StepEvents()
         for _ in range(2):
-            for segment in (self.micro_step(micro_batch or self._pair.more + 1), self.update()):
+            for segment in (self.micro_step(self._pair.more + 1), self.update()):
                 whole.events.extend(segment.events)
         building.events.extend(_lasting(whole))
 

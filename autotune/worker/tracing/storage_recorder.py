@@ -276,9 +276,9 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
         self.allocations.mark(phase)
         self.log.enter(phase)
 
-    def keep_activations(self, since: int | None = None) -> None:
-        """Call what was allocated since (slot; the phase's begin) and is still alive an activation."""
-        since = self.allocations.entered if since is None else since
+    def keep_activations(self) -> None:
+        """Label as activations what was allocated since the phase's begin and is still alive."""
+        since = self.allocations.entered
         category = self.allocations.category
         for reference in self._live.values():
             if reference.slot >= since and category[reference.slot] == TEMPORARY:

@@ -124,11 +124,6 @@ def _promoted(op: Any, *args: Any, **kwargs: Any) -> Any:
         return op(*args, **kwargs)
 
 
-def _norm_in_float32(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """`norm` has its own rule: it is run with a float32 result (AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE)."""
-    return _in_float32(op, *args, **kwargs)
-
-
 def follow_autocast(library: torch.library.Library) -> Casts:
     """Give the stand-in's operators autocast's rules, for as long as the library lives; return the cache of casts."""
     casts = Casts()
@@ -137,7 +132,8 @@ def follow_autocast(library: torch.library.Library) -> Casts:
         (FLOAT32, _in_float32),
         (FLOAT32_RESULT, _to_float32),
         (PROMOTE, _promoted),
-        (("norm.Scalar", "norm.ScalarOpt_dim"), _norm_in_float32),
+        # torch has a rule of its own for `norm`, which gives a float32 result too.
+        (("norm.Scalar", "norm.ScalarOpt_dim"), _in_float32),
     ]
     for names, rule in rules:
         for name in names:

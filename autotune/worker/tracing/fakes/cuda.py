@@ -1,8 +1,8 @@
 """A stand-in for a CUDA device, on any build of torch: the choices that torch makes on CUDA, for fake tensors.
 
 Fake tensors on a `cuda` device need a CUDA build, because autograd asks it for streams. The device here is
-torch's spare backend ("PrivateUse1") under the name `gpu`, with supervisors written in Python: nothing ever runs on it,
-but autograd, autocast and every shape rule work, and device and host memory are told apart. On top of it come the
+torch's spare backend ("PrivateUse1") under the name `gpu`, with device guards written in Python: nothing ever runs on
+it, but autograd, autocast and every shape rule work, and device and host memory are told apart. On top of it come the
 rules by which CUDA differs from other devices in what a training step allocates:
 
 - autocast's lists of operators, with its cache of cast parameters (`autotune.worker.tracing.fakes.autocast`);
