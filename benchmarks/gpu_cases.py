@@ -190,14 +190,19 @@ def facts(bench: Bench, left: float) -> dict[str, Any]:
     found: dict[str, Any] = {"device": bench.device.facts().model_dump(mode="json")}
     if bench.dry:
         return found
-    monitor, name = open_monitor(), bench.device.environment(Candidate())["CUDA_VISIBLE_DEVICES"]
+    own = bench.device.environment(Candidate())
+    monitor, name = open_monitor(), own["CUDA_VISIBLE_DEVICES"]
 
     def level() -> dict[str, Any]:
         return {"used": monitor.memory(name).used, "processes": list(monitor.processes(name))}
 
     found["before"] = level()
     with subprocess.Popen(
-        [sys.executable, "-c", CONTEXT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", CONTEXT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **own},
     ) as process:
         assert process.stdout is not None
         found["torch"] = process.stdout.readline()
@@ -333,9 +338,10 @@ def tests(bench: Bench, file: str, left: float) -> dict[str, Any]:
     if importlib.util.find_spec("pytest") is None:
         return {"skipped": "pytest is not installed"}
     asked = ["--collect-only"] if bench.dry else ["-m", "gpu"]
+    own = {} if bench.dry else bench.device.environment(Candidate())
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *asked, f"tests/gpu/{file}"], cwd=ROOT,
-        capture_output=True, text=True, check=False, timeout=left,
+        capture_output=True, text=True, check=False, timeout=left, env={**os.environ, **own},
     )  # fmt: skip
     if done.returncode:
         raise TestsFailed(f"pytest ended with {done.returncode}: {(done.stderr or done.stdout)[-3000:]}")

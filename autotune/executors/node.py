@@ -108,8 +108,9 @@ def _answer(order: JobOrder, job: JobFolder, node: int, launcher: Launcher) -> A
         executor = find_executor(order.device, tracer, order.ranks_per_node, launcher=launcher)
         if order.kind == "describe":
             room = executor.offload_room(job.root, "host")
-            granted = int(os.environ.get(GRANTED, "0")) * MIB
-            return Described(site=executor.describe(), host_room=min(room, granted) if granted else room)
+            if granted := int(os.environ.get(GRANTED, "0")) * MIB:  # to all ranks of the node
+                room = min(room, granted // order.ranks_per_node)
+            return Described(site=executor.describe(), host_room=room)
         assert order.request is not None
         if order.spans > 1:
             ranks = executor

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from autotune.candidate import Candidate
@@ -32,7 +32,9 @@ class _Rung:
     """What the probes of one rung showed, in bytes by micro-batch."""
 
     points: tuple[tuple[int, float], ...]
-    """Peaks of those that fitted, and the budget for those that ran out of memory although a line said less."""
+    """Peaks of those that fitted, then the budget for those that ran out of memory although a line said less."""
+    fitted: int
+    """How many of the points fitted."""
     last: Memory
     """Of the largest micro-batch that fitted."""
     out_in: Phase
@@ -136,7 +138,7 @@ class ProbeLines(Predictor):
         if known is None:
             return None
         low, high = 0, len(sizes)
-        seen = max((size for size, peak in known.points if peak <= usable), default=0)
+        seen = max((size for size, peak in known.points[: known.fitted] if peak <= usable), default=0)
         while low < high:  # the first so many fit
             middle = (low + high + 1) // 2
             size = sizes[middle - 1]
@@ -149,8 +151,8 @@ def _of(fitting: Iterable[tuple[int, Memory]], out: Sequence[tuple[int, Oom]], b
     sizes = sorted(fitting, key=lambda one: one[0])
     points = tuple((size, float(memory.peak())) for size, memory in sizes)
     phase: Phase = out[-1][1].phase if out else "forward"
-    rung = _Rung(points, sizes[-1][1], phase)
+    rung = _Rung(points, len(points), sizes[-1][1], phase)
     for size, _ in out:
         if rung.bounds(size).mean < budget:  # all that it measured is that the peak is above the budget
-            rung = _Rung((*rung.points, (size, float(budget))), rung.last, phase)
+            rung = replace(rung, points=(*rung.points, (size, float(budget))))
     return rung

@@ -200,6 +200,11 @@ def unserved(request: ProbeRequest) -> str | None:
         return "a proof starts as training will"
     if any(candidate.engine == "deepspeed" for candidate in candidates):
         return "DeepSpeed looks for devices and builds extensions while it is loaded"
+    # Its trace replaces what asks. Some models import the kernel only if there is a GPU while they are imported.
+    if request.kind != "trace" and any(one.attention == "flash_attention_2" for one in candidates):
+        return (
+            "transformers looks for a GPU while a model is imported, sees none in a server, and remembers it"
+        )
     return None
 
 

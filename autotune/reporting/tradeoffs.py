@@ -124,15 +124,15 @@ def peak_change(change: NeighbourEffect, found: Tradeoffs) -> str:
 
 
 def speed_change(change: NeighbourEffect, found: Tradeoffs) -> str:
-    """Return a neighbour's speed, and by which share it is faster than the winner's; at most, where it ended early."""
+    """Return a neighbour's speed, and by how much faster it does a global step; at most, where it ended early."""
     if change.point is not None and change.point.at_most is not None:
         return f"≤ {format_count(change.point.at_most)}"
     if change.point is None or change.point.tokens_per_second is None:
         return "-"
     said = format_count(change.point.tokens_per_second)
-    if found.winner is None or not found.winner.tokens_per_second:
+    if found.winner is None or not found.winner.seconds or not change.point.seconds:
         return said
-    return f"{said} ({change.point.tokens_per_second / found.winner.tokens_per_second - 1:+.1%})"
+    return f"{said} ({found.winner.seconds / change.point.seconds - 1:+.1%})"
 
 
 def change_note(change: NeighbourEffect) -> str:
@@ -167,6 +167,7 @@ def _point(point: Point, found: Tradeoffs) -> dict[str, Any]:
         "candidate": candidate.model_dump(mode="json"), "title": title_of(candidate), "evidence": point.evidence,
         "peak": point.peak, "peak_interval": [point.low, point.high], "tokens_per_second": point.tokens_per_second,
         "tokens_per_second_interval": point.interval, "tokens_per_second_at_most": point.at_most,
+        "seconds": point.seconds,
         "fits": point.fits, "trial": point.number,
         "winner": found.is_winner(point),
     }  # fmt: skip

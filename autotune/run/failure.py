@@ -83,20 +83,21 @@ def holes(unknown: Sequence[Unknown]) -> str:
     )
 
 
-def stop_at_crash(history: History) -> None:
+def stop_at_crash(verdicts: History) -> None:
     """Raise ModelError where a probe crashed in a way that no other candidate mends; a resumed run is told the same.
 
-    So it is before anything worked, and where Python code raised an exception at a larger micro-batch of a rung that
-    trained at a smaller one: the rung's techniques work, so it is the model, its batches, or a library at that size.
-    A technique whose own first probe crashes beside others that work is left to the graph, and so is native code that
-    died at a larger size, which may have been refused memory.
+    `verdicts` are the trials in the order in which they ended: one that was lost is tried again behind others. So it is
+    before anything worked, and where Python code raised an exception at a larger micro-batch of a rung that trained at
+    a smaller one: the rung's techniques work, so it is the model, its batches, or a library at that size. A technique
+    whose own first probe crashes beside others that work is left to the graph, and so is native code that died at a
+    larger size, which may have been refused memory.
     """
-    for place, trial in enumerate(history):
+    for place, trial in enumerate(verdicts):
         if not isinstance(trial.outcome, Crash):
             continue
-        if not any(isinstance(earlier.outcome, Ok) for earlier in history[:place]):
+        if not any(isinstance(earlier.outcome, Ok) for earlier in verdicts[:place]):
             raise ModelError(_crashed(trial), trial.outcome.traceback)
-        size = _trained_below(trial, history)
+        size = _trained_below(trial, verdicts)
         if size is not None and trial.outcome.reason in {"exception", "command"}:
             raise ModelError(
                 f"{_crashed(trial)}. Micro-batch {size} trained, so memory and techniques are not to blame: mend what "

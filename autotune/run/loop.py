@@ -185,7 +185,7 @@ class _Run:
         """Probe what the strategy proposes until it is done or the limits are spent."""
         while True:
             record = self.journal.record
-            stop_at_crash(record.history)
+            stop_at_crash(record.verdicts)
             context = self.pricing.informed()
             decision = decide(self.strategy, record.history, context)
             if isinstance(decision, Learn):

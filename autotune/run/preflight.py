@@ -58,12 +58,14 @@ class Preflight:
         """
         if self._device.simulated:
             return None
-        on_cpu, ranks = self._device.kind == "cpu", self._goal.gpus
-        needed = built_bytes(candidate, self._model, ranks, self._own, on_cpu)
-        places: tuple[OffloadPlace, ...] = ("disk",) if on_cpu else ("host", "disk")  # in this order
-        room = (
-            sum(self._executor.offload_room(self._folder, place) for place in places) * ranks if needed else 0
-        )
+        on_cpu, ranks, goal = self._device.kind == "cpu", self._goal.gpus, self._goal
+        # Ranks of the cpu device, and a disk, are this machine's or shared by all; host memory is each machine's own.
+        building = ranks if on_cpu else ranks // goal.nodes
+        needed = built_bytes(candidate, self._model, building, self._own, on_cpu)
+        places: dict[OffloadPlace, int] = {"disk": ranks} if on_cpu else {"host": building, "disk": ranks}
+        room = 0
+        if needed:
+            room = sum(self._executor.offload_room(self._folder, place) * of for place, of in places.items())
         if needed <= room:
             return None
         where = f"{'' if on_cpu else 'host memory and '}the disk of {self._folder}"

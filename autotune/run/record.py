@@ -235,6 +235,11 @@ class Record:
         """All trials that have their verdict, in the order of their numbers."""
         return tuple(self._trials.values())
 
+    @property
+    def verdicts(self) -> History:
+        """The same trials in the order in which they ended."""
+        return tuple(self._tally.trials.values())
+
     def trial(self, number: int) -> Trial | None:
         """Return a trial by its number; None while it has no verdict."""
         return self._trials.get(number)

@@ -24,6 +24,8 @@ from autotune.techniques.consent import ByConsent, allowed
 from autotune.techniques.constraint import ANY
 from autotune.techniques.sharding import lacks_groups, lacks_nodes, usual_sharding
 
+DIVIDING = ("sequences", "tensor_parallel")
+"""Axes that decide how a global batch is divided: what a row holds, and how many ranks take rows of their own."""
 MOST_COMBINATIONS = 50_000
 """Combinations of axes' values of which all are looked at: more take longer than a probe."""
 
@@ -240,8 +242,11 @@ class SearchContext:
         return smallest is not None and not self.passes_over(rung) and self.refusal(rung.at(smallest)) is None
 
     def check(self) -> None:
-        """Raise InputError when no micro-batch at all can make up the global batch."""
-        _ = self.batches(self.base).limit
+        """Raise InputError where no micro-batch makes up the global batch, whatever rows hold and ranks share."""
+        kinds = product(*({getattr(self.base, axis), *self.space.axes.get(axis, ())} for axis in DIVIDING))
+        rungs = (self.base.model_copy(update=dict(zip(DIVIDING, kind, strict=True))) for kind in kinds)
+        if not any(self.batches(rung).limit for rung in rungs):
+            self.batches(self.base).check()
 
     def _unsaid(self, candidate: Candidate) -> Refusal | None:
         """Return which value the space of a user's command does not have, or None."""
@@ -253,8 +258,13 @@ class SearchContext:
         return None
 
     def passes_over(self, candidate: Candidate) -> bool:
-        """Tell whether a rung has nothing to do, or nothing that another does not do better: no trial is needed."""
+        """Tell whether a rung has nothing to do, or nothing that another does not do better: no trial is needed.
+
+        It has nothing to do, too, where no micro-batch of its rows makes up the global batch.
+        """
         if self.emulates(candidate.precision) or self.stands_for_sdpa(candidate):
+            return True
+        if not self.batches(candidate).limit:
             return True
         context = Context(world_size=self.goal.gpus, nodes=self.goal.nodes)
         return lacks_nodes(candidate, context) is not None or lacks_groups(candidate, context) is not None

@@ -21,6 +21,7 @@ from autotune.search.comparison import MARGIN, Paired
 from autotune.search.context import SearchContext
 from autotune.search.drift import FLOOR, PRIOR_WEIGHT
 from autotune.search.incumbent import RACED, bound_of, is_bounded
+from autotune.search.probe_cost import ProbeCost
 from autotune.search.selection import Pairs, Score, fastest, rank
 from autotune.techniques.axis import listed
 from autotune.techniques.families import title as title_of
@@ -100,24 +101,25 @@ def next_rematch(
         and _is_open(leader, score, score in front)
         and _rounds(leader, score.trial) < ROUNDS
     ]
-    close.sort(key=lambda score: score.seconds)
     limit = leader.seconds + leader.half_width
     early = [
         trial
         for trial in _early(running, context)
         if trial.number not in lost and _at_least(trial, context, drift) < limit
     ]
-    others = [score.trial for score in close] + early
-    trials = [leader.trial, *others[: MOST - 1]]
-    if not others:
+    gains = [(_gain(leader, score), score.trial) for score in close]
+    gains += [(max(0.0, math.log(limit / _at_least(trial, context, drift))), trial) for trial in early]
+    if not gains:
         return Settled(_result(scores, rematches, MADE))
+    gains.sort(key=lambda one: -one[0])
+    trials = [leader.trial, *(trial for _, trial in gains[: MOST - 1])]
     training = context.limits.training_time
-    gains = [_gain(leader, score) for score in close]
-    gains += [max(0.0, math.log(limit / _at_least(trial, context, drift))) for trial in early]
-    while len(trials) > 2 and _cost(trials, leader) > max(gains[: len(trials) - 1]) * training:
+    saving = gains[0][0] * training
+    costs = _Costs(running, context)
+    while len(trials) > 2 and costs.of(trials, leader) > saving:
         trials.pop()
-    if (cost := _cost(trials, leader)) > gains[0] * training:
-        saved = format_duration(gains[0] * training)
+    if (cost := costs.of(trials, leader)) > saving:
+        saved = format_duration(saving)
         spent = f"to measure again takes about {format_duration(cost)}, and is expected to save {saved} of"
         why = f"{spent} {format_duration(training)} of training (--training-time)"
         return Settled(_result(scores, rematches, why))
@@ -237,10 +239,31 @@ def _gain(leader: Score, other: Score) -> float:
     return Expected(other.seconds, leader.apart(other) / leader.seconds / Z).improvement(leader.seconds)
 
 
-def _cost(trials: Sequence[Trial], leader: Score) -> float:
-    """Return the seconds of as many rounds of these as it takes for a difference from the first to decide."""
-    rounds = max(1, LEAST - min(_rounds(leader, trial) for trial in trials[1:]))
-    return rounds * sum(trial.seconds for trial in trials)
+class _Costs:
+    """Seconds that it takes to measure trials again."""
+
+    def __init__(self, running: History, context: SearchContext) -> None:
+        self._context = context
+        self._probes = ProbeCost(running)
+
+    def of(self, trials: Sequence[Trial], leader: Score) -> float:
+        """Return those of as many rounds of these as it takes for a difference from the first to decide."""
+        rounds = max(1, LEAST - min(_rounds(leader, trial) for trial in trials[1:]))
+        return rounds * math.fsum(map(self._of_one, trials))
+
+    def _of_one(self, trial: Trial) -> float:
+        """Return what the trial's probe took; what one is expected to where it ended early, or is of an earlier run."""
+        outcome = trial.outcome
+        assert isinstance(outcome, Ok)
+        if trial.seconds and outcome.timing is not None:
+            return trial.seconds
+        steps = self._context.batches(trial.candidate).steps(trial.candidate.micro_batch)
+        if outcome.timing is not None:
+            seconds = outcome.timing.global_step(steps)
+        else:
+            assert outcome.bound is not None, "a trial that trained has a speed or a bound"
+            seconds = outcome.bound.seconds
+        return max(trial.seconds, self._probes.seconds(trial.candidate, seconds, steps))
 
 
 def _rounds(leader: Score, trial: Trial) -> int:

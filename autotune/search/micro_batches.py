@@ -9,6 +9,7 @@ from functools import cached_property
 
 from autotune.accumulation import Accumulation, accumulate, is_balanced, largest_micro_batch
 from autotune.bounds import MOST_SAMPLES
+from autotune.errors import InputError
 
 NONE: frozenset[int] = frozenset()
 
@@ -28,13 +29,22 @@ class MicroBatches:
 
     @cached_property
     def limit(self) -> int:
-        """The largest that the global batch has use for, or any. Raises InputError where that is below 1."""
-        useful = largest_micro_batch(self.target, self.tokens_per_sample, self.ranks, self.exact)
-        return min(useful, MOST_SAMPLES)
+        """The largest that the global batch has use for; 0 where it has use for none (`check` says why)."""
+        try:
+            return min(self._largest(), MOST_SAMPLES)
+        except InputError:
+            return 0
+
+    def check(self) -> None:
+        """Raise InputError where no micro-batch makes up the global batch."""
+        self._largest()
+
+    def _largest(self) -> int:
+        return largest_micro_batch(self.target, self.tokens_per_sample, self.ranks, self.exact)
 
     @cached_property
     def useful(self) -> tuple[int, ...]:
-        """Every one that is worth a probe, smallest first. Raises InputError as `limit` does."""
+        """Every one that is worth a probe, smallest first."""
         if self.exact:
             return tuple(size for size in range(1, self.limit + 1) if self.allows(size))
         sizes = [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ class Point:
     """Over all devices; None where only memory is known."""
     interval: float
     """Half-width of the 95% interval of `tokens_per_second`."""
+    seconds: float | None
+    """Of a whole global step, by which speeds are compared: `tokens_per_second` counts tokens beyond the target too."""
     fits: bool
     """Whether it leaves the headroom free."""
     number: int | None = None
@@ -53,14 +56,14 @@ def measured_points(
         if (bound := bound_of(trial, context, drift)) is not None:
             most = bound.tokens_per_second
             found.append(
-                Point(trial.candidate, evidence, peak, peak, peak, None, 0.0, fits, trial.number, most)
+                Point(trial.candidate, evidence, peak, peak, peak, None, 0.0, None, fits, trial.number, most)
             )
             continue
         rated = score(trial, context, drift)
         found.append(
             Point(
                 trial.candidate, evidence, peak, peak, peak,
-                rated.tokens_per_second, rated.interval, fits, trial.number,
+                rated.tokens_per_second, rated.interval, rated.seconds, fits, trial.number,
             )
         )  # fmt: skip
     return found
@@ -73,13 +76,16 @@ def predicted_points(priced: Iterable[Priced], context: SearchContext, history: 
 
 
 def _predicted(entry: Priced, context: SearchContext) -> Point:
-    speed, interval = None, 0.0
+    speed, interval, seconds = None, 0.0, None
     batches, size = context.batches(entry.candidate), entry.candidate.micro_batch
     if entry.seconds is not None and batches.allows(size):
+        seconds = entry.seconds
         speed = batches.accumulation(size).effective / entry.seconds
         interval = speed * (entry.half_width or 0.0) / entry.seconds
     fits = entry.peak <= context.usable
-    return Point(entry.candidate, "predicted", entry.peak, entry.low, entry.high, speed, interval, fits)
+    return Point(
+        entry.candidate, "predicted", entry.peak, entry.low, entry.high, speed, interval, seconds, fits
+    )
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
@@ -87,11 +93,14 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
     Peaks and speeds are compared as they stand. Of equals a trial stands for all, else the first.
     """
-    known = [point for point in points if point.fits and point.tokens_per_second is not None]
-    known.sort(key=lambda point: (point.peak, -(point.tokens_per_second or 0.0), point.number is None))
+    timed = [
+        (point.peak, point.seconds, point) for point in points if point.fits and point.seconds is not None
+    ]
+    timed.sort(key=lambda one: (one[0], one[1], one[2].number is None))
     front: list[Point] = []
-    for point in known:
-        assert point.tokens_per_second is not None
-        if not front or point.tokens_per_second > (front[-1].tokens_per_second or 0.0):
+    fastest = math.inf
+    for _, seconds, point in timed:
+        if seconds < fastest:
             front.append(point)
+            fastest = seconds
     return front

@@ -27,8 +27,12 @@ class ProbeCost:
         """Learn from the probes of a run."""
         beside: defaultdict[str, list[float]] = defaultdict(list)
         for trial in history:
-            # One that ended early took fewer steps, of which no speed is known.
-            if isinstance(trial.outcome, Ok) and (timing := trial.outcome.timing) is not None:
+            # One that ended early took fewer steps, of which no speed is known; one of an earlier run took none here.
+            if (
+                isinstance(trial.outcome, Ok)
+                and (timing := trial.outcome.timing) is not None
+                and trial.seconds
+            ):
                 accumulation = trial.outcome.accumulation_steps
                 steps = _steps(timing.global_step(accumulation), accumulation)
                 beside[trial.candidate.compile].append(max(0.0, trial.seconds - steps))

@@ -49,6 +49,8 @@ more between devices than anybody knows beforehand. What is expected is the mean
 likely each makes what was measured (Rasmussen and Williams, 5.2)."""
 NEGLIGIBLE = 1e-3
 """Probability below which a scale is left out."""
+FAR = 30.0
+"""Standard deviations beyond which a Gaussian's tail is told by its expansion: 30 away both agree to 1%."""
 DOUBT = 1.0
 """Standard deviation of the scale's logarithm before any probe: 1 is likeliest, 0.37 and 2.7 are as usual. Assumed."""
 
@@ -234,12 +236,14 @@ def _cut_off(mean: float, spread: float, least: float) -> tuple[_Residual, float
     at = (least - mean) / spread
     if at < -3:
         return _NOTHING, 0.0
-    density = math.exp(-at * at / 2) / math.sqrt(2 * math.pi)
-    # Mean of what is left of a standard Gaussian; far out the ratio has no digits left, and this is its limit.
-    above = math.erfc(at / math.sqrt(2)) / 2
-    shift = density / above if at < 8 else at + 1 / at
-    log_above = math.log(above) if at < 8 else -at * at / 2 - math.log(at * math.sqrt(2 * math.pi))
-    left = max(1e-3, 1 - shift * (shift - at))
+    # Mean and variance of what is left of a standard Gaussian, and the logarithm of how much that is.
+    if at < FAR:
+        above = math.erfc(at / math.sqrt(2)) / 2
+        shift = math.exp(-at * at / 2) / math.sqrt(2 * math.pi) / above
+        left, log_above = 1 - shift * (shift - at), math.log(above)
+    else:  # the first terms of their expansions, where `erfc` comes to 0
+        shift, left = at + 1 / at, 1 / at**2
+        log_above = -at * at / 2 - math.log(at * math.sqrt(2 * math.pi))
     precision = (1 / left - 1) / spread**2
     if precision <= 0:
         return _NOTHING, log_above

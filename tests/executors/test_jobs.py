@@ -23,6 +23,7 @@ from autotune.probe.protocol import Progress
 from autotune.specs import DeviceSpec
 from autotune.testing.arithmetic import Arithmetic
 from autotune.testing.executors import ExecutorContract
+from autotune.units import GIB
 from tests.contracts.test_executors import make_request
 from tests.executors.test_simulated import Traces, timeline
 from tests.fakes.executor import ArithmeticExecutor
@@ -387,3 +388,13 @@ def test_the_name_of_a_job_is_the_runs_and_the_orders(tmp_path, order):
     assert first.rpartition("-")[0] == again.rpartition("-")[0]
     assert (first.rpartition("-")[2], again.rpartition("-")[2]) == ("1", "2")
     assert other.split("-")[1] != first.split("-")[1]
+
+
+@pytest.mark.parametrize(("granted", "each"), [("", 64 * GIB), (str(16 * 1024), 2 * GIB)])
+def test_what_slurm_grants_a_node_is_shared_by_its_ranks(tmp_path, monkeypatch, on_arithmetic, granted, each):
+    on_arithmetic.room = 64 * GIB  # as an executor of ranks says it: of each
+    if granted:
+        monkeypatch.setenv(node.GRANTED, granted)
+    scheduler = ScriptedScheduler(serves)
+    asked = JobOrder(kind="describe", device=DEVICE, gpus=16, nodes=2, timeout=60)
+    assert jobs_of(scheduler, tmp_path).ask(asked, tmp_path / "site").host_room == each

@@ -115,3 +115,10 @@ def test_growth_goes_to_what_should_fit_instead_of_doubling(context):
     assert grown, "nothing was tried"
     assert max(size for size in grown if peak(size) <= bound.usable) >= 0.85 * largest
     assert len(grown) <= 4, grown
+
+
+def test_a_micro_batch_that_ran_out_does_not_count_as_one_that_fits_where_no_headroom_is_kept():
+    outs = [(size, Oom(phase="backward")) for size in (62, 61)]
+    budget = 1000 * MIB
+    known = ProbeLines().learned(history((1, ok(1, 310 * MIB)), (5, ok(5, 352 * MIB)), *outs), budget)
+    assert 5 <= known.largest(Candidate(), budget, range(1, 200), "high") < 61

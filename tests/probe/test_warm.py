@@ -82,8 +82,10 @@ def test_what_a_fork_cannot_serve_is_named() -> None:
     for cold in (
         request("prove"), request(sharding="zero3", engine="deepspeed"),
         request("trace").model_copy(update={"also": (Candidate(sharding="zero3", engine="deepspeed"),)}),
+        request(attention="flash_attention_2"),
     ):  # fmt: skip
         assert unserved(cold)
+    assert unserved(request("trace", attention="flash_attention_2")) is None  # its stand-ins answer instead
 
 
 def test_the_launcher_is_chosen_by_name() -> None:

@@ -13,8 +13,9 @@ from autotune.run.loop import tune
 from autotune.run.preflight import Preflight
 from autotune.search.context import SearchContext
 from autotune.search.shipped import load_space
-from autotune.specs import Goal
+from autotune.specs import Goal, ModelSpec
 from autotune.testing.arithmetic import Arithmetic
+from autotune.units import GIB
 from tests.fakes.executor import FACTS, ArithmeticExecutor
 from tests.fakes.runs import make_spec, start
 
@@ -137,3 +138,27 @@ def test_fp8_is_refused_where_nothing_multiplies_it_and_nothing_is_launched(tmp_
     assert (refused.candidate.precision, best.candidate.precision) == ("fp8", "bf16")
     assert (refused.outcome.axis, refused.outcome.cause) == ("precision", "device")
     assert {candidate.precision for kind, candidate in executor.launched if kind == "train"} == {"bf16"}
+
+
+@pytest.mark.parametrize(("nodes", "room", "fits"), [(1, 25, False), (4, 25, False), (4, 40, True)])
+def test_a_model_is_built_in_the_memory_of_one_machine_however_many_take_part(tmp_path, nodes, room, fits):
+    """261 GiB, by the first of 8 ranks on each node."""
+
+    class Roomy(ArithmeticExecutor):
+        def offload_room(self, folder, place):
+            return room * GIB if place == "host" else 0
+
+    executor = Roomy(Arithmetic(budget=1000))
+    device = executor.site.device.model_copy(update={"kind": "cuda", "torch_name": "cuda:0"})
+    count = 70 * 10**9
+    context = SearchContext(
+        space=load_space("multi_gpu"), base=Candidate(), tokens_per_sample=100, budget=80 * GIB,
+        goal=Goal(target="6400", seq_len=100, gpus=8 * nodes, nodes=nodes),
+        site=executor.site.model_copy(update={"device": device}),
+        model=FACTS.model_copy(update={"parameters": count, "trainable_parameters": count}),
+        source=ModelSpec(name="m", source="config", config={}),
+    )  # fmt: skip
+    refused = Preflight(context, executor, tmp_path).refusal(Candidate(sharding="fsdp2"))
+    assert (refused is None) is fits
+    if refused is not None:
+        assert f"only {8 * room}.00 GiB are free there" in refused.reason

@@ -1,5 +1,6 @@
 import pytest
 
+from autotune.errors import InputError
 from autotune.search.micro_batches import MicroBatches
 
 
@@ -22,3 +23,13 @@ def test_one_between_is_near_what_is_wanted_and_smaller_where_it_can_be():
     assert batches.between(8, 12, 21) == 11
     assert batches.between(8, 12, 21, frozenset({9, 11})) == 13
     assert batches.between(21, 30, 32) is None
+
+
+@pytest.mark.parametrize(("target", "exact"), [(62, False), (100, True)])
+def test_rows_of_which_none_makes_up_the_global_batch_have_no_useful_micro_batch(target, exact):
+    batches = MicroBatches(target, tokens_per_sample=31, ranks=1 if exact else 8, exact=exact)
+    assert batches.limit == 0
+    assert batches.useful == ()
+    assert batches.above(0) is batches.up_to(0, 100) is None
+    with pytest.raises(InputError):
+        batches.check()

@@ -4,7 +4,16 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from autotune.candidate import Candidate
+from autotune.lengths import Lengths
 from autotune.outcome import Ok, Oom, Unsupported
+from autotune.search.context import SearchContext
+from autotune.search.shipped import load_space
+from autotune.search.strategies import STRATEGIES
+from autotune.search.strategy import Try
+from autotune.specs import Goal
+from autotune.testing.arithmetic import ok
+from autotune.trial import Trial
 from tests.search.test_guided import UNIT, Techniques, make_context, roomy, search
 
 
@@ -68,3 +77,39 @@ def test_so_it_is_where_probes_of_the_graph_ran_out_of_memory_that_were_predicte
     fitting = [trial.candidate for trial in history if isinstance(trial.outcome, Ok)]
     assert fitting
     assert all(candidate.loss == "chunked" for candidate in fitting)
+
+
+@pytest.mark.parametrize("name", ["graph", "guided", "grid", "random"])
+@pytest.mark.parametrize(
+    ("target", "gpus", "exact"), [("2 samples", 1, False), ("8 samples", 8, False), ("512 samples", 1, True)]
+)
+def test_rows_that_do_not_make_up_the_global_batch_are_passed_over(name, target, gpus, exact):
+    lengths = Lengths(file="m.csv", digest="0", counts=((3, 40), (7, 30), (12, 20), (32, 10)))
+    context = SearchContext(
+        space=load_space("packing"), base=Candidate(sequences="padded", sharding="ddp" if gpus > 1 else "none"),
+        tokens_per_sample=32, budget=10**9,
+        goal=Goal(target=target, seq_len=32, lengths=lengths, gpus=gpus, exact=exact),
+    )  # fmt: skip
+    context.check()
+    assert context.batches(Candidate(sequences="packed")).useful == ()
+    history = ()
+    while isinstance(found := STRATEGIES[name].propose(history, context), Try) and len(history) < 40:
+        assert found.candidate.sequences != "packed"
+        outcome = ok(10**6, micro=1.0, step=0.0)
+        history += (
+            Trial(
+                number=len(history) + 1, candidate=found.candidate, node=found.node, why=found.why, outcome=outcome,
+                seconds=1.0,
+            ),
+        )  # fmt: skip
+    assert history
+
+
+def test_a_global_batch_too_small_for_all_devices_is_searched_where_some_can_share_a_model():
+    context = SearchContext(
+        space=load_space("tensor_parallel"), base=Candidate(sharding="fsdp2"), tokens_per_sample=1024, budget=10**10,
+        goal=Goal(target="4 samples", seq_len=1024, gpus=8),
+    )  # fmt: skip
+    context.check()
+    assert not context.is_open(Candidate(sharding="fsdp2"))
+    assert context.is_open(Candidate(sharding="fsdp2", tensor_parallel=2))

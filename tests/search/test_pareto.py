@@ -9,6 +9,7 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.outcome import Oom, Unsupported
 from autotune.prediction import Priced
+from autotune.reporting.tradeoffs import Tradeoffs, speed_change
 from autotune.search.pareto import Point, measured_points, pareto_front, predicted_points
 from autotune.search.sensitivity import neighbours, sensitivity
 from autotune.testing.arithmetic import ok
@@ -17,7 +18,8 @@ from tests.search.test_selection import NONE, trial
 
 
 def point(peak, speed, evidence="measured", fits=True, number=None, **fields):
-    return Point(Candidate(**fields), evidence, peak, peak, peak, speed, 0.0, fits, number)
+    seconds = None if speed is None else 1000 / speed
+    return Point(Candidate(**fields), evidence, peak, peak, peak, speed, 0.0, seconds, fits, number)
 
 
 def test_the_front_holds_what_no_fitting_one_beats_in_both():
@@ -126,3 +128,19 @@ def test_each_neighbour_is_measured_predicted_refused_or_said_not_to_be_known(co
     assert changes["checkpointing", "full"].why == "its code reads values"
     bare = sensitivity(winner, asked, history, points)
     assert next(c for c in bare if c.axis == "checkpointing").why == "neither probed nor priced"
+
+
+def test_tokens_beyond_the_target_make_nothing_faster(context):
+    here = context(target="5 samples")
+    whole, rounded = (
+        trial(1, ok(600, micro=1.0, step=0.0), micro_batch=5),
+        trial(2, ok(500, micro=0.55, step=0.0), 3),
+    )
+    points = measured_points((whole, rounded), here)
+    assert points[1].tokens_per_second > points[0].tokens_per_second  # of 6 samples, in more time than 5 take
+    assert [one.number for one in pareto_front(points)] == [2, 1]
+    smaller = next(
+        one for one in sensitivity(whole.candidate, here, (whole, rounded), points) if one.after == 3
+    )
+    found = Tradeoffs(tuple(points), tuple(pareto_front(points)), (smaller,), winner=points[0])
+    assert "(-9.1%)" in speed_change(smaller, found)

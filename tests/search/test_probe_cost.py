@@ -33,3 +33,10 @@ def test_what_a_probe_took_beside_its_steps_is_expected_of_the_next_of_its_kind(
 def test_a_probe_that_did_not_come_to_its_end_teaches_nothing():
     failed = trial(Candidate(), Oom(phase="forward", requested=1, free=0), 100.0)
     assert ProbeCost((failed,)).start("none") == START
+
+
+def test_a_trial_of_an_earlier_run_teaches_nothing_for_it_took_no_time_here():
+    seen = ok(100, micro=1.0, step=0.5)
+    taken_over = trial(COMPILED, seen, 0.0), trial(Candidate(), seen, 0.0)
+    assert ProbeCost(taken_over).start("regional") == START + COMPILATION
+    assert ProbeCost(taken_over).start("none") == START

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.outcome import Drift, Oom, Sample, StepTiming
+from autotune.outcome import Breakdown, Drift, Oom, Sample, StepTiming
 from autotune.prediction import Prediction
 from autotune.search.comparison import Paired
 from autotune.search.selection import choose, fastest, flops_per_token, mfu, missing, rank, score
@@ -214,3 +214,18 @@ def test_tokens_beyond_the_target_do_not_make_a_candidate_faster(context):
         > score(balanced, context(target="6300")).tokens_per_second
     )
     assert rank((overshooting, balanced), context(target="6300"))[0].trial is balanced
+
+
+def test_the_nearest_to_fitting_is_what_is_predicted_to_take_least(context):
+    def foreseen(number, peak):
+        breakdown = Breakdown(parameters=0, gradients=0, optimizer_state=0, activations=peak, other=0)
+        prediction = Prediction(
+            allocated=peak, reserved=peak, peak=peak, low=peak, high=peak, breakdown=breakdown
+        )
+        refused = trial(number, Oom(phase="forward", requested=number * 10, free=0))
+        return refused.model_copy(update={"prediction": prediction})
+
+    history = foreseen(1, 3000), foreseen(2, 1100), foreseen(3, 2000)
+    assert missing(history, context()) == (history[1], 20)
+    unforeseen = trial(4, Oom(phase="forward", requested=5, free=0))
+    assert missing((*history, unforeseen), context())[0] == unforeseen

@@ -18,6 +18,7 @@ from autotune.timing.speed_model import (
     AtLeast,
     Observed,
     SpeedModel,
+    _cut_off,
 )  # fmt: skip
 
 PLAIN = Candidate(micro_batch=4)
@@ -104,3 +105,18 @@ def test_a_bound_however_far_out_leaves_expectations_finite_and_above_what_they_
     assert after.seconds > before.seconds
     assert after.seconds < 2 * seconds
     assert 0 < after.spread < 3
+
+
+@pytest.mark.parametrize("away", [0.5, 4.0, 8.0, 12.0, 25.0, 40.0])
+def test_what_a_bound_far_out_leaves_is_what_a_gaussian_has_beyond_it(away):
+    told, log_above = _cut_off(0.0, 1.0, away)
+    variance = 1 / (1 + 1 / told.variance)
+    # From the tail itself, summed over the few widths in which nearly all of it lies.
+    steps = [index * 1e-3 / max(1.0, away) for index in range(40_000)]
+    weights = [math.exp(-away * step - step * step / 2) for step in steps]
+    mean = math.fsum(w * s for w, s in zip(weights, steps, strict=True)) / math.fsum(weights)
+    spread = math.fsum(w * (s - mean) ** 2 for w, s in zip(weights, steps, strict=True)) / math.fsum(weights)
+    assert variance * told.logarithm / told.variance == pytest.approx(away + mean, rel=1e-3)
+    assert variance == pytest.approx(spread, rel=0.02)
+    area = math.log(math.fsum(weights) * steps[1]) - away * away / 2 - math.log(2 * math.pi) / 2
+    assert log_above == pytest.approx(area, abs=2e-3)

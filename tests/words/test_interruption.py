@@ -19,7 +19,7 @@ from autotune.run.journal import read_record
 from autotune.run.loop import tune
 from autotune.run.paths import RunPaths
 from autotune.testing.arithmetic import Arithmetic
-from tests.fakes.executor import ArithmeticExecutor
+from tests.fakes.executor import ArithmeticExecutor, crash
 from tests.fakes.runs import make_spec
 from tests.fakes.stopping import Killed, Place, at, ending, like
 
@@ -254,3 +254,18 @@ def test_an_inspection_that_is_lost_each_time_is_no_fault_of_the_model(tmp_path)
     with pytest.raises(ProbeError):
         tune(SPEC, create_run(SPEC, tmp_path), made)
     assert len(made.launched) == 3
+
+
+def test_what_was_lost_and_crashes_when_it_is_tried_again_leaves_what_worked(tmp_path):
+    """It is tried again behind trials that trained, so its techniques are to blame, and not the model."""
+    paths = create_run(SPEC, tmp_path)
+    first = Candidate(optimizer=SPEC.optimizer)
+    losing = ArithmeticExecutor(Arithmetic(budget=1000))
+    losing.trains[first] = Lost(cause="worker", phase="forward", message="ended by SIGKILL")
+    before = tune(SPEC, paths, losing)
+    crashing = ArithmeticExecutor(Arithmetic(budget=1000))
+    crashing.trains[first] = crash("RuntimeError: out of luck")
+    again = tune(SPEC, paths, crashing, retry_lost=True)
+    assert again.candidate == before.candidate
+    assert read_record(paths.journal).trial(1).outcome.kind == "crash"
+    assert tune(SPEC, paths, crashing).candidate == before.candidate
