@@ -24,10 +24,10 @@ BESIDE = 0.6
 
 def memory_model(header: GridHeader, traces: dict[Candidate, GridTrace]) -> Predictor:
     """Return what is known of memory before anything was measured."""
-    ground = DeviceOverhead.measured(
+    overhead = DeviceOverhead.measured(
         header.site.device.kind, header.baseline, device_memory=header.site.device.total
     )
-    predictor = Predictor({}, ground, partial(_accumulates, search_context(header)))
+    predictor = Predictor({}, overhead, partial(_accumulates, search_context(header)))
     for one, line in traces.items():
         if line.timeline:
             predictor = predictor.with_timeline(one, unpacked(line.timeline, header.name))

@@ -49,7 +49,7 @@ def train(request: ProbeRequest, training: Training, phases: Phases, warmed_up: 
     stepper.heaviest = True
     samples = []
     for step in range(1, STEPS + 1):
-        phases.close_look = step == STEPS  # what a step holds is looked at in the last, as slowly as that is
+        phases.detailed = step == STEPS  # what a step holds is looked at in the last, as slowly as that is
         phases.on_end = observer.look if step == STEPS else None
         samples.append(stepper.step(micro_steps))
         phases.on_end = None

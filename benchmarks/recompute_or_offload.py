@@ -41,7 +41,7 @@ from autotune.search.comparison import MARGIN  # noqa: E402
 from autotune.search.context import SearchContext  # noqa: E402
 from autotune.search.guided import Guided  # noqa: E402
 from autotune.search.space import Space  # noqa: E402
-from autotune.search.strategy import Done, Learn  # noqa: E402
+from autotune.search.strategy import Done  # noqa: E402
 from autotune.site import MachineFacts, Site  # noqa: E402
 from autotune.specs import Goal  # noqa: E402
 from autotune.testing.arithmetic import ok  # noqa: E402
@@ -140,7 +140,7 @@ class Pricing:
         self._machine = Machine.of(hardware)
         self.predictor = Predictor({}, hardware.overhead(gpus=1), self._accumulating)
 
-    def learn(self, rungs: Iterable[Candidate]) -> None:
+    def trace(self, rungs: Iterable[Candidate]) -> None:
         """Take the traces of rungs."""
         self.predictor = self.predictor.with_timelines({rung: self.known[rung] for rung in rungs})
 
@@ -165,15 +165,15 @@ def search(
 ) -> tuple[Candidate, float, int] | None:
     """Return what guided search chooses, its tokens/s and its probes; None where nothing fits."""
     pricing = Pricing(case, hardware, known, numbers)
-    pricing.learn((BASE, FULL))
+    pricing.trace((BASE, FULL))
     context = pricing.context
     history: History = ()
     while True:
         decision = Guided().propose(history, context.informed(pricing.predictor, pricing.speed))
         if isinstance(decision, Done):
             break
-        if isinstance(decision, Learn):
-            pricing.learn(decision.rungs)
+        if isinstance(decision, TraceFirst):
+            pricing.trace(decision.rungs)
             continue
         bounds, timing = (
             pricing.predictor.bounds(decision.candidate),
@@ -206,7 +206,7 @@ def fastest(
 ) -> tuple[Candidate, float] | None:
     """Return the fastest of all numbers of blocks at all useful micro-batches that fit, and its tokens/s."""
     pricing = Pricing(case, hardware, known, "any")
-    pricing.learn(rung for rung in known if rung != OFFLOADED)
+    pricing.trace(rung for rung in known if rung != OFFLOADED)
     found: dict[Candidate, float] = {}
     for count in range(case.blocks + 1):
         rung = with_checkpointed_blocks(FULL, count, case.blocks)

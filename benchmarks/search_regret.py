@@ -96,7 +96,7 @@ def regret(given: dict[str, str], folder: Path) -> dict[str, Any]:
         began = time.perf_counter()
         if left and stage.predictions is not None:
             request = stage.request(left[0], "trace").model_copy(update={"also": tuple(left[1:])})
-            stage.predictions.learn(request, TRACING)
+            stage.predictions.trace(request, TRACING)
         whole = stage.informed()
     assert whole.predictor is not None
     room = Room((), whole, whole.predictor, simulated=True)

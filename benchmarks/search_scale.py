@@ -147,7 +147,7 @@ class Proposals(NamedTuple):
     following: float
     """The least of some, each after other trials."""
     decision: str
-    """What it proposed: `Try`, `Learn` or `Done`."""
+    """What it proposed: `Try`, `TraceFirst` or `Done`."""
 
 
 def proposals(strategy: Strategy, context: SearchContext, history: History) -> Proposals:
@@ -227,7 +227,9 @@ def continued(name: StrategyName, context: SearchContext, history: History, prob
 def anew(context: SearchContext) -> SearchContext:
     """Return a context with the same traces, of which nothing was computed yet."""
     assert context.predictor is not None
-    return replace(context, predictor=Predictor(context.predictor.timelines.by_key, context.predictor.ground))
+    return replace(
+        context, predictor=Predictor(context.predictor.timelines.by_key, context.predictor.overhead)
+    )
 
 
 def resumes(name: StrategyName, context: SearchContext, probes: int) -> bool:

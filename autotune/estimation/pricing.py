@@ -117,11 +117,11 @@ def price(
     """
     began = time.perf_counter()
     accumulating = accumulation_steps > 1
-    ground = hardware.overhead(gpus)
-    predictor = Predictor({}, ground, lambda _: accumulating).with_timeline(candidate, timeline)
+    overhead = hardware.overhead(gpus)
+    predictor = Predictor({}, overhead, lambda _: accumulating).with_timeline(candidate, timeline)
     prediction = predictor.predict(candidate)
     assert prediction is not None, "a candidate's own trace covers it"
-    peak = timeline.peak(candidate.micro_batch, accumulating, blas_workspace=ground.blas_workspace)
+    peak = timeline.peak(candidate.micro_batch, accumulating, blas_workspace=overhead.blas_workspace)
     host = timeline.allocated(candidate.micro_batch, accumulating, "host")
     host += loader_bytes(candidate, int(timeline.facts.get("sample_bytes", 0)))
     priced = time.perf_counter() - began

@@ -132,18 +132,18 @@ class SimulatedExecutor:
     def _price(self, request: ProbeRequest, timeline: Timeline) -> Outcome:
         candidate = request.candidate
         accumulating = request.accumulation_steps > 1
-        ground = self._device.hardware.overhead(request.world_size)
-        held = ground.held(candidate)
+        overhead = self._device.hardware.overhead(request.world_size)
+        held = overhead.held(candidate)
         try:
             usage = allocator_usage(timeline,
                 candidate.micro_batch, accumulating, candidate.expandable_segments,
                 max_split_size=candidate.max_split_size_bytes,
-                capacity=request.budget - held, device_memory=ground.device_memory,
-                blas_workspace=ground.blas_workspace,
+                capacity=request.budget - held, device_memory=overhead.device_memory,
+                blas_workspace=overhead.blas_workspace,
             )  # fmt: skip
         except OutOfDeviceMemory as refused:
             return _refused(refused, held)
-        peak = timeline.peak(candidate.micro_batch, accumulating, blas_workspace=ground.blas_workspace)
+        peak = timeline.peak(candidate.micro_batch, accumulating, blas_workspace=overhead.blas_workspace)
         step = step_time(timeline, candidate.micro_batch, self._machine, accumulating)
         assert step is not None, "a timeline with work, at a micro-batch that it covers"
         return Ok(

@@ -32,7 +32,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autotune.memory.pool import ADDRESS_SPACE, LARGE_SEGMENT, SMALL_SEGMENT, Block, Pool
+from autotune.memory.pool import LARGE_SEGMENT, SEGMENT_STRIDE, SMALL_SEGMENT, Block, Pool
 from autotune.outcome import Phase
 from autotune.timeline.step_events import CUDA_BLOCK
 from autotune.units import GIB, MIB
@@ -45,7 +45,7 @@ LARGE_ROUNDING = 2 * MIB
 """What such a request is rounded up to (`kRoundLarge`)."""
 
 
-def address_space(device_memory: int | None) -> int:
+def expandable_segment_bytes(device_memory: int | None) -> int:
     """Return the bytes for which an expandable segment reserves addresses: 9/8 of the device's memory.
 
     Where none is given, of a terabyte, which no GPU has.
@@ -109,7 +109,7 @@ class CachingAllocator:
         device_memory: int | None = None,
     ) -> None:
         self.capacity = capacity
-        self._addresses = address_space(device_memory or capacity)
+        self._addresses = expandable_segment_bytes(device_memory or capacity)
         self.expandable = expandable_segments
         self.max_split_size = None if expandable_segments else max_split_size
         """Bytes from which on a block is not split."""
@@ -117,7 +117,7 @@ class CachingAllocator:
         self.requested_peak = self.allocated_peak = self.reserved_peak = 0
         self.retries = 0
         self._pools: dict[tuple[int, bool], Pool] = {}
-        self._next_address = ADDRESS_SPACE
+        self._next_address = SEGMENT_STRIDE
 
     def allocate(self, size: int, stream: int = 0) -> Block:
         """Take `size` > 0 bytes and return a handle for `release`. Raises OutOfDeviceMemory."""
@@ -254,7 +254,7 @@ class CachingAllocator:
 
     def _segment(self, pool: Pool, size: int, mapped: bool) -> Block:
         block = Block(pool, self._next_address, size, mapped)
-        self._next_address += ADDRESS_SPACE
+        self._next_address += SEGMENT_STRIDE
         pool.segments.append(block)
         return block
 

@@ -76,7 +76,7 @@ class DeviceOverhead:
         ranks: int = 1,
         device_memory: int | None = None,
     ) -> DeviceOverhead:
-        """Return the ground of a device whose baseline a worker measured; 0 on CUDA means that it could not.
+        """Return the overhead of a device whose baseline a worker measured; 0 on CUDA means that it could not.
 
         A baseline is measured before the first kernel is loaded and before any communicator exists: kernels come on
         top, and over several ranks NCCL's buffers or gloo's threads.

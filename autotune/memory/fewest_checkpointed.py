@@ -8,7 +8,7 @@ from autotune.candidate import Candidate
 from autotune.memory.calibration import Corrected
 
 
-class Bounds(Protocol):
+class PeakPredictor(Protocol):
     """What prices candidates: a `Predictor`."""
 
     def bounds(self, candidate: Candidate) -> Corrected | None:
@@ -30,7 +30,7 @@ def with_checkpointed_blocks(candidate: Candidate, count: int, blocks: int) -> C
 
 
 def fewest_checkpointed(
-    predictor: Bounds, candidate: Candidate, usable: int, blocks: int,
+    predictor: PeakPredictor, candidate: Candidate, usable: int, blocks: int,
     bound: Literal["low", "mean", "high"] = "high", known_only: bool = False,
 ) -> Candidate | Untraced | None:  # fmt: skip
     """Return the candidate, at its micro-batch, with the fewest of the model's blocks checkpointed that fits.

@@ -11,7 +11,7 @@ SMALL_SEGMENT = 2 * MIB
 """Segment of the small pool (`kSmallBuffer`)."""
 LARGE_SEGMENT = 20 * MIB
 """Segment for requests from 1 to 10 MiB, and the growth of an expandable large segment (`kLargeBuffer`)."""
-ADDRESS_SPACE = 1 << 50
+SEGMENT_STRIDE = 1 << 50
 """Distance between the first addresses of two segments; only has to be larger than any segment."""
 
 
@@ -132,7 +132,7 @@ class Pool:
     def unmap(self, block: Block) -> int:
         """Take the memory from the whole handles inside a free block, and return their bytes; the ragged ends stay."""
         grain = self.granularity
-        origin = block.address // ADDRESS_SPACE * ADDRESS_SPACE
+        origin = block.address // SEGMENT_STRIDE * SEGMENT_STRIDE
         start = -(-(block.address - origin) // grain) * grain + origin
         end = (block.address + block.size - origin) // grain * grain + origin
         if start >= end:

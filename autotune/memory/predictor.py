@@ -46,14 +46,14 @@ class Predictor:
     def __init__(
         self,
         timelines: Mapping[str, Timeline] | Timelines,
-        ground: DeviceOverhead,
+        overhead: DeviceOverhead,
         accumulating: Callable[[Candidate], bool] = lambda _: False,
         calibration: Calibration | None = None,
     ) -> None:
         """Take timelines, or these by key; `accumulating` tells whether a candidate takes several micro-steps."""
         self.timelines = timelines if isinstance(timelines, Timelines) else Timelines(timelines)
-        self.ground = ground
-        self.calibration = calibration or Calibration(ground.prior())
+        self.overhead = overhead
+        self.calibration = calibration or Calibration(overhead.prior())
         self._accumulating = accumulating
         self._used: dict[Candidate, _Usage] = {}
         self._needed: dict[Candidate, float] = {}
@@ -69,7 +69,7 @@ class Predictor:
     def with_timelines(self, timelines: Mapping[Candidate, Timeline]) -> Predictor:
         """Return this predictor with the timelines of more rungs, together in the time of one."""
         more = self.timelines.and_more(timelines)
-        result = Predictor(more, self.ground, self._accumulating, self.calibration)
+        result = Predictor(more, self.overhead, self._accumulating, self.calibration)
         result._growths = self._growths
         # What was priced by other timelines stays; a rung goes by its own as soon as there is one.
         known = {*self._used, *self._needed, *self._reserved}
@@ -79,24 +79,24 @@ class Predictor:
         result._reserved = {one: reserved for one, reserved in self._reserved.items() if one in same}
         return result
 
-    def learned(self, history: History, budget: int) -> Predictor:
+    def calibrated(self, history: History, budget: int) -> Predictor:
         """Return this predictor calibrated by the probes of a history, and by no others.
 
         A probe that ran out of device memory measured only that its peak is above the budget (bytes): it counts
         as that where the prediction so far is below.
         """
         if self._taught is None or self._taught[0] is not history or self._taught[1] != budget:
-            self._taught = history, budget, self._learned(history, budget)
+            self._taught = history, budget, self._calibrated(history, budget)
         return self._taught[2]
 
-    def _learned(self, history: History, budget: int) -> Predictor:
+    def _calibrated(self, history: History, budget: int) -> Predictor:
         observations = []
         for trial in history:
             usage = self._usage(trial.candidate)
             if usage is not None and isinstance(trial.outcome, Ok):
                 measured = float(trial.outcome.memory.peak())
                 observations.append(Observation(usage.rung, usage.total, measured))
-        calibration = Calibration(self.ground.prior(), observations)
+        calibration = Calibration(self.overhead.prior(), observations)
         for trial in history:
             if not isinstance(trial.outcome, Oom) or trial.outcome.where != "device":
                 continue
@@ -128,7 +128,7 @@ class Predictor:
                 timeline.peak(
                     candidate.micro_batch,
                     self._accumulating(candidate),
-                    blas_workspace=self.ground.blas_workspace,
+                    blas_workspace=self.overhead.blas_workspace,
                 )
             ),
         )
@@ -221,7 +221,7 @@ class Predictor:
         timeline = self.timeline(candidate)
         if timeline is None or timeline.evaluation is None:
             return None
-        beside = self.ground.held(candidate) + 2 * self.ground.blas_workspace
+        beside = self.overhead.held(candidate) + 2 * self.overhead.blas_workspace
         rung, micro_batch = _rung(candidate), candidate.micro_batch
 
         def fits(size: int) -> bool:
@@ -243,15 +243,15 @@ class Predictor:
 
     def _priced(self, candidate: Candidate, timeline: Timeline) -> _Usage:
         requests = self._requests_of(timeline, candidate)
-        if self.ground.kind == "cpu":
+        if self.overhead.kind == "cpu":
             allocated = reserved = requests.allocated(candidate.micro_batch)
         else:
             usage = requests.usage(
                 candidate.micro_batch, candidate.expandable_segments, candidate.max_split_size_bytes,
-                blas_workspace=self.ground.blas_workspace,
+                blas_workspace=self.overhead.blas_workspace,
             )  # fmt: skip
             allocated, reserved = usage.allocated_peak, usage.reserved_peak
-        total = float(self.ground.held(candidate) + reserved)
+        total = float(self.overhead.held(candidate) + reserved)
         return _Usage(allocated, reserved, total, _rung(candidate))
 
     def _least(self, candidate: Candidate, timeline: Timeline) -> float:
@@ -259,30 +259,30 @@ class Predictor:
         known = self._needed.get(candidate)
         if known is None:
             requests = self._requests_of(timeline, candidate)
-            bytes_ = requests.allocated(candidate.micro_batch, self.ground.blas_workspace)
-            known = self._needed[candidate] = float(self.ground.held(candidate) + bytes_)
+            bytes_ = requests.allocated(candidate.micro_batch, self.overhead.blas_workspace)
+            known = self._needed[candidate] = float(self.overhead.held(candidate) + bytes_)
         return known
 
     def _surely_reserved(self, candidate: Candidate, timeline: Timeline) -> float:
         """Return at least how many bytes are reserved, with what the process holds beside. Computed once."""
-        if self.ground.kind == "cpu":
+        if self.overhead.kind == "cpu":
             return self._least(candidate, timeline)
         known = self._reserved.get(candidate)
         if known is None:
             bytes_ = self._requests_of(timeline, candidate).reserved_at_least(
-                candidate.micro_batch, candidate.expandable_segments, self.ground.blas_workspace
+                candidate.micro_batch, candidate.expandable_segments, self.overhead.blas_workspace
             )
-            known = self._reserved[candidate] = float(self.ground.held(candidate) + bytes_)
+            known = self._reserved[candidate] = float(self.overhead.held(candidate) + bytes_)
         return known
 
     def _reserved_at_most(self, candidate: Candidate, timeline: Timeline) -> float | None:
         """Return at most how many bytes are reserved, with what the process holds beside; None where it is not told."""
-        if self.ground.kind == "cpu" or candidate in self._used:
+        if self.overhead.kind == "cpu" or candidate in self._used:
             return None
         bytes_ = self._requests_of(timeline, candidate).reserved_at_most(
-            candidate.micro_batch, candidate.expandable_segments, self.ground.blas_workspace
+            candidate.micro_batch, candidate.expandable_segments, self.overhead.blas_workspace
         )
-        return None if bytes_ is None else float(self.ground.held(candidate) + bytes_)
+        return None if bytes_ is None else float(self.overhead.held(candidate) + bytes_)
 
     def _requests_of(self, timeline: Timeline, candidate: Candidate) -> Requests:
         """Return what a candidate asks for, composed once for the micro-batches that are tried in a row."""
@@ -292,7 +292,7 @@ class Predictor:
             while len(self._requests) >= REQUESTS_KEPT:
                 self._requests.pop(next(iter(self._requests)))
             made = Requests(
-                timeline, candidate.micro_batch, accumulating, self._growths, self.ground.device_memory
+                timeline, candidate.micro_batch, accumulating, self._growths, self.overhead.device_memory
             )
             self._requests[kind] = timeline, made  # which keeps the timeline, and so its number, for itself
         return self._requests[kind][1]

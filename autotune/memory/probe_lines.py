@@ -74,7 +74,7 @@ class ProbeLines(Predictor):
         super().__init__({}, DeviceOverhead("cpu", 0, 0))
         self._rungs = rungs or {}
 
-    def learned(self, history: History, budget: int) -> ProbeLines:
+    def calibrated(self, history: History, budget: int) -> ProbeLines:
         """Return what the probes of a history show, and no others."""
         found: dict[Candidate, _Rung] = {}
         for rung in dict.fromkeys(trial.candidate.rung() for trial in history):

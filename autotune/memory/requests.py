@@ -7,13 +7,13 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from autotune.memory.allocator import SMALL_LIMIT, AllocatorUsage, address_space
+from autotune.memory.allocator import SMALL_LIMIT, AllocatorUsage, expandable_segment_bytes
 from autotune.memory.unlimited import (
     ADDRESS,
-    ADDRESS_SPACE,
     AT_ONCE,
     FOR_GOOD,
     LARGEST,
+    MOST_BLOCKS,
     Growths,
     OutOfAddresses,
     empty_segment,
@@ -91,7 +91,7 @@ class Requests:
         self._rounding = CUDA_BLOCK if self.timeline.device == "cuda" else 1
         self._program = program
         self._growths = growths or Growths()
-        self._space = min(ADDRESS_SPACE, -(-address_space(device_memory) // CUDA_BLOCK))
+        self._space = min(MOST_BLOCKS, -(-expandable_segment_bytes(device_memory) // CUDA_BLOCK))
         self._cuts = [start for start, phase, _ in program.marks if phase in {"forward", "optimizer"}]
         self._with_workspaces: Numbers | None = None
         self._streams: dict[bool, _Stream] = {}
@@ -212,9 +212,9 @@ class Requests:
         try:
             return self._grown_within(self._space, asked, small)
         except OutOfAddresses:
-            if self._space == ADDRESS_SPACE:
+            if self._space == MOST_BLOCKS:
                 raise
-            return max(self._space, self._grown_within(ADDRESS_SPACE, asked, small))
+            return max(self._space, self._grown_within(MOST_BLOCKS, asked, small))
 
     def _grown_within(self, space: int, asked: _Asked, small: bool) -> int:
         """Return the same of a segment with addresses for so many blocks."""

@@ -13,13 +13,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from autotune.memory.allocator import LARGE_LIMIT, LARGE_ROUNDING, SMALL_LIMIT, address_space
+from autotune.memory.allocator import LARGE_LIMIT, LARGE_ROUNDING, SMALL_LIMIT, expandable_segment_bytes
 from autotune.memory.pool import LARGE_SEGMENT, SMALL_SEGMENT
 from autotune.timeline.step_events import CUDA_BLOCK
 
 ADDRESS = 32
 """Bits of an address: a hole is one number, its size above its address, so that holes order as best fit asks."""
-ADDRESS_SPACE = address_space(None) // CUDA_BLOCK
+MOST_BLOCKS = expandable_segment_bytes(None) // CUDA_BLOCK
 """Of an expandable segment, for a device without a limit."""
 LARGEST = 1 << 31
 """Blocks of a request that is told apart."""
@@ -102,7 +102,7 @@ def empty_segment(small: bool, space: int) -> GrownSegment:
 def mapped(highest: int, small: bool) -> int:
     """Return the blocks that an expandable segment has mapped whose top was so high at most. Raises OutOfAddresses."""
     found = _whole(highest, _grain(small))
-    if found > ADDRESS_SPACE:
+    if found > MOST_BLOCKS:
         raise OutOfAddresses
     return found
 

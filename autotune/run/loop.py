@@ -35,7 +35,7 @@ from autotune.search.remaining_probes import count_remaining_probes
 from autotune.search.selection import Score
 from autotune.search.space import Space
 from autotune.search.strategies import STRATEGIES
-from autotune.search.strategy import Done, Learn, Try, decide
+from autotune.search.strategy import Done, TraceFirst, Try, decide
 from autotune.site import Site
 from autotune.specs import RunSpec
 from autotune.techniques.data import unpaddable
@@ -188,10 +188,10 @@ class _Run:
             stop_at_crash(record.verdicts)
             context = self.pricing.informed()
             decision = decide(self.strategy, record.history, context)
-            if isinstance(decision, Learn):
-                assert self.pricing.price(decision.rungs), "a strategy asks for what is not known yet"
+            if isinstance(decision, TraceFirst):
+                assert self.pricing.trace_first(decision.rungs), "a strategy asks for what is not known yet"
                 continue
-            if isinstance(decision, Try) and self.pricing.learn([decision.candidate]):
+            if isinstance(decision, Try) and self.pricing.trace([decision.candidate]):
                 continue  # what was learnt may change the decision
             self.skip(decision)
             if isinstance(decision, Done):

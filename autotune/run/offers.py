@@ -82,7 +82,7 @@ class Offering:
         rungs = list(dict.fromkeys(reversed((*passed, *failed))))
         if self._predictions is None:
             return rungs
-        predictor = self._predictions.predictor.learned(taught, self._context.budget)
+        predictor = self._predictions.predictor.calibrated(taught, self._context.budget)
         bounds = [predictor.bounds(self._smallest(rung)) for rung in rungs]
         peaks = {rung: bound.mean for rung, bound in zip(rungs, bounds, strict=True) if bound is not None}
         return rungs if len(peaks) < len(rungs) else sorted(rungs, key=lambda rung: peaks[rung])
@@ -130,7 +130,7 @@ class Offering:
         first, *others = new
         request = self._request(first, "trace").model_copy(update={"also": tuple(others)})
         try:
-            lines = self._predictions.learn(request, SECONDS)
+            lines = self._predictions.trace(request, SECONDS)
         except ProbeError as error:  # the run's own end is told all the same
             return dict.fromkeys(new, str(error))
         return {line.candidate: line.reason for line in lines if line.reason}

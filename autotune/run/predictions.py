@@ -35,13 +35,15 @@ class Predictions:
         row = lookup(facts.hardware) if facts.hardware else None
         self._machine = _machine(row, inspected)
         blas = row.cublas_bytes() if row else 0
-        ground = DeviceOverhead.measured(facts.kind, inspected.baseline, blas, context.goal.gpus, facts.total)
+        overhead = DeviceOverhead.measured(
+            facts.kind, inspected.baseline, blas, context.goal.gpus, facts.total
+        )
         if context.source is not None and context.source.command is not None:
-            ground = replace(ground, foreign=True)
+            overhead = replace(overhead, foreign=True)
         self._accumulating: Callable[[Candidate], bool] = lambda candidate: (
             context.batches(candidate).steps(candidate.micro_batch) > 1
         )
-        self.predictor = Predictor({}, ground, self._accumulating)
+        self.predictor = Predictor({}, overhead, self._accumulating)
         self._tracer = tracer
         self._budget = inspected.budget
         self._usable = context.usable
@@ -87,9 +89,9 @@ class Predictions:
                 continue
             first, *others = new
             asked = request(first).model_copy(update={"also": tuple(others)})
-            self.learn(asked, timeout, _at_first(partial(tracing, new)))
+            self.trace(asked, timeout, _at_first(partial(tracing, new)))
 
-    def learn(
+    def trace(
         self,
         request: ProbeRequest,
         timeout: float,
@@ -109,7 +111,7 @@ class Predictions:
 
     def predict(self, candidate: Candidate, history: History) -> Prediction | None:
         """Return what a probe of the candidate should measure, corrected by a history."""
-        prediction = self.predictor.learned(history, self._budget).predict(candidate)
+        prediction = self.predictor.calibrated(history, self._budget).predict(candidate)
         timing = self._timing(candidate)
         if prediction is None or timing is None:
             return prediction
@@ -135,7 +137,7 @@ class Predictions:
         timeline = self._tracer.trace(asked, self._folder, timeout=timeout)[candidate].timeline
         if timeline is None:
             return None
-        predictor = self.predictor.with_timeline(candidate, timeline).learned(history, self._budget)
+        predictor = self.predictor.with_timeline(candidate, timeline).calibrated(history, self._budget)
         return predictor.largest_evaluation(candidate, self._usable)
 
     def _timing(self, candidate: Candidate) -> StepTiming | None:

@@ -64,13 +64,13 @@ class Pricing(Stage):
             return self.context.informed(ProbeLines(), None) if self._by_lines else self.context
         return self.context.informed(known.predictor, known.speed, known.untraceable, frozenset(self.refused))
 
-    def price(self, wanted: Sequence[Candidate]) -> bool:
+    def trace_first(self, wanted: Sequence[Candidate]) -> bool:
         """Trace rungs that a strategy asks for, and note those that cannot run; tell whether anything is new."""
         refused = {rung for rung in wanted if self.preflight.refusal(rung)} - self.refused
         self.refused |= refused
-        return self.learn(wanted) or bool(refused)
+        return self.trace(wanted) or bool(refused)
 
-    def learn(self, wanted: Sequence[Candidate]) -> bool:
+    def trace(self, wanted: Sequence[Candidate]) -> bool:
         """Trace the rungs of candidates, but for what is known or useless; tell whether something was learnt."""
         if self.predictions is None:
             return False
@@ -84,7 +84,7 @@ class Pricing(Stage):
         first, *others = new
         self.callbacks.tracing(new)
         with self.journal.doing("trace"):
-            lines = self.predictions.learn(
+            lines = self.predictions.trace(
                 self.request(first, "trace").model_copy(update={"also": tuple(others)}),
                 self.spec.limits.probe_timeout, self.callbacks.progressing,
             )  # fmt: skip
@@ -97,7 +97,7 @@ class Pricing(Stage):
         """Return what the models expect a probe of the candidate to measure; None where the run has none."""
         history = self.journal.record.history
         if self.predictions is None and self._by_lines:
-            return ProbeLines().learned(history, self.context.budget).predict(candidate)
+            return ProbeLines().calibrated(history, self.context.budget).predict(candidate)
         return self.predictions.predict(candidate, history) if self.predictions else None
 
     def evaluation(self, candidate: Candidate) -> int | None:
@@ -125,7 +125,7 @@ class Pricing(Stage):
             with self.journal.doing("trace"):
                 for candidate in rungs:
                     if not predictions.knows(candidate):
-                        predictions.learn(self.request(candidate, "trace"), self.spec.limits.probe_timeout)
+                        predictions.trace(self.request(candidate, "trace"), self.spec.limits.probe_timeout)
         if predictions is None:
             return
         self._keep_step_memory(predictions, winner)

@@ -45,7 +45,7 @@ def survey(
                     found[candidate] = priced
 
     add(step.candidate for step in neighbours(winner, context) if context.refusal(step.candidate) is None)
-    predictor = predictions.predictor.learned(taught, context.budget)
+    predictor = predictions.predictor.calibrated(taught, context.budget)
     largest = {}
     for rung in dict.fromkeys(candidate.rung() for candidate in rungs):
         if size := predictor.largest(rung, context.usable, context.batches(rung).useful):

@@ -41,7 +41,7 @@ class GraphWalk:
         The context's predictor is calibrated by the history here. Without one, only measurements count.
         """
         predictor = context.predictor
-        learned = predictor.learned(history, context.budget) if predictor else None
+        learned = predictor.calibrated(history, context.budget) if predictor else None
         return _Walk(history, context, learned).decide()
 
 

@@ -28,7 +28,7 @@ from autotune.search.graph_walk import GraphWalk
 from autotune.search.prospects import Prospect, Prospects
 from autotune.search.room import SURE, Room
 from autotune.search.selection import Score, rank
-from autotune.search.strategy import TRACED_AT_A_TIME, Decision, Done, Learn, Try
+from autotune.search.strategy import TRACED_AT_A_TIME, Decision, Done, TraceFirst, Try
 from autotune.techniques.families import title as title_of
 from autotune.trial import History
 from autotune.units import format_bytes, format_duration
@@ -55,7 +55,7 @@ class Guided:
             return walked
         simulated = context.site is not None and context.site.device.simulated
         # What is simulated comes out as priced: there is nothing to learn.
-        known = context.predictor if simulated else context.predictor.learned(history, context.budget)
+        known = context.predictor if simulated else context.predictor.calibrated(history, context.budget)
         search = _Search(history, context, known, simulated)
         best = min(rank(history, context), key=lambda score: score.seconds, default=None)
         if best is None:
@@ -97,7 +97,7 @@ class _Search:
         ]
         if unknown := [rung for rung in rungs if not self._room.is_known(rung)]:
             why = f"{_named(walked.candidate)} may not fit"
-            return Learn(tuple(unknown), why, walked.path, walked.skipped)
+            return TraceFirst(tuple(unknown), why, walked.path, walked.skipped)
         for rung in rungs:
             size = self._context.batches(rung).above(0)
             if size is not None and self._room.covers(rung) and self._room.fit(rung.at(size)) >= SURE:
@@ -121,7 +121,7 @@ class _Search:
         # Until something fits, what is slow may be what does.
         if wanted := _rungs(hopeful if leader is None else _undecided(hopeful)):
             why = f"nothing that the graph leads to fits, and {len(wanted)} rungs might"
-            return Learn(wanted, why, walked.path, walked.skipped)
+            return TraceFirst(wanted, why, walked.path, walked.skipped)
         if leader is None:
             return None
         why = "nothing that the graph leads to fits, and this should"
@@ -169,7 +169,7 @@ class _Search:
         guesses = self._prospects.to_trace(rungs, best.seconds, leader)
         if wanted := _rungs(_undecided(self._worthwhile(guesses))):
             why = f"{len(wanted)} rungs could be faster than {_named(best.trial.candidate)}"
-            return Learn(wanted, why, walked.path, walked.skipped)
+            return TraceFirst(wanted, why, walked.path, walked.skipped)
         if leader is not None:
             ahead = len({one.candidate.rung() for one in hopeful})
             why = _why(leader, best)

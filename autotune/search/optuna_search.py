@@ -29,7 +29,7 @@ from autotune.search.comparison import MARGIN
 from autotune.search.context import SearchContext
 from autotune.search.enumeration import legal_rung, open_sizes, tried_sizes
 from autotune.search.selection import missing
-from autotune.search.strategy import Decision, Done, Learn, Skip, Try
+from autotune.search.strategy import Decision, Done, Skip, TraceFirst, Try
 from autotune.search.tpe import ObservedTrial, Places, draws
 from autotune.search.tpe_axes import SIZE, TpeAxes
 from autotune.search.wording import comes_nearest
@@ -65,7 +65,7 @@ class _Search:
         self._axes = TpeAxes(history, context)
         self._tried = tried_sizes(history)
         self._simulated = context.site is not None and context.site.device.simulated
-        self._predictor = self._learned(context.predictor)
+        self._predictor = self._calibrated(context.predictor)
         self._skipped: dict[Candidate, Skip] = {}
 
     def settled(self) -> Done | None:
@@ -88,15 +88,15 @@ class _Search:
             return self._try(plain.at(size), "start", "nothing is predicted: the plain rung comes first")
         rungs = self._singles(plain)
         if unknown := self._unknown(rungs):
-            return Learn(unknown, "what each technique saves and costs is where TPE starts")
+            return TraceFirst(unknown, "what each technique saves and costs is where TPE starts")
         rungs += [rung for rung in self._combined(plain, rungs) if rung not in rungs]
         if unknown := self._unknown(rungs):
-            return Learn(unknown, "all techniques together that are predicted to be faster")
+            return TraceFirst(unknown, "all techniques together that are predicted to be faster")
         if not (priced := self._priced(rungs)):
             walked = self._context.space.rungs(plain)
             rungs += [rung for rung in walked if self._context.is_open(rung) and rung not in rungs]
             if unknown := self._unknown(rungs):
-                return Learn(
+                return TraceFirst(
                     unknown,
                     "no technique alone is predicted to fit: the decision graph knows what saves most",
                 )
@@ -139,11 +139,11 @@ class _Search:
         why = f"none of the {len(rungs)} rungs is left to try"
         return Done(why, "exhausted", skipped=tuple(self._skipped.values()))
 
-    def _learned(self, predictor: Predictor | None) -> Predictor | None:
+    def _calibrated(self, predictor: Predictor | None) -> Predictor | None:
         """Return the memory model as the probes correct it; what is simulated comes out as priced."""
         if predictor is None or self._simulated:
             return predictor
-        return predictor.learned(self._history, self._context.budget)
+        return predictor.calibrated(self._history, self._context.budget)
 
     @cached_property
     def _since(self) -> int | None:

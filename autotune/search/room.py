@@ -20,7 +20,7 @@ SIZES = 3
 """Micro-batches of a rung that compete: so many of the largest that surely fit, and halves."""
 FAR = 2.0
 """How many times the device's memory the samples take by which a rung's line is told, at most. Far beyond any device,
-where a training takes a terabyte, what is reserved is not simulated (`memory.unlimited.ADDRESS_SPACE`), and two sizes
+where a training takes a terabyte, what is reserved is not simulated (`memory.unlimited.MOST_BLOCKS`), and two sizes
 of which only one is simulated tell no line."""
 SLACK = 0.1
 """Share of the memory by which a combination may take less than its techniques one by one let expect. Assumed."""

@@ -55,7 +55,7 @@ TRACED_AT_A_TIME = 64
 
 
 @dataclass(frozen=True)
-class Learn:
+class TraceFirst:
     """Trace these rungs before anything is decided."""
 
     rungs: tuple[Candidate, ...]
@@ -66,7 +66,7 @@ class Learn:
     skipped: tuple[Skip, ...] = ()
 
 
-Decision = Try | Done | Learn
+Decision = Try | Done | TraceFirst
 
 
 class Strategy(Protocol):

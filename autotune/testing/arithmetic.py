@@ -14,7 +14,7 @@ from autotune.memory.device_overhead import DeviceOverhead
 from autotune.memory.predictor import Predictor
 from autotune.outcome import Breakdown, Memory, Ok, Oom, Outcome, Sample, StepTiming
 from autotune.search.context import SearchContext
-from autotune.search.strategy import Done, Learn, Strategy
+from autotune.search.strategy import Done, Strategy, TraceFirst
 from autotune.timeline.step_events import Slots, StepEvents
 from autotune.timeline.timeline import Timeline
 from autotune.trial import History, Trial
@@ -127,7 +127,7 @@ def ok(peak: int, micro: float = 0.1, step: float = 0.01, budget: int = 1000) ->
     )  # fmt: skip
 
 
-def answered(context: SearchContext, asked: Learn) -> SearchContext:
+def answered(context: SearchContext, asked: TraceFirst) -> SearchContext:
     """Return a context in which the rungs that a strategy asked for cannot be traced."""
     new = frozenset(asked.rungs) - context.untraceable
     assert new, "a strategy asks for what is not known yet"
@@ -144,7 +144,7 @@ def search(
     """
     history: History = ()
     for number in range(1, most):
-        while isinstance(decision := strategy.propose(history, context), Learn):
+        while isinstance(decision := strategy.propose(history, context), TraceFirst):
             context = answered(context, decision)
         if isinstance(decision, Done):
             return history, decision

@@ -30,7 +30,7 @@ from autotune.outcome import Crash, Lost, NonFinite, Oom, Outcome, Timeout, Unsu
 from autotune.search.context import SearchContext
 from autotune.search.space import Space
 from autotune.search.strategies import STRATEGIES
-from autotune.search.strategy import Done, Learn, Strategy, Try, decide
+from autotune.search.strategy import Done, Strategy, TraceFirst, Try, decide
 from autotune.specs import GlobalBatch, Goal
 from autotune.testing.arithmetic import Arithmetic, answered, foreseeing
 from autotune.trial import History, Trial
@@ -183,7 +183,7 @@ class StrategyContract:
         history: History = ()
         contexts = []
         while not isinstance(decision := decide(strategy, history, context), Done):
-            if isinstance(decision, Learn):
+            if isinstance(decision, TraceFirst):
                 context = answered(context, decision)
                 continue
             contexts.append(context)

@@ -24,11 +24,11 @@ class Recent(Generic[_Result]):
         self._known: dict[tuple[int, int, bool], tuple[Timeline, Timeline, _Result]] = {}
         self._lock = Lock()
 
-    def of(self, one: Timeline, other: Timeline, in_place: bool) -> _Result:
+    def of(self, one: Timeline, other: Timeline, switch: bool) -> _Result:
         """Return the result for these very timelines, made once; they are kept, and so are their numbers their own."""
-        key = id(one), id(other), in_place
+        key = id(one), id(other), switch
         with self._lock:
-            known = self._known.pop(key, None) or (one, other, self._function(one, other, in_place))
+            known = self._known.pop(key, None) or (one, other, self._function(one, other, switch))
             while len(self._known) >= self._remembered:
                 self._known.pop(next(iter(self._known)))
             self._known[key] = known

@@ -333,7 +333,7 @@ def test_the_largest_micro_batch_is_found_with_few_simulations(monkeypatch):
         simulated.clear()
         largest = predictor.largest(Candidate(), usable, range(1, 4097))
         assert len(simulated) <= 8
-        fresh = Predictor({}, predictor.ground).with_timeline(Candidate(), made)
+        fresh = Predictor({}, predictor.overhead).with_timeline(Candidate(), made)
         fitting = [size for size in range(1, 250) if fresh.bounds(Candidate().at(size)).mean <= usable]
         assert largest == max(fitting, default=0)
 

@@ -124,8 +124,8 @@ def test_as_much_is_reserved_as_is_predicted_on_a_device_that_is_nearly_full():
     assert isinstance(outcome, Ok)
     assert 66 * GIB <= outcome.memory.reserved < 67 * GIB
     candidate = Candidate(micro_batch=2)
-    ground = find_hardware("a100-80gb").overhead(gpus=1)
-    predicted = Predictor({candidate.rung().key(): made}, ground).predict(candidate)
+    overhead = find_hardware("a100-80gb").overhead(gpus=1)
+    predicted = Predictor({candidate.rung().key(): made}, overhead).predict(candidate)
     assert predicted is not None
     assert predicted.reserved < 67 * GIB, "without the device's addresses it would be above 88 GiB"
 

@@ -148,7 +148,7 @@ def test_a_prediction_is_baseline_and_tensors_until_a_probe_says_otherwise():
     assert first.peak == GROUND.baseline + 520 * MIB
     assert first.low < first.peak < first.high
     assert first.breakdown.activations == 120 * MIB
-    learned = predictor.learned((trial(2, ok(GROUND.baseline + (480 + 50) * MIB)),), 1 << 40)
+    learned = predictor.calibrated((trial(2, ok(GROUND.baseline + (480 + 50) * MIB)),), 1 << 40)
     assert predictor.predict(RUNG.at(3)) == first  # what it was called on knows nothing of it
     after = learned.predict(RUNG.at(3))
     assert after.peak == pytest.approx(GROUND.baseline + (520 + 50) * MIB, rel=0.02)
@@ -185,7 +185,7 @@ def test_a_rungs_programs_are_composed_once_for_all_micro_batches_that_are_tried
     predictor = Predictor({RUNG.rung().key(): whole}, GROUND)
     assert predictor.largest(RUNG, usable, range(1, 101)) == 62
     assert len(composed) == 1, "of several samples: where two fit, one does"
-    learned = predictor.learned((trial(4, ok(predictor.predict(RUNG.at(4)).peak)),), 1 << 40)
+    learned = predictor.calibrated((trial(4, ok(predictor.predict(RUNG.at(4)).peak)),), 1 << 40)
     composed.clear()
     assert learned.largest(RUNG, usable, range(1, 101)) == 62
     assert not composed, "what was priced does not follow from what is learned"
@@ -195,7 +195,7 @@ def test_an_oom_below_the_budget_lifts_the_prediction():
     predictor = Predictor({RUNG.rung().key(): timeline()}, GROUND)
     usable = 1000 * MIB
     before = predictor.largest(RUNG, usable, range(1, 100))
-    predictor = predictor.learned((trial(before, Oom(phase="backward")),), usable)
+    predictor = predictor.calibrated((trial(before, Oom(phase="backward")),), usable)
     assert predictor.predict(RUNG.at(before)).peak > usable * 0.99
     assert predictor.largest(RUNG, usable, range(1, 100)) < before + 1
 

@@ -44,11 +44,11 @@ def peak(size):
 
 
 def learned(*sizes, budget=1000 * MIB):
-    return ProbeLines().learned(history(*((size, ok(size, peak(size))) for size in sizes)), budget)
+    return ProbeLines().calibrated(history(*((size, ok(size, peak(size))) for size in sizes)), budget)
 
 
 def test_nothing_is_said_of_a_rung_before_a_probe_of_it_has_fitted():
-    known = ProbeLines().learned(history((4, Oom(phase="forward"))), 1000 * MIB)
+    known = ProbeLines().calibrated(history((4, Oom(phase="forward"))), 1000 * MIB)
     assert known.bounds(Candidate()) is None
     assert known.largest(Candidate(), 1000 * MIB, range(1, 9)) is None
     assert learned(1, 2).bounds(Candidate(checkpointing="full")) is None
@@ -73,7 +73,7 @@ def test_two_probes_give_the_line_and_more_narrow_its_interval():
 
 def test_an_oom_below_the_line_bends_it():
     flat = history((1, ok(1, peak(1))), (2, ok(2, peak(1))), (8, Oom(phase="backward")))
-    known = ProbeLines().learned(flat, 1000 * MIB)
+    known = ProbeLines().calibrated(flat, 1000 * MIB)
     bounds = known.bounds(Candidate(micro_batch=8))
     assert bounds is not None
     assert bounds.mean > 900 * MIB
@@ -120,5 +120,5 @@ def test_growth_goes_to_what_should_fit_instead_of_doubling(context):
 def test_a_micro_batch_that_ran_out_does_not_count_as_one_that_fits_where_no_headroom_is_kept():
     outs = [(size, Oom(phase="backward")) for size in (62, 61)]
     budget = 1000 * MIB
-    known = ProbeLines().learned(history((1, ok(1, 310 * MIB)), (5, ok(5, 352 * MIB)), *outs), budget)
+    known = ProbeLines().calibrated(history((1, ok(1, 310 * MIB)), (5, ok(5, 352 * MIB)), *outs), budget)
     assert 5 <= known.largest(Candidate(), budget, range(1, 200), "high") < 61

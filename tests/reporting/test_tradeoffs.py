@@ -68,7 +68,7 @@ def test_predictions_make_no_prediction_surer(predicted):
         ArithmeticTracer(BIG), site.device, record.inspection, run.context, predicted.tracing
     )
     for rung in rungs:
-        predictions.learn(
+        predictions.trace(
             ProbeRequest(
                 kind="trace", model=spec.model, candidate=rung, seq_len=100, accumulation_steps=2, device="cpu",
                 budget=BIG.budget, seed=0, sample_seconds=1.0, sample_steps=1, folder="",

@@ -35,7 +35,7 @@ def predictions(tmp_path, hardware="a100-sxm-80gb"):
         SearchContext.of(spec, inspected.facts, inspected.budget),
         tmp_path,
     )
-    made.learn(request(family("gpt2"), tmp_path, micro_batch=2), 60)
+    made.trace(request(family("gpt2"), tmp_path, micro_batch=2), 60)
     return made
 
 
@@ -54,7 +54,7 @@ def trial(prediction, factor):
 
 
 def test_segments_have_addresses_for_the_whole_device_whatever_the_budget(tmp_path):
-    assert predictions(tmp_path).predictor.ground.device_memory == 80 * GIB
+    assert predictions(tmp_path).predictor.overhead.device_memory == 80 * GIB
 
 
 def test_times_are_predicted_and_corrected_by_the_probes_so_far(tmp_path):

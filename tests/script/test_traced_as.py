@@ -43,6 +43,6 @@ def test_a_likeness_is_far_less_sure_until_two_probes_of_a_rung_outweigh_it():
     assert before[1].high - before[1].low > 4 * (before[0].high - before[0].low)
     # The program takes 60 MiB a sample where the model takes 40, and 50 MiB more beside.
     peaks = {size: (300 + 400 + 50 + 60 * size) * MIB for size in (2, 4, 8)}
-    taught = alike.learned((trial(2, ok(peaks[2])), trial(4, ok(peaks[4]))), 1 << 40).bounds(RUNG.at(8))
+    taught = alike.calibrated((trial(2, ok(peaks[2])), trial(4, ok(peaks[4]))), 1 << 40).bounds(RUNG.at(8))
     assert taught.low < peaks[8] < taught.high
     assert abs(taught.mean - peaks[8]) < 0.05 * peaks[8]

@@ -15,7 +15,7 @@ from autotune.search.guided import Guided
 from autotune.search.prospects import MARGIN
 from autotune.search.sensitivity import neighbours
 from autotune.search.shipped import load_space
-from autotune.search.strategy import Done, Learn, Try, decide
+from autotune.search.strategy import Done, TraceFirst, Try, decide
 from autotune.site import Site
 from autotune.specs import DeviceFacts, DeviceSpeed, GlobalBatch, Goal
 from autotune.testing.arithmetic import Arithmetic, timeline
@@ -93,7 +93,7 @@ def search(device, context, verdicts=None, untraceable=lambda rung: False):
     history, traced = (), []
     known = context
     while not isinstance(decision := Guided().propose(history, known), Done):
-        rungs = decision.rungs if isinstance(decision, Learn) else (decision.candidate.rung(),)
+        rungs = decision.rungs if isinstance(decision, TraceFirst) else (decision.candidate.rung(),)
         new = [rung for rung in rungs if not known.predictor.covers(rung) and rung not in known.untraceable]
         if new:
             predictor, cannot = known.predictor, set(known.untraceable)
@@ -172,7 +172,7 @@ def test_when_no_probe_is_left_nothing_more_is_traced():
         context, predictor=context.predictor.with_timeline(Candidate(), timeline(device, Candidate()))
     )
     asked = Guided().propose(history[:1], learning)
-    assert isinstance(asked, Learn)
+    assert isinstance(asked, TraceFirst)
     done = decide(Guided(), history[:1], replace(learning, limits=Limits(max_probes=1)))
     assert (done.reason, done.path, done.skipped) == ("max_probes", asked.path, asked.skipped)
     assert done.path, "the graph was walked to something that fits"

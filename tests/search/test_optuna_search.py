@@ -14,7 +14,7 @@ from autotune.search.enumeration import legal_rung
 from autotune.search.optuna_search import NEAREST, PATIENCE, STARTS, OptunaSearch
 from autotune.search.selection import rank
 from autotune.search.space import Space
-from autotune.search.strategy import Done, Learn, Try
+from autotune.search.strategy import Done, TraceFirst, Try
 from autotune.search.tpe import ObservedTrial, Parameter, draws
 from autotune.testing.arithmetic import timeline
 from autotune.trial import Trial
@@ -27,7 +27,7 @@ def search(device, context, verdicts=None, most=60):
     """Search to the end, tracing what is asked for and what is tried; return the history, what was traced, the end."""
     history, traced = (), []
     while not isinstance(decision := OptunaSearch().propose(history, context), Done):
-        rungs = decision.rungs if isinstance(decision, Learn) else (decision.candidate.rung(),)
+        rungs = decision.rungs if isinstance(decision, TraceFirst) else (decision.candidate.rung(),)
         new = [rung for rung in rungs if context.predictor and not context.predictor.covers(rung)]
         if new:
             predictor = context.predictor

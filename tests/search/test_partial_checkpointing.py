@@ -11,7 +11,7 @@ from autotune.outcome import Ok, Oom, Unsupported
 from autotune.search.context import SearchContext
 from autotune.search.guided import Guided
 from autotune.search.shipped import load_space
-from autotune.search.strategy import Done, Learn, Try
+from autotune.search.strategy import Done, TraceFirst, Try
 from autotune.site import MachineFacts, Site
 from autotune.specs import DeviceFacts, Goal
 from autotune.testing.arithmetic import Arithmetic, timeline
@@ -94,7 +94,7 @@ def search(device, context, verdict=None):
     history, traced = (), []
     while not isinstance(decision := Guided().propose(history, context), Done):
         assert decision == Guided().propose(history, context), "a pure function of history"
-        rungs = decision.rungs if isinstance(decision, Learn) else (decision.candidate.rung(),)
+        rungs = decision.rungs if isinstance(decision, TraceFirst) else (decision.candidate.rung(),)
         if new := [rung for rung in rungs if not context.predictor.covers(rung)]:
             predictor = context.predictor
             for rung in new:

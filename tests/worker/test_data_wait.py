@@ -37,7 +37,7 @@ class Queue:
     def synchronize(self) -> None:
         self.now = max(self.now, self.done)
 
-    def lap(self, closely: bool = True) -> Lap:
+    def lap(self, detailed: bool = True) -> Lap:
         return Lap(0, 0)
 
 
@@ -96,7 +96,7 @@ def stepper(queue: Queue, making: float, copied: list[float] | None = None) -> S
     )  # fmt: skip
     phases = Phases(lambda phase, step: None)
     phases.measure_with(queue)  # type: ignore[arg-type]
-    phases.close_look = False
+    phases.detailed = False
     return Stepper(training, 4, phases)
 
 

@@ -40,7 +40,7 @@ class StillMeter:
     def synchronize(self):
         pass
 
-    def lap(self, closely=True):
+    def lap(self, detailed=True):
         from autotune.worker.measuring.memory_meter import Lap
 
         return Lap(0, 0)

@@ -57,7 +57,7 @@ def measure(request: ProbeRequest, training: Training, phases: Phases, warmed_up
             stepper.energy = energy_meter(training.device)
         deadline = time.perf_counter() + request.sample_seconds
         samples, bound = sample(stepper, request, micro_steps, deadline)
-    phases.close_look = True
+    phases.detailed = True
     outcome = report(request, stepper, samples, micro_steps, observer, bound)
     if bound is not None:
         return outcome
@@ -94,7 +94,7 @@ def warm_up(
         phases.on_end = observer.look
         whole = stepper.step(micro_steps)
     phases.on_end = None
-    phases.close_look = False
+    phases.detailed = False
     if compiled:  # what the second step's shapes made it compile
         forget_compiler(stepper)
     stepper.heaviest = False

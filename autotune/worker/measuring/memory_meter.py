@@ -51,11 +51,11 @@ class Meter(Protocol):
         """Wait until the device has done all that it was told."""
         ...
 
-    def lap(self, closely: bool = True) -> Lap:
+    def lap(self, detailed: bool = True) -> Lap:
         """Return the tensor bytes alive now and their peak since the last call, and begin the next lap.
 
-        Not `closely` it takes no time, and instead of what is alive it may tell as much as was at the peak, of this lap
-        or one since the last close look.
+        Not `detailed` it takes no time, and instead of what is alive it may tell as much as was at the peak, of this
+        lap or one since the last detailed one.
         """
         ...
 
@@ -109,9 +109,9 @@ class CpuMeter:
     def synchronize(self) -> None:
         """Do nothing: CPU operations are done when they return."""
 
-    def lap(self, closely: bool = True) -> Lap:
+    def lap(self, detailed: bool = True) -> Lap:
         """Return memory now and at its peak since the last lap, in bytes beyond the baseline, and begin anew."""
-        if closely:
+        if detailed:
             give_back()
         now, peak = self._memory.now(), self._memory.peak()
         self._anonymous_peak = max(self._anonymous_peak, peak.anonymous)
@@ -187,7 +187,7 @@ class CudaMeter:
         """Wait until the device has done all that was asked of it."""
         torch.cuda.synchronize(self._device)
 
-    def lap(self, closely: bool = True) -> Lap:  # noqa: ARG002 - counters take no time
+    def lap(self, detailed: bool = True) -> Lap:  # noqa: ARG002 - counters take no time
         """Return the allocated bytes now and at their peak since the last lap, and begin anew."""
         stats = torch.cuda.memory_stats(self._device)
         used, reserved = self._device_used(), stats["reserved_bytes.all.peak"]

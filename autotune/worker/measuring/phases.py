@@ -18,7 +18,7 @@ TRAINING: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 class Phases:
     """The current phase and optimizer step, and a report of each phase gone through.
 
-    A report holds the last step that was looked into (`close_look`): seconds are summed over its micro-steps,
+    A report holds the last step that was looked into (`detailed`): seconds are summed over its micro-steps,
     the peak is their largest, `end` the last one's.
     """
 
@@ -26,7 +26,7 @@ class Phases:
         self.phase: Phase = "start"
         self.step = 0
         """Optimizer step, from 1; 0 before the first."""
-        self.close_look = True
+        self.detailed = True
         """Measure each phase by itself. That slows training: a device that runs behind the Python code is waited for at
         every turn, and an allocator that keeps memory for later gives it back."""
         self.training_peak = 0
@@ -59,7 +59,7 @@ class Phases:
 
     def enter(self, phase: Phase) -> None:
         """End the current phase and begin another."""
-        self._end(boundary=self.close_look)
+        self._end(boundary=self.detailed)
         self.phase = phase
         self._tell(phase, self.step)
         self._opened = time.perf_counter()
@@ -67,7 +67,7 @@ class Phases:
     def begin_step(self) -> None:
         """Begin the next optimizer step."""
         self.step += 1
-        if self.close_look:
+        if self.detailed:
             for phase in TRAINING:
                 self._reports.pop(phase, None)
 
@@ -87,13 +87,13 @@ class Phases:
             self.on_end(self.phase)
         if not boundary:
             return
-        if self.close_look:
+        if self.detailed:
             self._meter.synchronize()
         seconds = time.perf_counter() - self._opened
-        lap = self._meter.lap(self.close_look)
+        lap = self._meter.lap(self.detailed)
         if self.phase in TRAINING:
             self.training_peak = max(self.training_peak, lap.peak)
-        if self.close_look:
+        if self.detailed:
             before = self._reports.get(self.phase)
             self._reports[self.phase] = PhaseReport(
                 phase=self.phase,

@@ -77,7 +77,7 @@ def prove(request: ProbeRequest, training: Training, phases: Phases, warmed_up: 
         )
     phases.training_peak = training_peak
 
-    phases.close_look = True
+    phases.detailed = True
     evaluation_loss = evaluate(stepper)
     checkpoint_bytes = save(training, Path(request.folder), phases)
     outcome = report(request, stepper, samples, micro_steps, observer)
