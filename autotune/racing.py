@@ -63,7 +63,7 @@ class StepSeconds(Protocol):
     """The parts of one measured step."""
 
     @property
-    def micro_steps(self) -> float | None:
+    def micro_step(self) -> float | None:
         """Mean seconds of all micro-steps but the last; None where the last is the only one."""
         ...
 
@@ -96,7 +96,7 @@ def speed_bound(
     more = accumulation_steps - 1
     rest = [step.last_micro_step + step.optimizer_step for step in steps]
     whole = [
-        more * (step.last_micro_step if step.micro_steps is None else step.micro_steps) + end
+        more * (step.last_micro_step if step.micro_step is None else step.micro_step) + end
         for step, end in zip(steps, rest, strict=True)
     ]
     own = statistics.stdev(whole) / statistics.fmean(whole) if len(whole) > 1 else 0.0
@@ -122,7 +122,7 @@ def warm_up_bound(
 
 def _fastest(steps: Sequence[StepSeconds], accumulation_steps: int) -> float | None:
     """Return the seconds of a global step of the fastest parts among these; None for less than two micro-steps."""
-    others = [step.micro_steps for step in steps if step.micro_steps is not None]
+    others = [step.micro_step for step in steps if step.micro_step is not None]
     last = [step.last_micro_step for step in steps]
     if len(others) + len(last) < 2:
         return None

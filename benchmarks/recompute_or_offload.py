@@ -41,7 +41,7 @@ from autotune.search.comparison import MARGIN  # noqa: E402
 from autotune.search.context import SearchContext  # noqa: E402
 from autotune.search.guided import Guided  # noqa: E402
 from autotune.search.space import Space  # noqa: E402
-from autotune.search.strategy import Done  # noqa: E402
+from autotune.search.strategy import Done, TraceFirst  # noqa: E402
 from autotune.site import MachineFacts, Site  # noqa: E402
 from autotune.specs import Goal  # noqa: E402
 from autotune.testing.arithmetic import ok  # noqa: E402

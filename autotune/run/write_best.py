@@ -149,7 +149,7 @@ def compared(winner: Score, scores: Iterable[Score]) -> tuple[ComparedFinalist, 
     """Return how a winner compared in the finals with each of these that was in them too."""
     return tuple(
         ComparedFinalist(
-            candidate=score.trial.candidate, slower=paired.share, slower_interval=paired.half_width,
+            candidate=score.trial.candidate, slower=paired.log_speedup, slower_interval=paired.half_width,
             rounds=paired.rounds,
         )
         for score in scores

@@ -34,7 +34,7 @@ class Joules:
 class Paired:
     """How two configurations compared that were measured in alternation."""
 
-    share: float
+    log_speedup: float
     """Logarithm of the other's time over the one's: about the share by which the one is faster."""
     half_width: float
     """Of its 95% interval."""
@@ -44,7 +44,7 @@ class Paired:
     @property
     def is_equal(self) -> bool:
         """Tell whether they are as fast as each other, for certain and within MARGIN."""
-        return abs(self.share) + self.half_width <= MARGIN
+        return abs(self.log_speedup) + self.half_width <= MARGIN
 
 
 class Rated(Protocol):
@@ -97,7 +97,7 @@ def apart(one: Rated, other: Rated) -> float:
 def lead(one: Rated, other: Rated) -> float:
     """Return the seconds by which the first is faster: by the rounds that both were measured in, if there are any."""
     if (paired := one.against(other)) is not None:
-        return one.seconds * paired.share
+        return one.seconds * paired.log_speedup
     return other.seconds - one.seconds
 
 

@@ -18,9 +18,10 @@ from autotune.search.micro_batches import MicroBatches
 from autotune.search.space import Space
 from autotune.site import Site
 from autotune.specs import DeviceSpeed, Goal, ModelFacts, ModelSpec, RunSpec
+from autotune.techniques import check, consent
 from autotune.techniques.axis import Context
-from autotune.techniques.check import Refusal, refused
-from autotune.techniques.consent import ByConsent, allowed
+from autotune.techniques.check import Refusal
+from autotune.techniques.consent import ByConsent
 from autotune.techniques.constraint import ANY
 from autotune.techniques.sharding import lacks_groups, lacks_nodes, usual_sharding
 
@@ -106,7 +107,7 @@ class SearchContext:
 
         Raises InputError for names that there are not.
         """
-        more = allowed(names)
+        more = consent.allowed(names)
         space = self.space.widened(((one.axis, one.value) for one in more), self.base)
         return replace(self, space=space, allowed=more)
 
@@ -186,10 +187,10 @@ class SearchContext:
         if math.prod(map(len, values.values())) <= MOST_COMBINATIONS:
             return Ladder(self.base, tuple(self.space.axes), tuple(self._open(values)))
         walked = [
-            rung.model_copy(update=allowed)
-            for allowed in ({}, *self.allowances)
+            rung.model_copy(update=changes)
+            for changes in ({}, *self.allowances)
             for rung in self.space.rungs(self.base)
-            if self.is_open(rung.model_copy(update=allowed))
+            if self.is_open(rung.model_copy(update=changes))
         ]
         return Ladder(self.base, tuple(self.space.axes), walked)
 
@@ -226,9 +227,9 @@ class SearchContext:
             return False
         if rung not in self._takes_numbers:
             several = self.model is not None and self.model.blocks > 1
-            allowed = ANY in self.space.axes.get("checkpointed_blocks", ())
+            any_number = ANY in self.space.axes.get("checkpointed_blocks", ())
             one = rung.model_copy(update={"checkpointed_blocks": 1})
-            self._takes_numbers[rung] = several and allowed and self.is_open(one)
+            self._takes_numbers[rung] = several and any_number and self.is_open(one)
         return self._takes_numbers[rung]
 
     @cached_property
@@ -306,4 +307,4 @@ class SearchContext:
             return Refusal(None, "space", (), reason)
         if self.source is not None and self.source.command is not None:
             return self._unsaid(candidate)  # whatever else rules it out, its own program says
-        return refused(candidate, context)
+        return check.refused(candidate, context)

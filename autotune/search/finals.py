@@ -215,7 +215,9 @@ def compared(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, fl
     degrees = PRIOR_ROUNDS + count - 1
     seen = math.fsum((value - mean) ** 2 for value in logs)
     variance = (PRIOR_ROUNDS * prior + seen) / degrees
-    return Paired(share=mean, half_width=t_quantile(degrees) * math.sqrt(variance / count), rounds=count)
+    return Paired(
+        log_speedup=mean, half_width=t_quantile(degrees) * math.sqrt(variance / count), rounds=count
+    )
 
 
 def _is_open(leader: Score, other: Score, front: bool) -> bool:
@@ -226,7 +228,7 @@ def _is_open(leader: Score, other: Score, front: bool) -> bool:
         return front and leader.measured and other.measured and abs(share) + width > MARGIN
     if paired.rounds < LEAST:
         return True
-    return abs(paired.share) <= paired.half_width and not paired.is_equal
+    return abs(paired.log_speedup) <= paired.half_width and not paired.is_equal
 
 
 def _gain(leader: Score, other: Score) -> float:
@@ -235,7 +237,7 @@ def _gain(leader: Score, other: Score) -> float:
     Their difference is taken to be Gaussian, with the interval that is known of it.
     """
     if (paired := leader.against(other)) is not None:
-        return Expected(math.exp(paired.share), paired.half_width / Z).improvement(1.0)
+        return Expected(math.exp(paired.log_speedup), paired.half_width / Z).improvement(1.0)
     return Expected(other.seconds, leader.apart(other) / leader.seconds / Z).improvement(leader.seconds)
 
 
@@ -308,10 +310,10 @@ def _result(scores: Sequence[Score], rematches: Sequence[RematchFinished], spent
     for other in scores:
         if (paired := leader.against(other)) is None:
             continue
-        by = f"{abs(paired.share):.1%} ± {paired.half_width:.1%}"
+        by = f"{abs(paired.log_speedup):.1%} ± {paired.half_width:.1%}"
         rounds = f"in {format_counted(paired.rounds, 'round')}"
-        if abs(paired.share) > paired.half_width:
-            than = "faster" if paired.share > 0 else "slower"
+        if abs(paired.log_speedup) > paired.half_width:
+            than = "faster" if paired.log_speedup > 0 else "slower"
             said.append(f"is {by} {than} than probe {other.trial.number} {rounds}")
         elif paired.is_equal:
             said.append(f"is as fast within {MARGIN:.0%} as probe {other.trial.number} {rounds}")

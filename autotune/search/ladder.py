@@ -15,18 +15,18 @@ FALLBACKS = ("precision",)
 A value that was allowed though it changes what is learned is no fallback: it competes with what is taken first.
 """
 
-SPARING = ("checkpointing", "loss")
+SAVES_ACTIVATIONS = ("checkpointing", "loss")
 """Axes over whose techniques others are priced that move what is kept for the backward pass, or that need them: of a
 checkpointed block only the input is left to move, of a chunked loss no logits."""
-MOVING = ("activation_offload",)
+MOVES_ACTIVATIONS = ("activation_offload",)
 """The axes that move it."""
 SHARDING = ("sharding", "engine")
 """Axes over whose techniques others are priced that need them: full offload leaves weights to FSDP."""
-LEAST = 0.5
+LEAST_LEFT = 0.5
 """What techniques beside the passes may spare of a step together, at most, as a share. Assumed."""
 
 
-class Taken(NamedTuple):
+class MemoryLine(NamedTuple):
     """Bytes that a rung takes at large micro-batches, where they grow by the sample."""
 
     fixed: float
@@ -124,12 +124,12 @@ class Ladder:
     def _beneath(self, rung: Candidate, axis: str) -> tuple[Candidate, ...]:
         """Return what one of a rung's techniques may be priced over, the plainest first."""
         reference = self.reference(rung)
-        if axis in SPARING or axis in OPEN:
+        if axis in SAVES_ACTIVATIONS or axis in OPEN:
             return (reference,)
-        sparing = reference.model_copy(update={name: getattr(rung, name) for name in SPARING})
-        if axis in MOVING:
+        sparing = reference.model_copy(update={name: getattr(rung, name) for name in SAVES_ACTIVATIONS})
+        if axis in MOVES_ACTIVATIONS:
             return (sparing,)
-        moving = sparing.model_copy(update={name: getattr(rung, name) for name in MOVING})
+        moving = sparing.model_copy(update={name: getattr(rung, name) for name in MOVES_ACTIVATIONS})
         if axis in SHARDING:
             return reference, sparing, moving
         sharded = {name: getattr(rung, name) for name in SHARDING}
@@ -171,10 +171,10 @@ class Ladder:
             else:
                 factor *= share
         # Two that spare some of a step may spare the same.
-        return seconds * max(factor + added, LEAST * factor)
+        return seconds * max(factor + added, LEAST_LEFT * factor)
 
     def guess_size(
-        self, rung: Candidate, usable: float, taken: Callable[[Candidate], Taken | None]
+        self, rung: Candidate, usable: float, taken: Callable[[Candidate], MemoryLine | None]
     ) -> int | None:
         """Return the largest micro-batch that may fit into `usable` bytes, by what a rung's techniques take one by one.
 
@@ -185,7 +185,9 @@ class Ladder:
         found = self.guess_taken(rung, taken)
         return None if found is None else max(0, int((usable - found.fixed) / found.per_sample))
 
-    def guess_taken(self, rung: Candidate, taken: Callable[[Candidate], Taken | None]) -> Taken | None:
+    def guess_taken(
+        self, rung: Candidate, taken: Callable[[Candidate], MemoryLine | None]
+    ) -> MemoryLine | None:
         """Return what a rung takes, by what its techniques spare one by one; None as for `guess_size`."""
         reference, singles = taken(self.reference(rung)), self._singles(rung)
         if reference is None or len(self.parts(rung)) < len(singles):
@@ -198,4 +200,4 @@ class Ladder:
                 return None
             fixed += having.fixed - without.fixed
             per_sample += having.per_sample - without.per_sample
-        return Taken(fixed, max(1.0, per_sample))
+        return MemoryLine(fixed, max(1.0, per_sample))

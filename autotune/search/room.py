@@ -11,7 +11,7 @@ from autotune.memory.predictor import Predictor
 from autotune.outcome import Lost, Ok, Oom, Timeout
 from autotune.search.context import SearchContext
 from autotune.search.enumeration import Tried, closed_from, tried_sizes
-from autotune.search.ladder import Taken
+from autotune.search.ladder import MemoryLine
 from autotune.trial import History
 
 SURE = 0.975
@@ -40,7 +40,7 @@ class Room:
         self._predictor = predictor
         self._simulated = simulated
         self._bound: Literal["mean", "high"] = "mean" if simulated else "high"
-        self._taken: dict[Candidate, Taken | None] = {}
+        self._taken: dict[Candidate, MemoryLine | None] = {}
         self._by_family: dict[Candidate, list[Candidate]] | None = None
         self._overrun = any(
             isinstance(trial.outcome, Oom)
@@ -183,7 +183,7 @@ class Room:
             size = batches.up_to(0, size // 2)
         return sizes
 
-    def guess_taken(self, rung: Candidate) -> Taken | None:
+    def guess_taken(self, rung: Candidate) -> MemoryLine | None:
         """Return what a rung takes, by its trace or else by its techniques one by one; None where these are unknown."""
         return self._takes(rung) or self._context.ladder.guess_taken(rung, self._takes)
 
@@ -193,13 +193,13 @@ class Room:
         end = closed_from(rung, self.tried, self._context)
         return useful if end is None else useful[: bisect_left(useful, end)]
 
-    def _takes(self, rung: Candidate) -> Taken | None:
+    def _takes(self, rung: Candidate) -> MemoryLine | None:
         """Return what a traced rung takes at large micro-batches."""
         if rung not in self._taken:
             self._taken[rung] = self._measure(rung) if self.covers(rung) else None
         return self._taken[rung]
 
-    def _measure(self, rung: Candidate) -> Taken | None:
+    def _measure(self, rung: Candidate) -> MemoryLine | None:
         large = max(2, self.largest(rung))
         if (least := self._predictor.least(rung.at(large))) is None:
             return None
@@ -209,4 +209,4 @@ class Room:
         if half is None or whole is None:
             return None
         per_sample = max(1.0, (whole.mean - half.mean) / (large - large // 2))
-        return Taken(whole.mean - large * per_sample, per_sample)
+        return MemoryLine(whole.mean - large * per_sample, per_sample)

@@ -194,7 +194,7 @@ def _order(front: Sequence[Score], objective: Objective) -> Callable[[Score], tu
 def _lead(entry: Score, close: Sequence[Score]) -> float:
     """Return by what share one was faster than the others in rounds that measured both, all together."""
     rounds = [entry.against(other) for other in close if other is not entry]
-    return math.fsum(paired.share for paired in rounds if paired is not None)
+    return math.fsum(paired.log_speedup for paired in rounds if paired is not None)
 
 
 def _close(front: Sequence[Score]) -> list[Score]:

@@ -52,18 +52,18 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
-    alike: int = 1
+    tensor_parallel: int = 1
     """Ranks in a row that share one model and take the same samples (tensor parallelism)."""
 
     @property
     def data_rank(self) -> int:
         """This process's place among those that take samples of their own."""
-        return self.rank // self.alike
+        return self.rank // self.tensor_parallel
 
     @property
     def data_size(self) -> int:
         """How many take samples of their own."""
-        return self.size // self.alike
+        return self.size // self.tensor_parallel
 
     def largest(self, value: float) -> float:
         """Return the largest of the ranks' values, the same on each: what all must agree on goes through it."""

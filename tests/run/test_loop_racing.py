@@ -22,7 +22,7 @@ from tests.fakes.runs import BIG, make_spec
 
 @dataclass
 class Parts:
-    micro_steps: float
+    micro_step: float
     last_micro_step: float
     optimizer_step: float
 

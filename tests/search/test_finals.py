@@ -212,7 +212,7 @@ def test_what_is_decided_depends_on_what_was_recorded_alone(context):
 
 def test_the_interval_of_a_pair_narrows_with_rounds_and_takes_their_spread():
     steady = [compared([(10.0, 0.0)] * rounds, [(11.0, 0.0)] * rounds) for rounds in (1, 2, 4)]
-    assert all(pair.share == pytest.approx(math.log(1.1)) for pair in steady)
+    assert all(pair.log_speedup == pytest.approx(math.log(1.1)) for pair in steady)
     assert steady[0].half_width > steady[1].half_width > steady[2].half_width > 0.005
     uneven = compared([(10.0, 0.0), (10.0, 0.0)], [(10.0, 0.0), (12.0, 0.0)])
     assert uneven.half_width > 2 * steady[1].half_width
@@ -230,8 +230,8 @@ def test_rounds_of_a_drifting_machine_seldom_decide_for_the_slower(noise):
             ours.append((level * math.exp(draw.gauss(0, noise)), noise / 2))
             theirs.append((level * math.exp(draw.gauss(MARGIN / 4, noise)), noise / 2))
             pair = compared(ours, theirs)
-            if len(ours) >= LEAST and abs(pair.share) > pair.half_width:
-                wrong += pair.share < 0
+            if len(ours) >= LEAST and abs(pair.log_speedup) > pair.half_width:
+                wrong += pair.log_speedup < 0
                 break
     assert wrong / 2000 <= 0.05
 

@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.search.ladder import LEAST, Ladder, Taken
+from autotune.search.ladder import LEAST_LEFT, Ladder, MemoryLine
 
 CHECKPOINTED = {"checkpointing": "full"}
 PRICES = {
@@ -60,9 +60,9 @@ def test_what_may_not_stand_alone_is_told_over_what_it_needs():
     assert ladder().parts(Candidate(**CHECKPOINTED, offload="full", compile="regional")) == (
         Candidate(**CHECKPOINTED), Candidate(compile="regional"), Candidate(**CHECKPOINTED, offload="full"),
     )  # fmt: skip
-    taken = {rung: Taken(seconds, 1.0) for rung, seconds in PRICES.items()}
+    taken = {rung: MemoryLine(seconds, 1.0) for rung, seconds in PRICES.items()}
     whole = Candidate(**CHECKPOINTED, offload="full", compile="regional")
-    assert ladder().guess_taken(whole, taken.get) == Taken(10 + 3 - 5 + 1, 1.0)
+    assert ladder().guess_taken(whole, taken.get) == MemoryLine(10 + 3 - 5 + 1, 1.0)
     assert ladder().guess_taken(Candidate(offload="full", compile="regional"), taken.get) is None
 
 
@@ -88,7 +88,7 @@ def test_full_offload_that_needs_both_is_told_over_both():
 def test_what_spares_time_twice_may_spare_the_same_once():
     prices = PRICES | {Candidate(loss="chunked"): 4.0, Candidate(optimizer_kernel="foreach"): 4.0}
     both = Candidate(loss="chunked", optimizer_kernel="foreach")
-    assert ladder().guess(both, prices.get) == pytest.approx(10 * LEAST)
+    assert ladder().guess(both, prices.get) == pytest.approx(10 * LEAST_LEFT)
 
 
 def test_a_rung_without_what_is_moved_keeps_what_that_was_priced_over():

@@ -6,7 +6,7 @@ from autotune.candidate import Candidate
 from autotune.options import Limits
 from autotune.search import guided, prospects
 from autotune.search.guided import Guided
-from autotune.search.ladder import Taken
+from autotune.search.ladder import MemoryLine
 from autotune.search.room import Room
 from autotune.testing.arithmetic import timeline
 from autotune.timing.speed_model import AXIS, Expected
@@ -49,7 +49,7 @@ def test_a_combination_is_traced_only_where_it_may_come_before_what_would_be_pro
 
 def test_a_combination_that_cannot_fit_by_what_its_techniques_take_is_not_traced():
     context = make_context(roomy())
-    taken = {"none": Taken(100, 50), "full": Taken(120, 10)}
+    taken = {"none": MemoryLine(100, 50), "full": MemoryLine(120, 10)}
     ladder = context.ladder
     sizes = {
         chunked: ladder.guess_size(
@@ -58,13 +58,18 @@ def test_a_combination_that_cannot_fit_by_what_its_techniques_take_is_not_traced
         for chunked in ("full", "chunked")
     }
     assert sizes == {"full": 38, "chunked": 38}
-    assert ladder.guess_size(Candidate(loss="chunked", compile="regional"), 90, lambda _: Taken(100, 50)) == 0
+    assert (
+        ladder.guess_size(Candidate(loss="chunked", compile="regional"), 90, lambda _: MemoryLine(100, 50))
+        == 0
+    )
     # Full offload stands over checkpointing, where it may; nothing tells of it over a model that is not checkpointed.
     assert (
-        ladder.guess_size(Candidate(offload="full", checkpointing="full"), 500, lambda _: Taken(1, 1)) == 499
+        ladder.guess_size(Candidate(offload="full", checkpointing="full"), 500, lambda _: MemoryLine(1, 1))
+        == 499
     )
     assert (
-        ladder.guess_size(Candidate(offload="full", compile="regional"), 500, lambda _: Taken(1, 1)) is None
+        ladder.guess_size(Candidate(offload="full", compile="regional"), 500, lambda _: MemoryLine(1, 1))
+        is None
     )
 
 

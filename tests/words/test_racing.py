@@ -14,8 +14,8 @@ BEST = Incumbent(seconds=100.0, deviation=0.02, degrees=4, drift=0.02)
 def step(micro, last=None, optimizer=0.0):
     """Return the seconds of a step of two micro-steps; of one where no `last` is given."""
     if last is None:
-        return SimpleNamespace(micro_steps=None, last_micro_step=micro, optimizer_step=optimizer)
-    return SimpleNamespace(micro_steps=micro, last_micro_step=last, optimizer_step=optimizer)
+        return SimpleNamespace(micro_step=None, last_micro_step=micro, optimizer_step=optimizer)
+    return SimpleNamespace(micro_step=micro, last_micro_step=last, optimizer_step=optimizer)
 
 
 def bound(*steps, accumulation_steps=10, incumbent=BEST):
@@ -95,7 +95,7 @@ def test_what_is_as_fast_as_the_best_is_almost_never_passed_over(varies):
 
     wrong = 0
     for _ in range(2000):
-        seen = [9 * one.micro_steps + one.last_micro_step for one in some(3)]
+        seen = [9 * one.micro_step + one.last_micro_step for one in some(3)]
         mean = sum(seen) / 3
         spread = (sum((value - mean) ** 2 for value in seen) / 2) ** 0.5
         best = Incumbent(

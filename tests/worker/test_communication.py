@@ -20,7 +20,7 @@ def test_what_overlaps_counts_once():
 
 def test_each_part_of_a_step_has_its_own():
     # Two micro-steps of 2 s, the last of 3 s, the optimizer's of 1 s.
-    parts = StepTimes(micro_steps=2.0, last_micro_step=3.0, optimizer_step=1.0)
+    parts = StepTimes(micro_step=2.0, last_micro_step=3.0, optimizer_step=1.0)
     heard = in_parts(spans((7.5, 8), (1, 1.5), (3, 3.5), (5, 6.5)), BEGAN, parts, 3)
     assert (heard.micro_step, heard.last_micro_step, heard.optimizer_step) == pytest.approx((0.5, 1.5, 0.5))
     assert heard.global_step(11) == pytest.approx(10 * 0.5 + 1.5 + 0.5)
@@ -30,6 +30,6 @@ def test_each_part_of_a_step_has_its_own():
 
 
 def test_what_is_told_late_or_after_the_step_is_no_other_parts():
-    parts = StepTimes(micro_steps=2.0, last_micro_step=3.0, optimizer_step=1.0)
+    parts = StepTimes(micro_step=2.0, last_micro_step=3.0, optimizer_step=1.0)
     heard = in_parts(spans((6, 7.2), (8.5, 9)), BEGAN, parts, 3)
     assert (heard.micro_step, heard.last_micro_step, heard.optimizer_step) == pytest.approx((0.0, 1.2, 0.0))

@@ -104,7 +104,7 @@ def test_batches_that_are_made_while_the_device_computes_cost_nothing(queue: Que
     driven = stepper(queue, making=1.0)
     driven.step(2)
     parts = driven.step(2)
-    assert (parts.data_wait, parts.micro_steps, parts.last_micro_step) == (0.0, 5.5, 5.5)
+    assert (parts.data_wait, parts.micro_step, parts.last_micro_step) == (0.0, 5.5, 5.5)
 
 
 def test_only_what_the_device_waits_for_is_waiting_for_data(queue: Queue) -> None:
@@ -112,7 +112,7 @@ def test_only_what_the_device_waits_for_is_waiting_for_data(queue: Queue) -> Non
     driven.step(2)
     parts = driven.step(2)
     assert parts.data_wait == 8.0 - 5.5
-    assert (parts.micro_steps, parts.last_micro_step) == (8.0, 8.0)
+    assert (parts.micro_step, parts.last_micro_step) == (8.0, 8.0)
 
 
 def test_the_copy_is_no_waiting_for_data_and_waits_for_nothing(queue: Queue) -> None:

@@ -44,7 +44,7 @@ def test_reading_the_counter_is_in_no_parts_time(monkeypatch):
     stepper = Stepper(training, 4, phases)
     stepper.energy = Slow()
     parts = stepper.step(2)
-    assert max(parts.micro_steps, parts.last_micro_step, parts.optimizer_step) < 20
+    assert max(parts.micro_step, parts.last_micro_step, parts.optimizer_step) < 20
 
 
 def sampled(*joules):

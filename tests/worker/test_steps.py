@@ -101,7 +101,7 @@ def test_the_loss_of_a_step_is_the_mean_over_its_micro_steps():
 def test_a_lone_micro_step_is_the_last_one():
     training, phases, _ = make()
     parts = Stepper(training, 4, phases).step(1)
-    assert parts.micro_steps is None
+    assert parts.micro_step is None
     assert parts.last_micro_step > 0
 
 

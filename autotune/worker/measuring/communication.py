@@ -84,7 +84,7 @@ def in_parts(
     spans = sorted(spans)
     if not spans:
         return None
-    early = (parts.micro_steps or 0.0) * (micro_steps - 1)
+    early = (parts.micro_step or 0.0) * (micro_steps - 1)
     first = began + int(1e9 * early)
     second = first + int(1e9 * parts.last_micro_step)
     last = covered(begun(spans, first, second))

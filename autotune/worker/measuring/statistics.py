@@ -24,9 +24,9 @@ def timing(samples: Sequence[StepTimes], trimmed: float = 0.0, alike: int = 0) -
     all do the same work: where batches differ, the slow ones are training's own.
     """
     last = summarize([parts.last_micro_step for parts in samples], trimmed)
-    others = [parts.micro_steps for parts in samples if parts.micro_steps is not None]
+    others = [parts.micro_step for parts in samples if parts.micro_step is not None]
     if alike and others:
-        pairs = [(parts.micro_steps or 0.0, parts.last_micro_step) for parts in samples]
+        pairs = [(parts.micro_step or 0.0, parts.last_micro_step) for parts in samples]
         of_each = [(other * (alike - 1) + end) / alike for other, end in pairs]
         last = summarize([part for pair in pairs for part in pair] if alike == 2 else of_each, trimmed)
     return StepTiming(
@@ -45,7 +45,7 @@ def energy(samples: Sequence[StepTimes], counter: EnergyCounter) -> StepEnergy:
     """
     parts = [sample.energy for sample in samples if sample.energy is not None]
     last = summarize([part.last_micro_step for part in parts])
-    others = [part.micro_steps for part in parts if part.micro_steps is not None]
+    others = [part.micro_step for part in parts if part.micro_step is not None]
     return StepEnergy(
         counter=counter,
         micro_step=summarize(others) if others else last,
@@ -57,7 +57,7 @@ def energy(samples: Sequence[StepTimes], counter: EnergyCounter) -> StepEnergy:
 def step_seconds(samples: Sequence[StepTimes], micro_steps: int) -> tuple[float, ...]:
     """Return the seconds of each step, in order; of more than KEPT, means of as many steps each."""
     seconds = [
-        (micro_steps - 1) * (parts.micro_steps or 0.0) + parts.last_micro_step + parts.optimizer_step
+        (micro_steps - 1) * (parts.micro_step or 0.0) + parts.last_micro_step + parts.optimizer_step
         for parts in samples
     ]
     together = max(1, -(-len(seconds) // KEPT))

@@ -34,7 +34,7 @@ class NotFinite(ArithmeticError):
 class StepJoules:
     """Joules of the parts of one global step; as `StepTimes`."""
 
-    micro_steps: float | None
+    micro_step: float | None
     last_micro_step: float
     optimizer_step: float
 
@@ -43,7 +43,7 @@ class StepJoules:
 class StepTimes:
     """Seconds of the parts of one global step."""
 
-    micro_steps: float | None
+    micro_step: float | None
     """Mean of all micro-steps but the last; None where the last is the only one."""
     last_micro_step: float
     optimizer_step: float
@@ -127,12 +127,12 @@ class Stepper:
         energy = None
         if self.energy is not None:
             energy = StepJoules(
-                micro_steps=(middle.joules - began.joules) / others if others else None,
+                micro_step=(middle.joules - began.joules) / others if others else None,
                 last_micro_step=after_backward.joules - middle.joules,
                 optimizer_step=end.joules - after_backward.joules,
             )
         return StepTimes(
-            micro_steps=(middle.reached - began.left) / others if others else None,
+            micro_step=(middle.reached - began.left) / others if others else None,
             last_micro_step=after_backward.reached - middle.left,
             optimizer_step=end.reached - after_backward.left,
             data_wait=self._wait.seconds() / micro_steps,

@@ -25,7 +25,12 @@ from autotune.worker.tracing.recorded_training import recorded_training
 from autotune.worker.tracing.shortening import GROWS_BESIDE
 from autotune.worker.tracing.slot_matching import made_in, matched_slots, releases_its_own, with_slots_renamed
 from autotune.worker.tracing.step_tracer import COMPILED, PLAIN, StepTracer, Unlike
-from autotune.worker.tracing.traced_timeline import Segments, Sizes, traced_timeline, with_donors_optimizer
+from autotune.worker.tracing.traced_timeline import (
+    Sizes,
+    TrainingSegments,
+    traced_timeline,
+    with_donors_optimizer,
+)
 
 
 def affine_timelines(
@@ -155,7 +160,7 @@ class _AffineTrace:
         evaluation = None if self._evaluated is None else self._evaluated[0]
         return traced_timeline(
             request, self._fake, self._tracer,
-            Segments(updates.building, self._small, updates.first, updates.second, self._single, evaluation),
+            TrainingSegments(updates.building, self._small, updates.first, updates.second, self._single, evaluation),
             Sizes(base, slope), folded.counts, self._kernels, began,
             traced_blocks(
                 request, self._fake.training.model, self._blocks, self._small_blocks, self._single_blocks, folded

@@ -13,7 +13,7 @@ from autotune.worker.tracing.recorded_training import recorded_training
 from autotune.worker.tracing.shortening import GROWS_BESIDE
 from autotune.worker.tracing.slot_matching import matched_slots, with_slots_renamed
 from autotune.worker.tracing.step_tracer import StepTracer, Unlike
-from autotune.worker.tracing.traced_timeline import Segments, Sizes, traced_timeline
+from autotune.worker.tracing.traced_timeline import Sizes, TrainingSegments, traced_timeline
 
 
 def exact_timeline(
@@ -49,7 +49,7 @@ def exact_timeline(
         of_micro, _, _, of_update = tracer.calls
         folded = recorder.log.folded(of_micro, of_micro, None, of_update, micro_batch)
         return traced_timeline(
-            request, fake, tracer, Segments(fake.building, micro, first, later),
+            request, fake, tracer, TrainingSegments(fake.building, micro, first, later),
             Sizes(sizes, [0] * len(sizes)), folded.counts,
             seen.kernels if seen else (), began, exact=micro_batch,
         )  # fmt: skip

@@ -61,8 +61,8 @@ def fake_training(
         with recorder.segment() as building:
             recorder.mark("build")
             training = assembly.assemble(there)
-            recorder.call(training.model.parameters(), "parameter")
-            recorder.call(training.model.buffers(), "buffer")
+            recorder.label(training.model.parameters(), "parameter")
+            recorder.label(training.model.buffers(), "buffer")
         with recorder.watching(training.model):
             if request.candidate.engine == "deepspeed":
                 StepTracer(recorder, training, micro_steps).settle_whole(building)

@@ -99,7 +99,7 @@ class StepTracer:
             self._forward_backward(self._pair.least)
             self._losses.clear()
             gc.collect(0)
-        recorder.call(training.optimizer.state_tensors(), "optimizer_state")
+        recorder.label(training.optimizer.state_tensors(), "optimizer_state")
         building.events.extend(survivors(segment))
 
     def micro_step(self, micro_batch: int, longer: bool = False) -> StepEvents:
@@ -108,7 +108,7 @@ class StepTracer:
         with recorder.segment() as segment, self._shortened(longer) as borders:
             self._forward_backward(micro_batch)
             gc.collect(0)
-        recorder.call((parameter.grad for parameter in training.model.parameters()), "gradient")
+        recorder.label((parameter.grad for parameter in training.model.parameters()), "gradient")
         if self._short is not None and borders is not None:
             segment, passes = self._short.whole(segment, borders, recorder, longer, not self._passes_alone)
             self.passes.append(passes)
@@ -136,7 +136,7 @@ class StepTracer:
         )
         with training.reduction(last):
             loss = training.loss(batch)
-            recorder.keep_activations()
+            recorder.label_activations()
             recorder.mark("backward")
             (loss / self.micro_steps).backward()
         self._losses.append(loss.detach())
@@ -156,7 +156,7 @@ class StepTracer:
             recorder.mark("optimizer")
             norm = gradient_norm(training)
             training.optimizer.step()
-            recorder.call(training.optimizer.state_tensors(), "optimizer_state")
+            recorder.label(training.optimizer.state_tensors(), "optimizer_state")
             training.optimizer.zero_grad()
             self._losses.clear()
             del norm
@@ -228,8 +228,8 @@ class StepTracer:
         recorder, training = self._recorder, self._training
         with recorder.segment() as making:
             optimizer = make()
-        recorder.call(training.model.parameters(), "parameter")
-        recorder.call(optimizer.state_tensors(), "optimizer_state")
+        recorder.label(training.model.parameters(), "parameter")
+        recorder.label(optimizer.state_tensors(), "optimizer_state")
         before = [id(parameter.grad) for parameter in training.model.parameters()]
         steps, ends = [], []
         norms: list[Tensor] = []
@@ -238,7 +238,7 @@ class StepTracer:
                 recorder.mark("optimizer")
                 norms.append(gradient_norm(training))
                 optimizer.step()
-                recorder.call(optimizer.state_tensors(), "optimizer_state")
+                recorder.label(optimizer.state_tensors(), "optimizer_state")
             steps.append(step)
             calls = recorder.log.calls
         if before != [id(parameter.grad) for parameter in training.model.parameters()]:

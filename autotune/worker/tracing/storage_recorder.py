@@ -276,7 +276,7 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
         self.allocations.mark(phase)
         self.log.enter(phase)
 
-    def keep_activations(self) -> None:
+    def label_activations(self) -> None:
         """Label as activations what was allocated since the phase's begin and is still alive."""
         since = self.allocations.entered
         category = self.allocations.category
@@ -289,7 +289,7 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
         storage = tensor.untyped_storage()
         known = self._live.get(storage._cdata)
         if known is None:
-            self.call([tensor], category)
+            self.label([tensor], category)
             return
         if known.slot >= 0:
             self.allocations.release(known.slot)
@@ -299,7 +299,7 @@ class StorageRecorder(FakeTensorMode):  # type: ignore[misc]  # mypy does not fo
             known.slot = self.allocations.allocate(storage.nbytes(), self._place(device))
             self.allocations.category[known.slot] = CATEGORIES.index(category)
 
-    def call(self, tensors: Iterable[Tensor | None], category: Category) -> None:
+    def label(self, tensors: Iterable[Tensor | None], category: Category) -> None:
         """Say what tensors hold that were recorded before; of distributed ones, what this rank holds."""
         wanted = CATEGORIES.index(category)
         for tensor in tensors:

@@ -24,7 +24,7 @@ from autotune.worker.tracing.slot_matching import translated
 from autotune.worker.tracing.step_tracer import StepTracer
 
 
-class Segments(NamedTuple):
+class TrainingSegments(NamedTuple):
     """The stretches of a training that a timeline is put together of, in the recorder's slots."""
 
     build: StepEvents
@@ -46,7 +46,7 @@ def traced_timeline(
     request: ProbeRequest,
     fake: FakeTraining,
     tracer: StepTracer,
-    segments: Segments,
+    segments: TrainingSegments,
     sizes: Sizes,
     work: OpCounts,
     kernels: tuple[AttentionKernel, ...],

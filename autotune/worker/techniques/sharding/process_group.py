@@ -31,8 +31,8 @@ class Group(Ranks):
         return float(number)
 
 
-def form_group(device: torch.device, size: int, alike: int = 1) -> Ranks:
-    """Form the process group of `size` ranks, `alike` of which share a model each; this one trains on `device`.
+def form_group(device: torch.device, size: int, tensor_parallel: int = 1) -> Ranks:
+    """Form the process group of `size` ranks, of which `tensor_parallel` share a model each; this one is on `device`.
 
     Several ranks know their number by RANK, and find each other by the file that AUTOTUNE_RENDEZVOUS names, else by
     MASTER_ADDR and MASTER_PORT, as torch's launcher sets them. One rank forms a group alone.
@@ -50,7 +50,7 @@ def form_group(device: torch.device, size: int, alike: int = 1) -> Ranks:
         dist.init_process_group(backend)
     found = dist.get_world_size()
     assert found == size, f"{found} ranks were launched, and the request is for {size}"
-    return Group(dist.get_rank(), size, alike)
+    return Group(dist.get_rank(), size, tensor_parallel)
 
 
 def form_mesh(device: torch.device, ranks: Ranks) -> DeviceMesh:
@@ -59,8 +59,10 @@ def form_mesh(device: torch.device, ranks: Ranks) -> DeviceMesh:
     Where one model is all there is, `tensor` alone: it is the group that exists, and each further one costs buffers.
     """
     if ranks.data_size == 1:
-        return init_device_mesh(device.type, (ranks.alike,), mesh_dim_names=("tensor",))
-    return init_device_mesh(device.type, (ranks.data_size, ranks.alike), mesh_dim_names=("data", "tensor"))
+        return init_device_mesh(device.type, (ranks.tensor_parallel,), mesh_dim_names=("tensor",))
+    return init_device_mesh(
+        device.type, (ranks.data_size, ranks.tensor_parallel), mesh_dim_names=("data", "tensor")
+    )
 
 
 def end_group() -> None:
