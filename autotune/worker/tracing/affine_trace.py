@@ -39,7 +39,7 @@ def affine_timelines(
     began: float,
     settled: bool,
     micro_steps: int = 1,
-    whole: str = "",
+    why_all: str = "",
     donor: Timeline | None = None,
 ) -> dict[Candidate, Timeline]:
     """Trace a micro-step at two micro-batches, and what belongs to it; return nothing where `donor` does not fit.
@@ -48,7 +48,7 @@ def affine_timelines(
     differ in more than sizes that grow evenly.
     """
     shared = donor is not None and not settled
-    with recorded_training(request, micro_steps, whole, shared) as fake:
+    with recorded_training(request, micro_steps, why_all, shared) as fake:
         trace = _AffineTrace(request, fake, micro_steps, passes_alone=donor is not None)
         own = trace.run(settled)
         timeline = trace.timeline(request, own, began)
@@ -104,16 +104,16 @@ class _AffineTrace:
         self._kernels = seen.kernels if seen else ()
         first = tracer.update()
         large = tracer.micro_step(pair.more, longer=True)
-        self._same = matched_slots(self._small, large)  # at once: where they differ the rest is of no use
+        self._same = matched_slots(
+            self._small.events, large.events
+        )  # at once: where they differ the rest is of no use
         update = tracer.update()
         self._single = tracer.micro_step(1)
-        if len(survivors(self._single)) != len(
-            survivors(self._small)
+        if len(survivors(self._single.events)) != len(
+            survivors(self._small.events)
         ):  # optimizer steps release what they leave
             raise Unlike("a single sample leaves other things behind")
-        of_small, _, of_large, of_update, of_single = tracer.calls
-        self._calls = of_small, of_large, of_single
-        self._small_blocks, _, self._single_blocks = tracer.passes[-3:]
+        self._calls = self._small.calls, large.calls, self._single.calls
         self._evaluated: tuple[StepEvents, dict[int, int]] | None = None
         # With compiled blocks an evaluation of another size is compiled anew, with sizes left open: not traced.
         if request.evaluation and tracer.micro_steps == 1 and pair is PLAIN:
@@ -121,14 +121,14 @@ class _AffineTrace:
             self._evaluated = tracer.evaluate()
         self._slopes = self._growth()
         back = {theirs: ours for ours, theirs in self._same.items()}
-        return _Updates(building, first, with_slots_renamed(update, back), of_update)
+        return _Updates(building, first.events, with_slots_renamed(update.events, back), update.calls)
 
     def _growth(self) -> list[int]:
         """Return the bytes that one more sample adds to each slot so far."""
         sizes, category = self._fake.recorder.allocations.sizes, self._fake.recorder.allocations.category
         slopes = [0] * len(sizes)
         # Of blocks another number of them makes as much; compiled ones reduce in parts whose number is not affine.
-        beside = set(self._same) - made_in(self._small, self._small_blocks)
+        beside = set(self._same) - made_in(self._small.events, self._small.blocks)
         for ours, theirs in self._same.items():
             slopes[ours] = slope = self._slope(sizes[ours], sizes[theirs])
             # Less one: a size may be rounded down.
@@ -160,10 +160,12 @@ class _AffineTrace:
         evaluation = None if self._evaluated is None else self._evaluated[0]
         return traced_timeline(
             request, self._fake, self._tracer,
-            TrainingSegments(updates.building, self._small, updates.first, updates.second, self._single, evaluation),
+            TrainingSegments(
+                updates.building, self._small.events, updates.first, updates.second, self._single.events, evaluation
+            ),
             Sizes(base, slope), folded.counts, self._kernels, began,
             traced_blocks(
-                request, self._fake.training.model, self._blocks, self._small_blocks, self._single_blocks, folded
+                request, self._fake.training.model, self._blocks, self._small.blocks, self._single.blocks, folded
             ),
         )  # fmt: skip
 
@@ -188,14 +190,14 @@ class _AffineTrace:
             if updates is None or not releases_its_own(building, updates.making):
                 break
             made = StepEvents([*building.events, *updates.making.events], building.marks)
-            back = renamed(left, self._small)
+            back = renamed(left.events, self._small.events)
             first, second = with_slots_renamed(updates.first, back), with_slots_renamed(updates.second, back)
             found[candidate] = self.timeline(alone, _Updates(made, first, second, updates.calls), began)
         return found
 
     def is_closed(self) -> bool:
         """Tell whether the passes release only what they made, or what was built."""
-        return all(releases_its_own(self._fake.building, segment) for segment in (self._small, self._single))
+        return all(releases_its_own(self._fake.building, step.events) for step in (self._small, self._single))
 
     def drop(self) -> None:
         """Release what the last micro-step left, unrecorded."""

@@ -17,11 +17,11 @@ from autotune.worker.tracing.traced_timeline import Sizes, TrainingSegments, tra
 
 
 def exact_timeline(
-    request: ProbeRequest, began: float, micro_steps: int = 1, whole: str = "", passes_alone: bool = False
+    request: ProbeRequest, began: float, micro_steps: int = 1, why_all: str = "", passes_alone: bool = False
 ) -> Timeline:
     """Trace steps of the candidate's own micro-batch; with `passes_alone` no optimizer steps."""
     micro_batch = request.candidate.micro_batch
-    with recorded_training(request, micro_steps, whole) as fake:
+    with recorded_training(request, micro_steps, why_all) as fake:
         recorder, training, short = fake.recorder, fake.training, fake.short
         tracer = StepTracer(recorder, training, micro_steps, short=short, passes_alone=passes_alone)
         if request.candidate.optimizer_in_backward:
@@ -34,7 +34,7 @@ def exact_timeline(
         again = tracer.micro_step(micro_batch, longer=True)
         update = tracer.update()
         try:
-            same = matched_slots(micro, again)
+            same = matched_slots(micro.events, again.events)
         except Unlike as error:
             if short is not None:
                 raise NotAlike(f"steps through few and through more of them differ ({error})") from error
@@ -45,11 +45,10 @@ def exact_timeline(
         sizes = recorder.allocations.sizes
         if short is not None and any(sizes[our] != sizes[same[our]] for our in same):
             raise NotAlike(GROWS_BESIDE)
-        later = with_slots_renamed(update, {theirs: ours for ours, theirs in same.items()})
-        of_micro, _, _, of_update = tracer.calls
-        folded = recorder.log.folded(of_micro, of_micro, None, of_update, micro_batch)
+        later = with_slots_renamed(update.events, {theirs: ours for ours, theirs in same.items()})
+        folded = recorder.log.folded(micro.calls, micro.calls, None, update.calls, micro_batch)
         return traced_timeline(
-            request, fake, tracer, TrainingSegments(fake.building, micro, first, later),
+            request, fake, tracer, TrainingSegments(fake.building, micro.events, first.events, later),
             Sizes(sizes, [0] * len(sizes)), folded.counts,
             seen.kernels if seen else (), began, exact=micro_batch,
         )  # fmt: skip

@@ -41,21 +41,21 @@ class FakeTraining(NamedTuple):
     """What building it allocated and released, and what passes before those that are traced left for good."""
     short: Shortening | None
     """The few blocks that its passes run through; None where they run through all."""
-    whole: str
+    why_all: str
     """Why they run through all, where that was asked for."""
 
     def blocks_run(self) -> str:
         """Return how many blocks the passes run through, and why all if they do."""
-        return self.short.described() if self.short else f"all: {self.whole or 'too few are alike'}"
+        return self.short.described() if self.short else f"all: {self.why_all or 'too few are alike'}"
 
 
 @contextmanager
 def fake_training(
-    request: ProbeRequest, micro_steps: int = 1, whole: str = "", alone: bool = False
+    request: ProbeRequest, micro_steps: int = 1, why_all: str = "", alone: bool = False
 ) -> Iterator[FakeTraining]:
     """Build a training of its own, ready for its passes; `micro_steps` are those of an engine's optimizer step.
 
-    With `whole` the passes run through all blocks. `alone` is that of `stage`.
+    With `why_all` the passes run through all blocks. `alone` is that of `stage`.
     """
     with stage(request, alone) as (recorder, there):
         with recorder.segment() as building:
@@ -66,8 +66,8 @@ def fake_training(
         with recorder.watching(training.model):
             if request.candidate.engine == "deepspeed":
                 StepTracer(recorder, training, micro_steps).settle_whole(building)
-            short = None if whole else Shortening.of(training, request)
-            fake = FakeTraining(recorder, training, building, short, whole)
+            short = None if why_all else Shortening.of(training, request)
+            fake = FakeTraining(recorder, training, building, short, why_all)
             prepare_ranks(request, fake)
             yield fake
         training.close()

@@ -37,11 +37,11 @@ class _Built:
         self.prepared: frozenset[int] = frozenset()
         """The numbers of the blocks that are ready for passes; none before the first."""
 
-    def with_passes_of(self, request: ProbeRequest, whole: str) -> tuple[FakeTraining, frozenset[int]]:
+    def with_passes_of(self, request: ProbeRequest, why_all: str) -> tuple[FakeTraining, frozenset[int]]:
         """Return the training of the request's candidate, and the blocks that its passes run through."""
         training = self.model.training(request.candidate)
-        short = None if whole else Shortening.of(training, request)
-        fake = FakeTraining(self.recorder, training, self.building, short, whole)
+        short = None if why_all else Shortening.of(training, request)
+        fake = FakeTraining(self.recorder, training, self.building, short, why_all)
         return fake, _ALL if short is None else short.longest
 
 
@@ -54,13 +54,13 @@ class SharedTrainings:
         self._built: _Built | None = None
 
     @contextmanager
-    def fake_training(self, request: ProbeRequest, whole: str) -> Iterator[FakeTraining]:
+    def fake_training(self, request: ProbeRequest, why_all: str) -> Iterator[FakeTraining]:
         """Return the training of the request's candidate, ready for its passes.
 
-        With `whole` they run through all blocks. What goes wrong ends the stage.
+        With `why_all` they run through all blocks. What goes wrong ends the stage.
         """
         try:
-            yield self._ready(request, whole)
+            yield self._ready(request, why_all)
             if request.candidate.compile != "none":
                 from autotune.worker.tracing.fakes.compiler import check_undivided
 
@@ -70,14 +70,14 @@ class SharedTrainings:
             if not stack.__exit__(*sys.exc_info()):
                 raise
 
-    def _ready(self, request: ProbeRequest, whole: str) -> FakeTraining:
+    def _ready(self, request: ProbeRequest, why_all: str) -> FakeTraining:
         built = self._of(request)
-        fake, blocks = built.with_passes_of(request, whole)
+        fake, blocks = built.with_passes_of(request, why_all)
         if built.prepared and not (blocks <= built.prepared or built.prepared >= _ALL):
             # Blocks prepared after others would find what those have left, and no longer be like them.
             self.close()
             built = self._of(request)
-            fake, blocks = built.with_passes_of(request, whole)
+            fake, blocks = built.with_passes_of(request, why_all)
         if not built.prepared:
             built.prepared = blocks if prepare_ranks(request, fake) else _ALL
         return fake
@@ -116,8 +116,12 @@ def sharing(request: ProbeRequest) -> SharedTrainings | None:
     return _KEPT[-1]
 
 
-def alone() -> bool:
-    """Let go of a model that is kept, before another stage is set; tell whether this process does nothing but trace."""
+def close_shared_models() -> None:
+    """Let go of a model that is kept, before another stage is set."""
     for kept in _KEPT:
         kept.close()
+
+
+def does_nothing_but_trace() -> bool:
+    """Tell whether this process only traces."""
     return bool(_KEPT)

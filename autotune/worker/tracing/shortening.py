@@ -38,7 +38,7 @@ _PLACE = ("layer_idx", "layer_id", "layer_number", "block_idx", "index")
 """What modules call their own number in the model, which changes no shape."""
 
 
-def why_whole(candidate: Candidate, on_cuda: bool) -> str:
+def reason_for_all_blocks(candidate: Candidate, on_cuda: bool) -> str:
     """Return what of a candidate asks for a trace of all blocks, because it looks at all of them; empty for nothing.
 
     `on_cuda` says whether it is meant for a GPU, where gradients are not kept in files that are used in place.
@@ -133,7 +133,7 @@ class Shortening:
     def _choice(self, longer: bool) -> Shortened:
         return self._longer if longer else self._shortened
 
-    def whole(
+    def restored(
         self,
         segment: StepEvents,
         borders: Borders,

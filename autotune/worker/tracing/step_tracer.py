@@ -42,6 +42,15 @@ weights', and the order changes from one micro-batch to the next; the peaks of a
 """
 
 
+class RecordedStep(NamedTuple):
+    """A micro-step or an update: what it allocated, and what ran in it."""
+
+    events: StepEvents
+    calls: Calls
+    blocks: BlockPasses | None = None
+    """Where the blocks lie in it; None where that is not known."""
+
+
 class Updates(NamedTuple):
     """What an optimizer does."""
 
@@ -75,8 +84,6 @@ class StepTracer:
         self._passes_alone = passes_alone
         self._short = short
         self._blocks = blocks
-        self.passes: list[BlockPasses | None] = []
-        """Where the blocks lie in each micro-step so far; None where that is not known."""
         self._recorder = recorder
         self._pair = pair
         self._training = training
@@ -84,8 +91,6 @@ class StepTracer:
         """Recorded as one."""
         self._losses: list[Tensor] = []
         self._batch = 0
-        self.calls: list[Calls] = []
-        """What ran in each micro-step and update so far."""
         self.sample_bytes = 0
         """Of a batch's tensors, for one sample."""
 
@@ -102,20 +107,19 @@ class StepTracer:
         recorder.label(training.optimizer.state_tensors(), "optimizer_state")
         building.events.extend(survivors(segment))
 
-    def micro_step(self, micro_batch: int, longer: bool = False) -> StepEvents:
+    def micro_step(self, micro_batch: int, longer: bool = False) -> RecordedStep:
         """Record forward and backward, of each micro-step; `longer` runs through more blocks of a shortened model."""
         recorder, training = self._recorder, self._training
         with recorder.segment() as segment, self._shortened(longer) as borders:
             self._forward_backward(micro_batch)
             gc.collect(0)
         recorder.label((parameter.grad for parameter in training.model.parameters()), "gradient")
+        blocks = None
         if self._short is not None and borders is not None:
-            segment, passes = self._short.whole(segment, borders, recorder, longer, not self._passes_alone)
-            self.passes.append(passes)
-        else:
-            self.passes.append(None if borders is None else borders.passes())
-        self.calls.append(recorder.log.calls)
-        return segment
+            segment, blocks = self._short.restored(segment, borders, recorder, longer, not self._passes_alone)
+        elif borders is not None:
+            blocks = borders.passes()
+        return RecordedStep(segment, recorder.log.calls, blocks)
 
     def _shortened(self, longer: bool) -> AbstractContextManager[Borders | None]:
         if self._short is not None:
@@ -141,16 +145,15 @@ class StepTracer:
             (loss / self.micro_steps).backward()
         self._losses.append(loss.detach())
 
-    def update(self) -> StepEvents:
+    def update(self) -> RecordedStep:
         """Record the optimizer step and the clearing of the gradients."""
         if not self._passes_alone:
             return self._updated()
         with self._recorder.segment():
             self.drop()
-        self.calls.append({})
-        return StepEvents()
+        return RecordedStep(StepEvents(), {})
 
-    def _updated(self) -> StepEvents:
+    def _updated(self) -> RecordedStep:
         recorder, training = self._recorder, self._training
         with recorder.segment() as segment:
             recorder.mark("optimizer")
@@ -160,8 +163,7 @@ class StepTracer:
             training.optimizer.zero_grad()
             self._losses.clear()
             del norm
-        self.calls.append(recorder.log.calls)
-        return segment
+        return RecordedStep(segment, recorder.log.calls)
 
     def settle(self, building: StepEvents, micro_batch: int | None = None, longer: bool = False) -> None:
         """Run one micro-step and keep of it what it leaves for good, as part of the build.
@@ -173,7 +175,7 @@ class StepTracer:
         first = self.micro_step(micro_batch or self._pair.more + 1, longer)
         with self._recorder.segment() as cleared:
             self.drop()
-        building.events.extend(_lasting(StepEvents([*first.events, *cleared.events])))
+        building.events.extend(_lasting(StepEvents([*first.events.events, *cleared.events])))
 
     def evaluate(self) -> tuple[StepEvents, dict[int, int]] | None:
         """Record a forward pass without gradients between two steps, and the slots of a larger one by its own.
@@ -199,7 +201,7 @@ class StepTracer:
         finally:
             training.model.train()
         if self._short is not None and borders is not None:
-            segment, _ = self._short.whole(segment, borders, recorder, longer=False)
+            segment, _ = self._short.restored(segment, borders, recorder, longer=False)
         self._batch += 1
         return segment
 
@@ -211,8 +213,8 @@ class StepTracer:
         """
         whole = StepEvents()
         for _ in range(2):
-            for segment in (self.micro_step(self._pair.more + 1), self.update()):
-                whole.events.extend(segment.events)
+            for step in (self.micro_step(self._pair.more + 1), self.update()):
+                whole.events.extend(step.events.events)
         building.events.extend(_lasting(whole))
 
     def drop(self) -> None:

@@ -33,8 +33,8 @@ from autotune.worker.techniques.optimizer import optimizer_maker
 from autotune.worker.tracing.affine_trace import affine_timelines
 from autotune.worker.tracing.exact_trace import exact_timeline
 from autotune.worker.tracing.fakes.compiler import GraphBreak
-from autotune.worker.tracing.shared_training import alone
-from autotune.worker.tracing.shortening import why_whole
+from autotune.worker.tracing.shared_training import close_shared_models
+from autotune.worker.tracing.shortening import reason_for_all_blocks
 from autotune.worker.tracing.step_tracer import Unlike
 from autotune.worker.tracing.traced_timeline import with_donors_optimizer
 
@@ -64,7 +64,7 @@ def trace_alike(
     `trace`.
     """
     if donor is None or others or request.candidate.engine != "torch":
-        alone()  # libraries are imported
+        close_shared_models()  # libraries are imported
     if request.candidate.engine == "deepspeed":
         composition.check_engine(request.candidate)
         import autotune.worker.tracing.fakes.deepspeed  # noqa: F401 - its library, which must not happen on fake tensors
@@ -75,9 +75,13 @@ def trace_alike(
     began = time.perf_counter()
     others = [one for one in others if one.offload != "gradients" and _imported(one)]
     try:
-        whole = why_whole(request.candidate, request.device.startswith("cuda")) if short else "asked for"
+        why_all = (
+            reason_for_all_blocks(request.candidate, request.device.startswith("cuda"))
+            if short
+            else "asked for"
+        )
         if request.candidate.engine == "deepspeed":
-            return {request.candidate: _of_engine(request, began, whole)}
+            return {request.candidate: _of_engine(request, began, why_all)}
         candidate = request.candidate
         if (
             others
@@ -86,16 +90,16 @@ def trace_alike(
             or not candidate.has_separate_optimizer
         ):
             donor = None
-        if not whole:
+        if not why_all:
             try:
                 return _attempted(request, others, began, "", donor)
             except (CannotRun, CannotTrace, GraphBreak, *_NEEDS_VALUES):
                 raise
             except NotAlike as error:
-                whole = str(error)
+                why_all = str(error)
             except Exception as error:  # noqa: BLE001 - code that counts on all blocks fails in its own way
-                whole = f"through few blocks it fails: {type(error).__name__}: {error}"
-        return _attempted(request, others, began, whole, donor)
+                why_all = f"through few blocks it fails: {type(error).__name__}: {error}"
+        return _attempted(request, others, began, why_all, donor)
     except GraphBreak as error:
         raise CannotTrace(
             f"torch's compiler does not take a block as one graph, and no trace follows what is between ({error}): "
@@ -109,24 +113,24 @@ def trace_alike(
 
 
 def _attempted(
-    request: ProbeRequest, others: Sequence[Candidate], began: float, whole: str, donor: Timeline | None
+    request: ProbeRequest, others: Sequence[Candidate], began: float, why_all: str, donor: Timeline | None
 ) -> dict[Candidate, Timeline]:
     """Trace in the first way that gives one: affine sizes, the same of a settled training, else one micro-batch."""
     for settled in _attempts(request.candidate, request.device.startswith("cuda")):
         try:
-            found = affine_timelines(request, others, began, settled, whole=whole, donor=donor)
+            found = affine_timelines(request, others, began, settled, why_all=why_all, donor=donor)
         except Unlike:
             continue
         if found:
             return found
-        return affine_timelines(request, others, began, settled, whole=whole)
+        return affine_timelines(request, others, began, settled, why_all=why_all)
     if donor is not None:
         exact = with_donors_optimizer(
-            request.candidate, exact_timeline(request, began, whole=whole, passes_alone=True), donor
+            request.candidate, exact_timeline(request, began, why_all=why_all, passes_alone=True), donor
         )
         if exact is not None:
             return {request.candidate: exact}
-    return {request.candidate: exact_timeline(request, began, whole=whole)}
+    return {request.candidate: exact_timeline(request, began, why_all=why_all)}
 
 
 def _attempts(candidate: Candidate, on_cuda: bool) -> tuple[bool, ...]:
@@ -151,12 +155,12 @@ def _imported(candidate: Candidate) -> bool:
     return True
 
 
-def _of_engine(request: ProbeRequest, began: float, whole: str) -> Timeline:
+def _of_engine(request: ProbeRequest, began: float, why_all: str) -> Timeline:
     """Trace steps of one micro-step and of two: an engine treats the last micro-step apart from those before it."""
     try:
         one, two = (
-            affine_timelines(request, (), began, False, count, whole)[request.candidate] for count in (1, 2)
+            affine_timelines(request, (), began, False, count, why_all)[request.candidate] for count in (1, 2)
         )
     except Unlike:
-        one, two = (exact_timeline(request, began, count, whole) for count in (1, 2))
+        one, two = (exact_timeline(request, began, count, why_all) for count in (1, 2))
     return replace(one, several=two)
