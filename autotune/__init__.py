@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from autotune.candidate import Candidate
     from autotune.errors import (
         AutotuneError,
+        DiskError,
         InputError,
         JournalError,
         ModelError,
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "AutotuneError", "Best", "Candidate", "InputError", "JournalError", "ModelError", "NoDiskSpace", "NotPriced",
-    "NothingFits", "NothingProven", "NothingTrained", "Outcome", "ProbeError", "Run", "RunCallbacks", "RunEdited",
-    "RunInUse", "StoreError", "estimate", "load_results", "load_run",
+    "AutotuneError", "Best", "Candidate", "DiskError", "InputError", "JournalError", "ModelError", "NoDiskSpace",
+    "NotPriced", "NothingFits", "NothingProven", "NothingTrained", "Outcome", "ProbeError", "Run", "RunCallbacks",
+    "RunEdited", "RunInUse", "StoreError", "estimate", "load_results", "load_run",
     "report_step", "tune",
 ]  # fmt: skip
 

@@ -6,10 +6,15 @@ Only the command line turns them into exit codes (`exit_code`); everything else 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
-from typing import Literal, Self
+import errno
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, Self, TypeVar, overload
 
 from autotune.exit_codes import ExitCode
+
+_One = TypeVar("_One")
+_Other = TypeVar("_Other")
+_Third = TypeVar("_Third")
 
 SHOWN = 20
 """Problems that an error tells one by one."""
@@ -155,6 +160,54 @@ class ProbeError(AutotuneError):
 def _first(lines: Sequence[str], most: int) -> list[str]:
     more = len(lines) - most
     return [*lines[:most], *([f"and {more} more rung{'s' * (more > 1)}"] if more > 0 else [])]
+
+
+class DiskError(AutotuneError):
+    """A disk takes nothing that is written to it: it is full, read-only, or failing."""
+
+
+_OF_THE_DISK = {
+    errno.ENOSPC: "free some of it, or name a place on another disk",
+    errno.EDQUOT: "free some of it, or name a place on another disk",
+    errno.EROFS: "mount it so that it can be written to, or name a place on another disk",
+    errno.EIO: "look at the disk, or name a place on another one",
+}
+"""What to do where the disk is to blame, and not whoever named a file."""
+
+
+def unwritable(what: str, error: OSError, about: str = "") -> AutotuneError:
+    """Return the error for what cannot be written: `what` says what and why not, to which the system's reason is added.
+
+    It is this machine's fault where a disk is full, read-only or failing, else that of who named the place.
+    """
+    said = f"{what}: {error.strerror or error}"
+    if error.errno in _OF_THE_DISK:
+        return DiskError(f"{said}; {_OF_THE_DISK[error.errno]}")
+    return InputError(said, about)
+
+
+@overload
+def all_of(one: Callable[[], _One], other: Callable[[], _Other], /) -> tuple[_One, _Other]: ...
+
+
+@overload
+def all_of(
+    one: Callable[[], _One], other: Callable[[], _Other], third: Callable[[], _Third], /
+) -> tuple[_One, _Other, _Third]: ...
+
+
+def all_of(*parts: Callable[[], object]) -> tuple[object, ...]:
+    """Return what each of some functions gives; raise one InputError with the problems of all that refuse."""
+    problems: list[str] = []
+    found = []
+    for part in parts:
+        try:
+            found.append(part())
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(problems)
+    return tuple(found)
 
 
 class NoDiskSpace(ProbeError):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.candidate import AXES, OPEN, choices
-from autotune.errors import InputError, nearest
+from autotune.errors import InputError, nearest, unwritable
 from autotune.json_schema import reference, schema_name, schema_of, schema_text
 from autotune.options import RunOptions
 from autotune.printable import quoted
@@ -47,7 +47,7 @@ def attach(name: str, file: str | Path) -> Path:
         write_atomically(beside, schema_text(found))
         write_atomically(path, reference(name) + "".join(lines))
     except OSError as error:
-        raise InputError(f"{error.filename or path} cannot be written: {error.strerror}") from None
+        raise unwritable(f"{error.filename or path} cannot be written", error) from None
     return beside
 
 

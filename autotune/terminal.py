@@ -5,7 +5,9 @@ With `cli` the only place that prints, and the only one that exits.
 
 from __future__ import annotations
 
+import codecs
 import errno
+import io
 import os
 import sys
 from contextlib import suppress
@@ -73,6 +75,24 @@ def keep_stderr() -> None:
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
     elif not isinstance(sys.stderr, _Kept):
         sys.stderr = _Kept(sys.stderr)
+
+
+_IN_ASCII = dict(zip("━─│≤≥±×–—", ("#", "-", "|", "<=", ">=", "+-", "x", "-", "-"), strict=True))  # noqa: RUF001
+
+
+def write_what_can_be_written() -> None:
+    """Have standard output say in ASCII what its encoding lacks: a bar of a table must not end a report."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        codecs.register_error("autotune", _in_ascii)
+        sys.stdout.reconfigure(errors="autotune")
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    return "".join(
+        _IN_ASCII.get(one) or one.encode("ascii", "backslashreplace").decode() for one in lacking
+    ), error.end
 
 
 class _Kept:

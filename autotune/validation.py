@@ -8,13 +8,13 @@ from typing import Any, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from autotune.errors import InputError, Problem, nearest
+from autotune.errors import SHOWN, InputError, Problem, nearest
 from autotune.printable import QUOTED, quoted, shortened
 
 _Record = TypeVar("_Record", bound="Frozen")
 
-TOLD = 10
-"""Problems of one document that are told one by one."""
+TOLD = SHOWN - 1
+"""Problems of one document that are told one by one: an error tells one more, how many there are besides."""
 
 
 class Frozen(BaseModel):
@@ -85,17 +85,19 @@ def explain(
 ) -> list[str]:
     """Turn pydantic's report into one line a problem: where it is, what is wrong, what would be right.
 
-    The first `TOLD` are told one by one, and how many more there are.
+    The first `TOLD` are told one by one, keys that there are not before all others, and how many more there are.
     """
     told = [
         Problem(
             _explain_one(detail, model, source, flags),
             about=".".join(str(part) for part in detail["loc"] if part != "[key]"),
         )
-        for detail in error.errors(include_url=False)[:TOLD]
+        for detail in sorted(
+            error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden"
+        )[:TOLD]
     ]
     more = error.error_count() - TOLD
-    return [*told, *([f"{source}: {more:,} more problems like these"] if more > 0 else [])]
+    return [*told, *([f"{source}: {more:,} more problems"] if more > 0 else [])]
 
 
 def _explain_one(detail: Any, model: type[BaseModel], source: str, flags: Container[str]) -> str:

@@ -16,7 +16,14 @@ from autotune.cli.help import WIDEST, Verbs
 from autotune.exit_codes import ExitCode, summary
 from autotune.interruption import Interruption, exit_code, ignore, listening, name_of
 from autotune.printable import printable
-from autotune.terminal import fail, fail_on_this_machine, finish, keep_stderr, print_line
+from autotune.terminal import (
+    fail,
+    fail_on_this_machine,
+    finish,
+    keep_stderr,
+    print_line,
+    write_what_can_be_written,
+)
 
 app = typer.Typer(
     cls=Verbs, invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -28,6 +35,7 @@ app = typer.Typer(
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line (of `arguments`, else this process's own); turn errors into messages and exit codes."""
     keep_stderr()
+    write_what_can_be_written()
     completing()
     with listening():
         try:

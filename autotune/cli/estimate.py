@@ -37,19 +37,21 @@ def estimate(
     json: JsonOption = False,
 ) -> None:
     """Predict memory and speed of one candidate, or of every rung, on GPUs that need not be there."""
-    from autotune.errors import NotPriced
+    from autotune.errors import NotPriced, all_of
     from autotune.estimation.request import EstimateRequest
     from autotune.estimation.request import estimate as answer_to
     from autotune.estimation.tables import estimates_document, print_estimates
     from autotune.tracing.client import LocalTracer
 
-    if plot is not None:
-        from autotune.estimation.plot import check_plot
+    def drawable() -> None:
+        if plot is not None:
+            from autotune.estimation.plot import check_plot
 
-        check_plot(plot)
+            check_plot(plot)
+
+    flags = {*EstimateOptions.model_fields, *given.options}
     with given.checked():
-        flags = {*EstimateOptions.model_fields, *given.options}
-        request = EstimateRequest.gather(given.options, Path.cwd(), flags)
+        _, request = all_of(drawable, lambda: EstimateRequest.gather(given.options, Path.cwd(), flags))
     answer = answer_to(request, LocalTracer(), Path.cwd())
     if plot is not None and answer.priced:
         from autotune.estimation.plot import draw

@@ -13,7 +13,7 @@ from autotune.cli.help import BySubject
 from autotune.cli.parameters import OUTPUT, Given, JsonOption, RunArgument, RunsOption, options_of, takes
 from autotune.exit_codes import ExitCode
 from autotune.exports import EXPORTERS
-from autotune.exports.launchers import LAUNCHERS, launcher_files
+from autotune.exports.launchers import LAUNCHERS, launcher_files, require_launcher
 from autotune.options import Limits, ProofLimits, VerifyOptions
 from autotune.terminal import console_for, print_error, print_json, print_line, say
 
@@ -190,14 +190,17 @@ def export(
     json: JsonOption = False,
 ) -> None:
     """Write the winner as files that a training library loads."""
+    from autotune.errors import all_of
     from autotune.exports import export as render
-    from autotune.exports import not_proven
+    from autotune.exports import not_proven, require_target
     from autotune.run.best import Best
     from autotune.run.folder import find_best
     from autotune.run.paths import RunPaths
     from autotune.run.write_best import NOTES, write_files
 
-    file = find_best(run, runs)
+    file, *_ = all_of(
+        lambda: find_best(run, runs), lambda: require_target(to), lambda: require_launcher(launcher)
+    )
     best = Best.read(file)
     if best.evidence in NOTES:
         console_for().print(NOTES[best.evidence], style="yellow")

@@ -55,17 +55,19 @@ def query(
     ] = None,
 ) -> None:  # fmt: skip
     """Show trials, or write them to a file."""
-    from autotune.errors import InputError
-    from autotune.results.export import format_of, write_csv, write_file, write_json
+    from autotune.errors import InputError, all_of
+    from autotune.results.export import Format, format_of, write_csv, write_file, write_json
     from autotune.results.find import open_store
 
-    with given.checked():
-        asked = Query.load(given.options, "options", given.options)
+    def written_as() -> Format | None:
         if format not in {None, "table", "csv", "json", "parquet"}:
             raise InputError(f"--format: {format} is none; write table, csv, json or parquet", about="format")
         if out is None and format == "parquet":
             raise InputError("--format parquet needs a file: --out FILE", about="out")
-        kind = None if out is None else format_of(out, format)
+        return None if out is None else format_of(out, format)
+
+    with given.checked():
+        asked, kind = all_of(lambda: Query.load(given.options, "options", given.options), written_as)
     with open_store(results, create=False) as store:
         if out is not None and kind is not None:
             count = write_file(store.query(asked), out, kind)

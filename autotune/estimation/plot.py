@@ -6,7 +6,7 @@ import html
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.errors import InputError
+from autotune.errors import unwritable
 from autotune.estimation.pricing import Estimate
 from autotune.estimation.request import EstimateReport
 from autotune.estimation.tables import accumulated
@@ -55,7 +55,7 @@ def draw(answer: EstimateReport, file: Path) -> None:
         else:
             _html(answer, file)
     except OSError as error:
-        raise InputError(f"--plot {file} cannot be written: {error.strerror}", about="plot") from None
+        raise unwritable(f"--plot {file} cannot be written", error, "plot") from None
 
 
 def _shown(answer: EstimateReport) -> tuple[int, Curve]:

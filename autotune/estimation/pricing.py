@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from autotune.bounds import MOST_SAMPLES
 from autotune.candidate import Candidate
 from autotune.devices.hardware import Hardware
 from autotune.memory.host_footprint import loader_bytes
@@ -17,8 +18,6 @@ from autotune.timeline.timeline import Peak, Timeline, Unfused
 from autotune.units import format_bytes
 from autotune.validation import Frozen
 
-LARGEST = 4096
-"""Samples beyond which no larger micro-batch is looked for."""
 SHOWN = 12
 """Holders of the peak that are listed."""
 NOTED = 0.05
@@ -126,7 +125,7 @@ def price(
     host += loader_bytes(candidate, int(timeline.facts.get("sample_bytes", 0)))
     priced = time.perf_counter() - began
     fits = prediction.peak <= usable
-    largest = predictor.largest(candidate.rung(), usable, range(1, LARGEST + 1))
+    largest = predictor.largest(candidate.rung(), usable, range(1, MOST_SAMPLES + 1))
     if largest is None:  # the trace holds for one micro-batch alone
         largest = candidate.micro_batch if fits else 0
 

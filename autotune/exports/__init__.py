@@ -79,9 +79,14 @@ def possible(best: Best) -> list[str]:
     return found
 
 
-def _place(target: str) -> str:
+def require_target(target: str) -> None:
+    """Raise InputError where there is no export of this name."""
     if target not in EXPORTERS:
-        raise InputError(f"there is no export to {target!r}; {nearest(target, EXPORTERS)}")
+        raise InputError(f"--to: there is no export to {target!r}; {nearest(target, EXPORTERS)}", about="to")
+
+
+def _place(target: str) -> str:
+    require_target(target)
     return EXPORTERS[target]
 
 

@@ -38,11 +38,16 @@ def launcher_files(best: Best, launcher: str, image: str | None = None) -> dict[
     `image` is the container that has what trains installed. Raises InputError for an unknown launcher, and where one
     lacks what it cannot do without.
     """
+    require_launcher(launcher)
+    return LAUNCHERS[launcher](best, image)
+
+
+def require_launcher(launcher: str) -> None:
+    """Raise InputError where there is no launcher of this name."""
     if launcher not in LAUNCHERS:
         raise InputError(
-            f"there is no launcher {launcher!r}; {nearest(launcher, LAUNCHERS)}", about="launcher"
+            f"--launcher: there is no launcher {launcher!r}; {nearest(launcher, LAUNCHERS)}", about="launcher"
         )
-    return LAUNCHERS[launcher](best, image)
 
 
 def _torchrun(_best: Best, _image: str | None) -> dict[str, str]:

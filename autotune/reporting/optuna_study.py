@@ -6,12 +6,13 @@ import os
 import shutil
 import tempfile
 import warnings
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.candidate import AXES
-from autotune.errors import InputError
+from autotune.errors import InputError, unwritable
 from autotune.reporting.reported import Reported
 from autotune.reporting.trial_rows import trial_rows
 from autotune.run.events import Started
@@ -51,9 +52,10 @@ def write_study(paths: RunPaths, file: Path) -> None:
             shutil.copyfile(made, beside)
             beside.replace(file)
         except OSError as error:
-            raise InputError(f"--optuna {file} cannot be written: {error.strerror}", about="optuna") from None
+            raise unwritable(f"--optuna {file} cannot be written", error, "optuna") from None
         finally:
-            beside.unlink(missing_ok=True)
+            with suppress(OSError):  # where nothing can be written nothing can be removed
+                beside.unlink(missing_ok=True)
 
 
 def _store(run: Reported, file: Path) -> None:

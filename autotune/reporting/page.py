@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autotune.commands import command
-from autotune.errors import InputError
+from autotune.errors import unwritable
 from autotune.outcome import Ok
 from autotune.picture import check_file
 from autotune.probe.folder import write_atomically
@@ -64,7 +64,7 @@ def write_html(file: Path, text: str) -> None:
     try:
         write_atomically(file, text)
     except OSError as error:
-        raise InputError(f"--html {file} cannot be written: {error.strerror}", about="html") from None
+        raise unwritable(f"--html {file} cannot be written", error, "html") from None
 
 
 def page(run: Reported) -> str:

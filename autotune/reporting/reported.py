@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from autotune.errors import InputError
+from autotune.commands import command
+from autotune.errors import InputError, JournalError
 from autotune.reporting.tradeoffs import Tradeoffs
-from autotune.run.best import Best
+from autotune.run.best import Best, NewerBest
 from autotune.run.events import Opened
 from autotune.run.folder import load_spec
 from autotune.run.journal import read_record
@@ -36,19 +37,19 @@ class Reported:
 
     @classmethod
     def read(cls, paths: RunPaths) -> Reported:
-        """Read a run. Raises InputError where a file of it cannot be used."""
+        """Read a run. Raises InputError where a file of it cannot be used, JournalError where one is damaged."""
         return cls.of(paths, load_spec(paths), read_record(paths.journal))
 
     @classmethod
     def of(cls, paths: RunPaths, spec: RunSpec, record: Record) -> Reported:
-        """Return a run that was read already. Raises InputError where its `best.yaml` cannot be used."""
+        """Return a run that was read already. Raises as `read`."""
         context = None
         if record.inspection is not None:
             context = SearchContext.of(
                 spec, record.inspection.facts, record.inspection.budget, record.opened_at
             )
         decided = record.decided is not None and record.decided.winner is not None
-        return cls(paths, spec, record, context, Best.read(paths.best) if decided else None)
+        return cls(paths, spec, record, context, _winner(paths) if decided else None)
 
     @property
     def began(self) -> datetime | None:
@@ -88,3 +89,15 @@ class Reported:
         if self.context is None:
             return None
         return Tradeoffs.of(self.record, self.context, self.best, self.spec.device.evidence)
+
+
+def _winner(paths: RunPaths) -> Best:
+    try:
+        return Best.read(paths.best)
+    except NewerBest:
+        raise
+    except InputError as error:
+        again = command("resume", paths.root)
+        raise JournalError(
+            f"{error}. The run's record is whole: `{again}` writes it again", "damaged"
+        ) from error

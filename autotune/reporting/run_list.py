@@ -14,7 +14,7 @@ from autotune.errors import AutotuneError, InputError
 from autotune.outcome import Ok
 from autotune.reporting.columns import Column, FittingTable
 from autotune.run.events import Opened
-from autotune.run.folder import load_spec, spec_asked
+from autotune.run.folder import load_spec, require_journal, run_folders, spec_asked
 from autotune.run.journal import read_record
 from autotune.run.paths import RunPaths
 from autotune.run.proof import in_running
@@ -72,6 +72,7 @@ class Listed:
     @classmethod
     def _read(cls, paths: RunPaths) -> Listed:
         record = read_record(paths.journal) if paths.journal.exists() else Record.of(())
+        require_journal(paths, record)
         # What was asked for is in the journal too, which is read in a hundredth of the time.
         asked = record.asked
         spec = load_spec(paths) if asked is None else spec_asked(asked, paths)
@@ -98,7 +99,7 @@ def run_list(parent: Path, most: int | None = None) -> tuple[list[Listed], int]:
     parent = user_path(parent, "--runs")
     if not parent.is_dir():
         raise InputError(f"--runs: there is no folder {parent}", about="runs")
-    folders = sorted((spec.parent for spec in parent.glob("*/spec.yaml")), reverse=True)
+    folders = run_folders(parent)[::-1]
     shown = folders if most is None else folders[:most]
     return [Listed.read(RunPaths(folder)) for folder in shown], len(folders) - len(shown)
 

@@ -38,7 +38,7 @@ def winner_rows(best: Best) -> list[tuple[str, str]]:
         more, target = format_count(accumulation.difference), format_count(accumulation.target)
         batch += f"; {more} more than the {target} asked for"
     rows = [
-        ("configuration", f"{title_of(best.candidate)}, {best.candidate.optimizer}"),
+        ("configuration", best.title()),
         *([("start with", shlex.join(best.command.argv))] if best.command is not None else []),
         *([("allowed", f"{', '.join(best.allowed)} (--allow)")] if best.allowed else []),
         *([("devices", f"{best.gpus} in {best.nodes} nodes")] if best.nodes > 1 else []),

@@ -7,10 +7,11 @@ import io
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from autotune.errors import InputError
+from autotune.errors import InputError, unwritable
 from autotune.results.columns import COLUMNS, Type, type_of
 
 Format = Literal["csv", "json", "parquet"]
@@ -78,9 +79,10 @@ def write_file(rows: Iterable[dict[str, Any]], file: Path, kind: Format) -> int:
                 count = write(rows, out)
         temporary.replace(file)
     except OSError as error:
-        raise InputError(f"--out {file} cannot be written: {error.strerror or error}", about="out") from None
+        raise unwritable(f"--out {file} cannot be written", error, "out") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing can be written nothing can be removed
+            temporary.unlink(missing_ok=True)
     return count
 
 

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from autotune.options import Options
 from autotune.outcome import Outcome
+from autotune.results.moment import Moment
 from autotune.results.row import CellRow, CellState, RunRows, TrialKind
 from autotune.validation import Frozen
 
@@ -35,8 +36,8 @@ class Query(Options):
     """Of this kind: probe, rematch or proof."""
     outcome: tuple[Literal["ok", "oom", "non_finite", "timeout", "crash", "lost", "unsupported"], ...] = ()
     """With this verdict: ok, oom, non_finite, timeout, crash, lost or unsupported."""
-    since: str | None = None
-    """Of nights since a day (20261122) or a moment, as folders of nights are called."""
+    since: Moment | None = None
+    """Of nights since a day (2026-11-22) or a moment."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """Rows, at most; then the newest nights come first."""
 

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from autotune.bounds import HelpName
 from autotune.options import Options
+from autotune.results.moment import Moment
 
 
 def _read_share(value: Any) -> Any:
@@ -41,5 +42,5 @@ class Thresholds(Options):
     winner: Literal["tell", "fail"] = "tell"
     """Whether it is a regression, or only told, that the winner is neither the last good night's nor one that could not
     be told from it."""
-    since: str | None = None
-    """Nights before this moment are not compared with: what came then is the new normal."""
+    since: Moment | None = None
+    """Nights before this day or moment are not compared with: what came then is the new normal."""

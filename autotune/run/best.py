@@ -136,6 +136,10 @@ class ComparedFinalist(Frozen):
     """In which both were measured."""
 
 
+class NewerBest(InputError):
+    """A `best.yaml` is of a format that this version does not read yet."""
+
+
 class Best(Frozen):
     """The configuration to train with. Each key of the file has the meaning given here."""
 
@@ -264,11 +268,18 @@ class Best(Frozen):
         """Return the bytes of the budget that the peak left untouched (at least 0)."""
         return max(0, self.memory.budget - self.peak())
 
+    def title(self) -> str:
+        """Return the configuration for people: `bf16 + checkpointing, adamw`; of a command, what it was told of it."""
+        command = self.model.command
+        if command is None:
+            return f"{title_of(self.candidate)}, {self.candidate.optimizer}"
+        return title_of(self.candidate, command.axes) or "as the command's program has it"
+
     def _repr_html_(self) -> str:
         """Return what a notebook shows of it."""
         memory, batch = self.memory, self.accumulation
         rows = [
-            ("configuration", f"{title_of(self.candidate)}, {self.candidate.optimizer}"),
+            ("configuration", self.title()),
             ("micro-batch", f"{self.candidate.micro_batch} x {batch.tokens_per_sample:,} tokens"),
             ("global batch", batch.equation()),
             ("speed", f"{self.tokens_per_second:,.0f} ± {self.tokens_per_second_interval:,.0f} tokens/s"),
@@ -296,7 +307,7 @@ class Best(Frozen):
         data = parse_yaml(text, source)
         require_kind(data, "a best.yaml", source)
         if isinstance(data.get("version"), int) and data["version"] > VERSION:
-            raise InputError(
+            raise NewerBest(
                 f"{source}: its format is version {data['version']}, this autotune reads {VERSION}; install "
                 "the autotune that wrote it, or a newer one"
             )

@@ -137,6 +137,13 @@ class Interrupted(Frozen):
     time: str
 
 
+class Reopened(Frozen):
+    """The winner's file (`best.yaml`) was lost or damaged: what was decided is decided once more from the record."""
+
+    type: Literal["reopened"] = "reopened"
+    time: str
+
+
 class Retried(Frozen):
     """The user asked for what was lost to be tried again (`resume --retry-lost`); its tries count anew.
 
@@ -239,6 +246,7 @@ Entry = (
     | Started
     | Finished
     | Interrupted
+    | Reopened
     | Retried
     | Searched
     | Surveyed

@@ -178,7 +178,7 @@ def no_winner(
     why = (
         f"nothing fits {format_bytes(context.budget)}{spared}. The nearest was {title_of(trial.candidate)} at "
         f"micro-batch {trial.candidate.micro_batch}, which needs {amount}. Give the device more memory, "
-        "or choose a smaller model or a shorter --seq-len"
+        f"or choose a smaller model or {_shorter(context)}"
     )
     known = {cause.candidate.rung() for cause in causes} | context.refused
     beside = sum(rung not in known for rung in context.ladder.rungs)
@@ -190,6 +190,12 @@ def no_winner(
     if done.reason in _LIMITS:
         why += f". The search was {done.why}: allow more probes to try the rungs below"
     return NothingFits(why + hole, lines, hints, fitting), causes
+
+
+def _shorter(context: SearchContext) -> str:
+    """Return what makes sequences shorter: of a command, its own program."""
+    commanded = context.source is not None and context.source.command is not None
+    return "shorter sequences in its program" if commanded else "a shorter --seq-len"
 
 
 def last_verdicts(history: History, context: SearchContext, done: Done) -> tuple[LastVerdict, ...]:

@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 
 from autotune import __version__
 from autotune.commands import command
-from autotune.errors import InputError, RunEdited, nearest
+from autotune.errors import InputError, JournalError, RunEdited, nearest, unwritable
 from autotune.json_schema import reference, schema_name, written_text
 from autotune.models.function import code_digest
 from autotune.printable import quoted
@@ -50,7 +50,7 @@ def create_run(spec: RunSpec, parent: Path) -> RunPaths:
         paths.probes.mkdir()
         _write_spec(paths, spec)
     except OSError as error:
-        raise InputError(f"no run folder can be made in {parent}: {error.strerror or error}") from error
+        raise unwritable(f"no run folder can be made in {parent}", error, "runs") from error
     return paths
 
 
@@ -66,7 +66,7 @@ def run_at(root: Path, spec: RunSpec) -> tuple[RunPaths, RunSpec]:
         paths.probes.mkdir(parents=True, exist_ok=True)
         _write_spec(paths, spec)
     except OSError as error:
-        raise InputError(f"no run folder can be made at {root}: {error.strerror or error}") from error
+        raise unwritable(f"no run folder can be made at {root}", error) from error
     return paths, spec
 
 
@@ -96,17 +96,28 @@ def _was_probed(paths: RunPaths) -> bool:
     return any(isinstance(entry, Started) for entry in read_record(paths.journal).entries)
 
 
+_OF_A_RUN = ("spec.yaml", "journal.jsonl")
+"""Files by which a folder is known to be a run's: what is asked for is in both."""
+
+
+def run_folders(parent: Path) -> list[Path]:
+    """Return the folders of the runs there, the oldest first."""
+    return sorted({file.parent for name in _OF_A_RUN for file in parent.glob(f"*/{name}")})
+
+
 def find_run(name: str, parent: Path) -> RunPaths:
     """Return a run by path, or by name under `parent`; `last` is the newest there. Raises InputError."""
     parent, path = user_path(parent, "--runs"), user_path(name, "the run")
-    runs = sorted(spec.parent for spec in parent.glob("*/spec.yaml"))
+    runs = run_folders(parent)
     if name == "last" and runs:
         return RunPaths(runs[-1])
     for root in (path, parent / name):
-        if os.path.lexists(root / "spec.yaml"):
+        if any(os.path.lexists(root / file) for file in _OF_A_RUN):
             return RunPaths(root)
     if os.path.isdir(path):
-        raise InputError(f"{name} is not a run of autotune: it has no spec.yaml", about="run")
+        raise InputError(
+            f"{name} is not a run of autotune: it has neither spec.yaml nor journal.jsonl", about="run"
+        )
     known = [run.name for run in runs]
     hint = f"; {nearest(name, known)}" if known else f"; there are no runs in {parent}"
     raise InputError(f"there is no run {quoted(name)}{hint}", about="run")
@@ -137,8 +148,18 @@ def load_spec(paths: RunPaths) -> RunSpec:
     OtherVersion is raised where another version wrote the run and this one cannot read it.
     """
     source = str(paths.spec)
-    data = parse_yaml(read_text(paths.spec), source)
     record = read_record(paths.journal) if paths.journal.exists() else Record.of(())
+    if record.asked is not None and not os.path.lexists(paths.spec):
+        return spec_asked(record.asked, paths)
+    try:
+        data = parse_yaml(read_text(paths.spec), source)
+    except InputError as error:
+        if record.asked is None:
+            raise
+        raise JournalError(
+            f"{error}. The journal has what the run was asked for: remove the file, and it is taken from there",
+            "damaged",
+        ) from error
     try:
         require_kind(data, "the spec.yaml of a run", source)
         spec = RunSpec.load(data, source)
@@ -148,6 +169,16 @@ def load_spec(paths: RunPaths) -> RunSpec:
         raise
     require_unedited(spec, record, paths)
     return spec
+
+
+def require_journal(paths: RunPaths, record: Record) -> None:
+    """Raise JournalError where a journal is empty beside what probes of its run have left: the record was lost."""
+    if not record.entries and (os.path.lexists(paths.best) or any(paths.probes.glob("*/result.json"))):
+        raise JournalError(
+            f"{paths.journal} is empty, though probes of this run were recorded: restore it from a copy, or start a "
+            "new run; the folder is left as it is",
+            "damaged",
+        )
 
 
 def spec_asked(asked: Asked, paths: RunPaths) -> RunSpec:

@@ -15,13 +15,13 @@ from autotune.executors.executor import Executor
 from autotune.outcome import Drift, Lost
 from autotune.probe.folder import ProbeFolder, clear_temporaries
 from autotune.probe.protocol import Inspection, ProbeKind, ProbeRequest
-from autotune.run.best import Best
+from autotune.run.best import Best, NewerBest
 from autotune.run.callbacks import RunCallbacks
 from autotune.run.doubt import Doubt
-from autotune.run.events import Asked, Inspected, Opened, Retried, Searched, Skipped
+from autotune.run.events import Asked, Inspected, Opened, Reopened, Retried, Searched, Skipped
 from autotune.run.failure import inspection_failed, stop_at_crash
 from autotune.run.finals import Finals
-from autotune.run.folder import require_same_code, require_unedited
+from autotune.run.folder import require_journal, require_same_code, require_unedited
 from autotune.run.journal import Journal, now
 from autotune.run.paths import RunPaths
 from autotune.run.preflight import Preflight
@@ -63,6 +63,7 @@ def tune(
     the run.
     """
     with Journal(paths.journal, paths.lock) as journal:
+        require_journal(paths, journal.record)
         return _Run(spec, paths, executor, callbacks or RunCallbacks(), journal, tracer, recorded, doubt).go(
             retry_lost
         )
@@ -108,7 +109,12 @@ class _Run:
         if retry_lost:
             self.reopen()
         if (decided := self.journal.record.decided) and decided.winner is not None:
-            return Best.read(self.paths.best)
+            try:
+                return Best.read(self.paths.best)
+            except NewerBest:
+                raise
+            except InputError:  # it is gone or damaged: all that it said follows from the record once more
+                self.journal.append(Reopened(time=now()))
         require_same_code(self.spec.model)
         self.clear_scratch()
         if self.spec.goal.objective.name == "energy" and self.site.device.energy_counter is None:

@@ -49,8 +49,10 @@ class Offering:
         """Return what may be allowed, the smallest change first.
 
         Nothing where a limit or a crash ended the search, for then the space itself has more to try; nor where no rung
-        lacked memory.
+        lacked memory; nor of a command, whose mapping says what it can be told.
         """
+        if self._context.source is not None and self._context.source.command is not None:
+            return ()
         if done.reason not in {"exhausted", "settled"}:
             return ()
         measured = self._context.site is None or not self._context.site.device.simulated

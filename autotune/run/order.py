@@ -13,6 +13,7 @@ from autotune.run.events import (
     Opened,
     ProofStarted,
     RematchStarted,
+    Reopened,
     Retried,
     Searched,
     Started,
@@ -69,6 +70,9 @@ class JournalOrder:
             case Opened():
                 decided = self._tally.decided
                 return "the run was decided before" if decided and decided.winner is not None else None
+            case Reopened():
+                decided = self._tally.decided
+                return None if decided and decided.winner is not None else "no winner was decided then"
             case Retried():
                 return self._retried(entry)
             case Interrupted():
@@ -218,5 +222,5 @@ class JournalOrder:
                 self._active, self._rematch = ("rematch", number), entry
             case Searched():
                 self._searched = True
-            case Interrupted() | Retried() | Decided():
+            case Interrupted() | Retried() | Reopened() | Decided():
                 self._running, self._active = False, None

@@ -19,6 +19,20 @@ from autotune.units import format_bytes, format_count, format_counted, format_du
 
 SPEED = "tokens per second"
 """Name of the check of speed."""
+PEAK = "peak memory"
+"""Name of the check of the peak: of tensors, or of a command's whole process."""
+
+
+_FLAGS = {SPEED: "--speed-tolerance", PEAK: "--memory-tolerance"}
+
+
+def allowing_more(proofs: Iterable[ProofFinished]) -> str:
+    """Return in a sentence how what failed may be allowed to differ by more; empty where nothing of that failed."""
+    failed = {name for proof in proofs for name in proof.failed}
+    flags = [flag for name, flag in _FLAGS.items() if name in failed]
+    if not flags:
+        return ""
+    return f". If the machine was busy with other work, repeat on a quiet one or allow more with {' and '.join(flags)}"
 
 
 def proof_request(
@@ -70,17 +84,20 @@ def judge(best: Best, outcome: Outcome, seconds: float, limits: Limits, judge_sp
     floor = None if predicted or best.device.kind != "cpu" else CPU_NOISE
     _, speed, interval = throughput(outcome.timing, best.accumulation, best.drift)
     noise = math.hypot(interval, best.tokens_per_second_interval)
+    if best.model.command is None:
+        # Tensors of the training steps: the process's own peak includes evaluation and checkpoint here.
+        peaks = memory.allocated, recorded.allocated
+    else:  # of a foreign process nothing tells its tensors apart from the rest; its second command is one of its own
+        peaks = outcome.plain_peak or memory.peak(), recorded.peak()
     checks = (
         Check(
-            # Tensors of the training steps: the process's own peak includes evaluation and checkpoint here.
-            name="peak memory",
-            recorded=recorded.allocated,
-            proven=memory.allocated,
+            name=PEAK,
+            recorded=peaks[1],
+            proven=peaks[0],
             tolerance=memory_tolerance,
             floor=floor,
             passed=memory_tolerance is None
-            or abs(memory.allocated - recorded.allocated)
-            <= max(memory_tolerance * recorded.allocated, floor or 0),
+            or abs(peaks[0] - peaks[1]) <= max(memory_tolerance * peaks[1], floor or 0),
         ),
         Check(
             name=_whole(best),

@@ -19,7 +19,7 @@ from autotune.run.events import Decided, Offer, ProofStarted
 from autotune.run.failure import holes, lost_with_tuner, no_winner, proofs_crashed
 from autotune.run.finals import Finals
 from autotune.run.journal import now
-from autotune.run.proof import judge, proof_request, standing
+from autotune.run.proof import allowing_more, judge, proof_request, standing
 from autotune.run.stage import Stage
 from autotune.run.write_best import chosen, compared
 from autotune.search.context import SearchContext
@@ -71,8 +71,8 @@ class Proving(Stage):
             raise crashed
         hole = holes(self.journal.record.unknown)
         raise NothingProven(
-            f"configurations fitted, but none held when relaunched. {failed}. If the machine was busy with other "
-            f"work, repeat on a quiet one or allow more with --speed-tolerance{hole and f'. And {hole}'}"
+            f"configurations fitted, but none held when relaunched. {failed}"
+            f"{allowing_more(self.journal.record.proofs)}{hole and f'. And {hole}'}"
         )
 
     def settled(self, context: SearchContext) -> tuple[list[Score], Drift]:

@@ -21,6 +21,7 @@ from autotune.run.events import (
     Opened,
     ProofStarted,
     RematchStarted,
+    Reopened,
     Retried,
     RungTraced,
     Searched,
@@ -136,6 +137,8 @@ class Tally:
                 self.proofs = [
                     p for p in self.proofs if not (p.number in proofs and isinstance(p.outcome, Lost))
                 ]
+                self.decided = None
+            case Reopened():
                 self.decided = None
             case Decided():
                 self.decided = entry

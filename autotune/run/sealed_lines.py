@@ -20,7 +20,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from autotune import __version__
-from autotune.errors import InputError, JournalError, RunInUse
+from autotune.errors import InputError, JournalError, RunInUse, unwritable
 from autotune.interruption import shielded
 from autotune.units import MIB
 from autotune.user_files import read_bytes
@@ -77,8 +77,8 @@ class SealedLines:
         except OSError as error:
             self.close()
             noun = self._recorded.noun
-            raise InputError(
-                f"{self._path.parent}: this {noun} folder cannot be used: {error.strerror}", about=noun
+            raise unwritable(
+                f"{self._path.parent}: this {noun} folder cannot be used", error, noun
             ) from error
         except BaseException:
             self.close()

@@ -19,7 +19,7 @@ from autotune.models.resolve import resolve
 from autotune.models.sequence_length import LONGEST_DEFAULT, sequence_length
 from autotune.objective import Objective, Price
 from autotune.options import Limits, RunOptions
-from autotune.script.command import parse_command, title
+from autotune.script.command import carried, parse_command, title
 from autotune.script.space import space_of, within
 from autotune.search.shipped import default_space
 from autotune.search.space import Space
@@ -101,6 +101,8 @@ def to_spec(options: RunOptions, find_device: FindDevice, base: Path) -> RunSpec
         problems.append(Problem("--nodes: a command is probed on this machine alone", "nodes"))
     if command is not None and options.lengths is not None:
         problems.append(Problem("--lengths: a command's batches are taken as they are", "lengths"))
+    if command is not None:
+        problems += _untold(options, command)
     if problems or not (
         model and device and target and space and seq_len and objective and consented is not None
     ):
@@ -126,6 +128,24 @@ def to_spec(options: RunOptions, find_device: FindDevice, base: Path) -> RunSpec
         launcher=options.launcher, cluster=cluster,
         limits=options.part(Limits),
     )  # fmt: skip
+
+
+def _untold(options: RunOptions, command: TrainingCommand) -> list[Problem]:
+    """Return what was asked for that the command is not told, and so would not do."""
+    problems = []
+    if options.optimizer != RunOptions.model_fields["optimizer"].default and "optimizer" not in command.axes:
+        why = "nothing tells it to the command, which trains as its program says; map it with --axes, or leave it out"
+        problems.append(Problem(f"--optimizer {options.optimizer}: {why}", "optimizer"))
+    if options.model is None:
+        if options.seq_len is not None and "seq_len" not in carried(command):
+            why = "nothing tells it to the command: write {seq_len}, map it with --axes, or leave it out"
+            problems.append(Problem(f"--seq-len {options.seq_len}: {why}", "seq_len"))
+        problems += [
+            Problem(f"{flag(name)} belongs to --model: a command's program decides that itself", name)
+            for name in ("train", "block_class")
+            if getattr(options, name)
+        ]
+    return problems
 
 
 def _both(options: RunOptions) -> list[Problem]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from autotune.candidate import Candidate
-from autotune.errors import InputError
+from autotune.errors import unwritable
 from autotune.outcome import Drift, Ok
 from autotune.printable import printable
 from autotune.probe.folder import write_atomically
@@ -184,5 +184,5 @@ def write_files(files: Mapping[str, str], folder: Path) -> list[Path]:
                 path.chmod(0o755)
             written.append(path)
     except OSError as error:
-        raise InputError(f"{folder} cannot be written: {error.strerror}") from None
+        raise unwritable(f"{folder} cannot be written", error, "out") from None
     return written

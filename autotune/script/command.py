@@ -40,6 +40,8 @@ def parse_command(command: str, axes: str | None, evaluation: str | None, base: 
             return ()
 
     words = tried("--command", command)
+    if not words and not problems:
+        problems.append("--command: it is empty; write the program and its arguments")
     second = tried("--evaluation-command", evaluation) if evaluation else ()
     given = mapping_file.Mapping()
     if axes is not None:
@@ -238,7 +240,7 @@ def _program(word: str, base: Path) -> str | None:
     if "/" in word:
         return (
             None
-            if os.access(base / word, os.X_OK)
+            if os.path.isfile(base / word) and os.access(base / word, os.X_OK)
             else f"--command: {quoted(word)} is no program that can be run"
         )
     if shutil.which(word) is None:

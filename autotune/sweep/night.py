@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from autotune.errors import InputError, nearest
+from autotune.errors import InputError, nearest, unwritable
 from autotune.printable import quoted
 from autotune.run.paths import JOURNAL, RecordPaths, RunPaths
 from autotune.user_files import user_path
@@ -52,9 +52,7 @@ def new_night(sweep: str, runs: Path) -> NightPaths:
                 continue
             return NightPaths(root)
     except OSError as error:
-        raise InputError(
-            f"no folder for a night can be made in {parent}: {error.strerror or error}"
-        ) from error
+        raise unwritable(f"no folder for a night can be made in {parent}", error, "runs") from error
     raise AssertionError("a thousand nights in one second")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from autotune.errors import AutotuneError, InputError
+from autotune.errors import AutotuneError, unwritable
 from autotune.probe.folder import write_atomically
 from autotune.reporting.columns import Column, FittingTable
 from autotune.reporting.markup import bullets, document, escaped, heading, table
@@ -59,7 +59,7 @@ def write_pages(paths: NightPaths, cells: Sequence[Cell]) -> tuple[Path, Path]:
         try:
             write_atomically(file, text)
         except OSError as error:
-            raise InputError(f"{file} cannot be written: {error.strerror}", about="html") from None
+            raise unwritable(f"{file} cannot be written", error, "html") from None
     return page, index
 
 

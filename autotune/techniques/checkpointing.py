@@ -32,9 +32,9 @@ def more_blocks_than(candidate: Candidate, blocks: int) -> str | None:
     count = candidate.checkpointed_blocks
     if count == "all" or count < blocks:
         return None
-    fewer = f"all, or a number below {blocks}" if blocks > 1 else "all"
-    has = f"the model has {blocks} block{'s' * (blocks > 1)}, not more than {count}"
-    return f"{has}: write checkpointed_blocks: {fewer}"
+    fewer = f"`all`, or a number below {blocks}" if blocks > 1 else "`all`"
+    has = f"the model has {blocks} block{'s' * (blocks > 1)}, and {count} are asked for"
+    return f"{has}: checkpointed blocks are {fewer}"
 
 
 CHECKPOINTING = Axis(

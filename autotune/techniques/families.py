@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from types import ModuleType
 
 from autotune.candidate import AXES, OPEN, Candidate, choices
@@ -58,11 +59,15 @@ BESIDE_PASSES = frozenset(axis.name for axis in DECLARED if axis.beside_passes)
 """The axes whose techniques take time of their own, beside the passes of the blocks."""
 
 
-def title(candidate: Candidate) -> str:
-    """Return a short name of a candidate's rung for people: `bf16 + checkpointing + optimizer offload`."""
+def title(candidate: Candidate, axes: Container[str] | None = None) -> str:
+    """Return a short name of a candidate's rung for people: `bf16 + checkpointing + optimizer offload`.
+
+    With `axes` it is of these alone, and may be empty.
+    """
     parts = (
         axis.title(candidate) if axis.title else axis.declared(getattr(candidate, axis.name)).title
         for axis in DECLARED
+        if axes is None or axis.name in axes
     )
     return " + ".join(part for part in parts if part)
 

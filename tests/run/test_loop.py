@@ -9,10 +9,12 @@ import pytest
 from rich.console import Console
 
 from autotune.candidate import Candidate
-from autotune.errors import InputError, NothingFits
+from autotune.errors import InputError, JournalError, NothingFits
 from autotune.reporting.document import document, drawing, print_report
+from autotune.reporting.reported import Reported
+from autotune.reporting.run_list import run_list
 from autotune.run.best import Best
-from autotune.run.folder import create_run, load_spec
+from autotune.run.folder import create_run, find_run, load_spec
 from autotune.run.journal import read_record
 from autotune.run.loop import tune
 from autotune.testing.arithmetic import Arithmetic
@@ -152,3 +154,43 @@ def test_what_a_killed_tuner_left_on_the_disk_is_removed(tmp_path):
     left.write_bytes(b"many GiB")
     tune(spec, paths, ArithmeticExecutor(Arithmetic(budget=1000)))
     assert not left.exists()
+
+
+@pytest.mark.parametrize("damage", [None, "a: [", "kind: best"])
+def test_a_winner_s_file_that_is_gone_or_damaged_is_written_again_from_the_record(tmp_path, damage):
+    best, paths = start(tmp_path, ArithmeticExecutor(Arithmetic(budget=1000)))
+    paths.best.unlink() if damage is None else paths.best.write_text(damage)
+    with pytest.raises(JournalError) as caught:
+        Reported.read(paths)
+    assert caught.value.kind == "damaged"
+    executor = ArithmeticExecutor(Arithmetic(budget=1000))
+    again = tune(load_spec(paths), paths, executor)
+    assert executor.launched == []
+    assert again.model_copy(update={"created": best.created}) == best
+    assert Reported.read(paths).best == again
+
+
+def test_a_run_whose_spec_is_gone_is_found_by_its_journal_which_has_it(tmp_path):
+    _, paths = start(tmp_path, ArithmeticExecutor(Arithmetic(budget=1000)))
+    spec = load_spec(paths)
+    paths.spec.unlink()
+    assert find_run(paths.id, tmp_path) == find_run("last", tmp_path) == paths
+    assert load_spec(paths) == spec
+    assert [run.name for run in run_list(tmp_path)[0]] == [paths.id]
+    paths.spec.write_bytes(b"\xb9\x00")
+    with pytest.raises(JournalError) as caught:
+        load_spec(paths)
+    assert caught.value.kind == "damaged"
+
+
+def test_an_emptied_journal_beside_what_probes_left_is_no_new_run(tmp_path):
+    _, paths = start(tmp_path, ArithmeticExecutor(Arithmetic(budget=1000)))
+    spec = load_spec(paths)
+    paths.journal.write_bytes(b"")
+    before = paths.best.read_bytes()
+    with pytest.raises(JournalError) as caught:
+        tune(spec, paths, ArithmeticExecutor(Arithmetic(budget=1000)))
+    assert caught.value.kind == "damaged"
+    assert paths.best.read_bytes() == before
+    assert paths.journal.read_bytes() == b""
+    assert [run.state for run in run_list(tmp_path)[0]] == ["damaged"]

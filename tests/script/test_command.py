@@ -1,11 +1,14 @@
 """A user's command: its template and its mapping file, all mistakes of both, and what it is started with."""
 
 import json
+import sys
 
 import pytest
 
 from autotune.candidate import Candidate
 from autotune.errors import InputError
+from autotune.options import RunOptions
+from autotune.run.spec import to_spec
 from autotune.script.command import call, parse_command, render, title, with_copies
 from autotune.script.space import space_of, within
 from autotune.search.graph import DONE
@@ -186,3 +189,26 @@ def test_a_file_that_is_read_by_an_older_yaml_keeps_its_words():
         "save_strategy": "no", "at": "1:30", "rate": "1e-4", "size": 2, "precision": "no",
         "offload": {"device": "off"},
     }  # fmt: skip
+
+
+def test_what_a_command_is_not_told_cannot_be_asked_for(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    asked = {
+        "command": f"{sys.executable} train.py {{micro_batch}} {{accumulation}}", "device": "cpu:1GiB",
+        "target_global_batch": "8 samples",
+    }  # fmt: skip
+    wrong = {"optimizer": "adafactor", "seq_len": 99, "train": ("lm_head",), "block_class": "Block"}
+    with pytest.raises(InputError) as caught:
+        to_spec(RunOptions(**asked, **wrong), lambda device, _: device, tmp_path)
+    assert set(caught.value.about) == set(wrong)
+    told = asked | {"command": asked["command"] + " {seq_len}"}
+    spec = to_spec(RunOptions(**told, seq_len=99), lambda device, _: device, tmp_path)
+    assert spec.goal.seq_len == 99
+
+
+@pytest.mark.parametrize("command", ["", "   ", "{folder} --bs {micro_batch} --accum {accumulation}"])
+def test_what_cannot_be_started_is_no_command(tmp_path, command):
+    with pytest.raises(InputError) as caught:
+        parse_command(command.replace("{folder}", str(tmp_path)), None, None, tmp_path)
+    assert caught.value.about == ("command",)
+    assert ("is no program" in str(caught.value)) is bool(command.strip())

@@ -95,7 +95,8 @@ def test_a_model_that_is_named_beside_its_script_says_what_to_expect_of_it(tmp_p
     (folder / "train.py").write_text(programs.OF_A_CONFIGURATION)
     run = tuned(
         folder, f"python train.py {wide(folder)} --bs {{micro_batch}} --accum {{accumulation}}",
-        "--model", "./tiny.json", "--max-probes", "4", device=cpu(budget(640 * MIB)), samples=8, foreseen=True,
+        "--model", "./tiny.json", "--seq-len", "256", "--max-probes", "4",
+        device=cpu(budget(640 * MIB)), samples=8, foreseen=True,
     )  # fmt: skip
     assert run.best.model.traced_as.name == "./tiny.json"
     (first, *_) = run.record.history

@@ -58,7 +58,7 @@ def tuned(
 def arguments(command: str, *options: str, device: str, samples: int, foreseen: bool = False) -> list[str]:
     """Return how a command is tuned, in short probes."""
     return [
-        *AUTOTUNE, "run", "--command", command, "--device", device, "--seq-len", "256", "--target-global-batch",
+        *AUTOTUNE, "run", "--command", command, "--device", device, "--target-global-batch",
         f"{samples} samples", *QUICK, *([] if foreseen else ["--no-predict"]), *options,
     ]  # fmt: skip
 

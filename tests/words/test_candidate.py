@@ -44,10 +44,10 @@ def test_all_blocks_and_none_of_them_have_one_name_each() -> None:
 
     assert reasons(11, 12) == reasons("all", 12) == ()
     (exactly,), (more,) = reasons(12, 12), reasons(13, 12)
-    assert "write checkpointed_blocks: all, or a number below 12" in exactly
-    assert "the model has 12 blocks, not more than 13" in more
+    assert "checkpointed blocks are `all`, or a number below 12" in exactly
+    assert "the model has 12 blocks, and 13 are asked for" in more
     (of_one,) = reasons(1, 1)
-    assert of_one.endswith("checkpointed_blocks: all")
+    assert of_one.endswith("checkpointed blocks are `all`")
     (none,) = check(Candidate(checkpointing="none", checkpointed_blocks=3))
     assert "no block is checkpointed" in none
 
