@@ -75,57 +75,59 @@ class _Line(NamedTuple):
     """A quadratic in the raw prediction, with the noise of the next probe."""
 
 
-class _Known(NamedTuple):
-    """What the probes of one rung say of an offset and a slope, each probe weighted by the inverse of its variance."""
+class _Sums(NamedTuple):
+    """Weighted sums over probes, which are all that they say of an offset and a slope.
 
-    offset: float = 0.0
-    """Sum of the weights; the information on offset, both, and slope is a symmetric matrix."""
-    both: float = 0.0
-    slope: float = 0.0
-    shift: float = 0.0
-    """Weighted sum of what was measured beyond the raw predictions."""
-    tilt: float = 0.0
-    """The same times the raw predictions."""
+    Each probe has the inverse of its variance as its weight; `raw` is its raw prediction, and `beyond` what it measured
+    beyond that.
+    """
 
-    def also(self, observation: Observation, noise: float) -> _Known:
-        """Return what is known with one more probe, whose variance is `noise`."""
+    weights: float = 0.0
+    raw: float = 0.0
+    raw_squared: float = 0.0
+    beyond: float = 0.0
+    raw_beyond: float = 0.0
+
+    def also(self, observation: Observation, noise: float) -> _Sums:
+        """Return the sums with one more probe, whose variance is `noise`."""
         weight = 1 / noise
         by_raw = weight * observation.raw
         beyond = observation.measured - observation.raw
-        return _Known(
-            self.offset + weight, self.both + by_raw, self.slope + by_raw * observation.raw,
-            self.shift + weight * beyond, self.tilt + by_raw * beyond,
+        return _Sums(
+            self.weights + weight, self.raw + by_raw, self.raw_squared + by_raw * observation.raw,
+            self.beyond + weight * beyond, self.raw_beyond + by_raw * beyond,
         )  # fmt: skip
 
-    def plus(self, other: _Known) -> _Known:
-        """Return what both say together."""
-        return _Known(*(one + more for one, more in zip(self, other, strict=True)))
+    def plus(self, other: _Sums) -> _Sums:
+        """Return the sums over the probes of both."""
+        return _Sums(*(one + more for one, more in zip(self, other, strict=True)))
 
     def posterior(self, offset: float, slope: float) -> _Posterior:
-        """Return what follows of two terms, given their variances before."""
-        grown = self.offset * self.slope - self.both * self.both
-        scale = 1 + self.offset * offset + self.slope * slope + offset * slope * grown
-        kept = (
-            (1 + self.slope * slope) / scale, -self.both * offset / scale,
-            -self.both * slope / scale, (1 + self.offset * offset) / scale,
+        """Return what follows of an offset and a slope whose variances before these probes are given."""
+        grown = self.weights * self.raw_squared - self.raw * self.raw
+        scale = 1 + self.weights * offset + self.raw_squared * slope + offset * slope * grown
+        left = (
+            (1 + self.raw_squared * slope) / scale, -self.raw * offset / scale,
+            -self.raw * slope / scale, (1 + self.weights * offset) / scale,
         )  # fmt: skip
-        covariance = (kept[0] * offset, kept[1] * slope, kept[3] * slope)
-        passed = _Known(
-            (self.offset + slope * grown) / scale, self.both / scale, (self.slope + offset * grown) / scale,
-            kept[0] * self.shift + kept[2] * self.tilt, kept[1] * self.shift + kept[3] * self.tilt,
+        covariance = (left[0] * offset, left[1] * slope, left[3] * slope)
+        marginal = _Sums(
+            (self.weights + slope * grown) / scale, self.raw / scale, (self.raw_squared + offset * grown) / scale,
+            left[0] * self.beyond + left[2] * self.raw_beyond, left[1] * self.beyond + left[3] * self.raw_beyond,
         )  # fmt: skip
-        return _Posterior(kept, covariance, passed)
+        return _Posterior(left, covariance, marginal)
 
 
 class _Posterior(NamedTuple):
     """What probes leave of two terms, an offset and a slope."""
 
-    kept: tuple[float, float, float, float]
-    """The matrix by which an error in what else is assumed of the same probes remains."""
+    left: tuple[float, float, float, float]
+    """The matrix (I + variances x information)^-1, row by row: what remains of an error in other terms of the same
+    probes beside these two, which take up the rest."""
     covariance: tuple[float, float, float]
-    """Of offset, both, and slope."""
-    passed: _Known
-    """What the probes say of other terms, whatever these two are."""
+    """Variance of the offset, covariance, variance of the slope."""
+    marginal: _Sums
+    """What the probes say of other terms, with these two integrated out."""
 
 
 class Calibration:
@@ -135,7 +137,7 @@ class Calibration:
         self,
         prior: Prior,
         observations: Sequence[Observation] = (),
-        known: Mapping[str, _Known] | None = None,
+        known: Mapping[str, _Sums] | None = None,
         counted: int = 0,
     ) -> None:
         """`known` has by rung what the first `counted` observations say."""
@@ -143,14 +145,17 @@ class Calibration:
         self.observations = tuple(observations)
         self._known = dict(known or {})
         for new in self.observations[counted:]:
-            before = self._known.get(new.rung, _Known())
+            before = self._known.get(new.rung, _Sums())
             self._known[new.rung] = before.also(new, self._noise(new.raw))
-        shared = _Known()
+        shared = _Sums()
         for one in self._known.values():
-            shared = shared.plus(self._own(one).passed)
+            shared = shared.plus(self._own(one).marginal)
         posterior = shared.posterior(prior.offset**2, prior.slope**2)
         self._covariance = offset, both, slope = posterior.covariance
-        self._mean = offset * shared.shift + both * shared.tilt, both * shared.shift + slope * shared.tilt
+        self._mean = (
+            offset * shared.beyond + both * shared.raw_beyond,
+            both * shared.beyond + slope * shared.raw_beyond,
+        )
         self._lines: dict[str | None, _Line] = {}
 
     def also(self, observation: Observation) -> Calibration:
@@ -169,7 +174,7 @@ class Calibration:
     def _line(self, rung: str | None) -> _Line:
         """Return what the observations say of a rung, None standing for all that were not probed; computed once."""
         if rung not in self._lines:
-            known = self._known[rung] if rung is not None else _Known()
+            known = self._known[rung] if rung is not None else _Sums()
             # A rung's terms are those that all share and its own, which its probes tell from what they leave of these.
             (a, b, c, d), own, _ = self._own(known)
             offset, both, slope = self._covariance
@@ -177,8 +182,8 @@ class Calibration:
             top = a * offset + b * both, a * both + b * slope
             bottom = c * offset + d * both, c * both + d * slope
             mean = (
-                a * shift + b * tilt + own[0] * known.shift + own[1] * known.tilt,
-                c * shift + d * tilt + own[1] * known.shift + own[2] * known.tilt,
+                a * shift + b * tilt + own[0] * known.beyond + own[1] * known.raw_beyond,
+                c * shift + d * tilt + own[1] * known.beyond + own[2] * known.raw_beyond,
             )
             variance = (
                 own[0] + top[0] * a + top[1] * b + self.prior.noise_floor**2,
@@ -188,7 +193,7 @@ class Calibration:
             self._lines[rung] = _Line(mean, variance)
         return self._lines[rung]
 
-    def _own(self, known: _Known) -> _Posterior:
+    def _own(self, known: _Sums) -> _Posterior:
         """Return what the probes of a rung leave of its own terms."""
         return known.posterior(self.prior.rung_offset**2, self.prior.rung_slope**2)
 

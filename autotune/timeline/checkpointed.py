@@ -51,9 +51,7 @@ def with_checkpointed(timeline: Timeline, count: int) -> Timeline:
     if count == blocks.checkpointed:
         return timeline
     order = _Order(blocks.checkpointed, count, len(blocks.names))
-    slots = Slots(*(list(values) for values in (
-        timeline.slots.base, timeline.slots.slope, timeline.slots.category, timeline.slots.place, timeline.slots.module,
-    )))  # fmt: skip
+    slots = timeline.slots.copy()
     modules = _Modules(timeline.modules, blocks.names)
     released = {
         ~event for part in (timeline.first_update, timeline.update) for event in part.events if event < 0
@@ -227,11 +225,7 @@ class _Reordering:
             raise NotAlike(f"what block {block} makes in backward is released elsewhere")
 
     def _sizes(self, slots: Sequence[int | None]) -> list[tuple[int, int, int] | None]:
-        values = self._slots
-        return [
-            None if slot is None else (values.base[slot], values.slope[slot], values.place[slot])
-            for slot in slots
-        ]
+        return [None if slot is None else self._slots.size(slot) for slot in slots]
 
     def _relative(self, during: Pass, block: int) -> list[object]:
         """Return what a block does, told by where it stands."""
@@ -294,11 +288,8 @@ class _Reordering:
         if slot in self._gradients:
             return self._gradient_of[wanted.block, self._gradients[slot]]
         if wanted not in self._copies:
-            self._copies[wanted] = len(self._slots.base)
-            values = self._slots
-            for one in (values.base, values.slope, values.category, values.place):
-                one.append(one[slot])
-            values.module.append(self._modules.of(values.module[slot], template, wanted.block))
+            module = self._modules.of(self._slots.module[slot], template, wanted.block)
+            self._copies[wanted] = self._slots.add(self._slots, slot, module)
         return self._copies[wanted]
 
     def _outside(self, start: int, end: int, result: StepEvents, moved: dict[int, int]) -> None:

@@ -135,11 +135,7 @@ def _same_build(ours: Timeline, theirs: Timeline) -> dict[int, int] | None:
 
 def _same_slots(ours: Slots, theirs: Slots, names: dict[int, int]) -> bool:
     """Tell whether slots are as large as those that they are named for, and in the same place."""
-
-    def of(slots: Slots, slot: int) -> tuple[int, int, int]:
-        return slots.base[slot], slots.slope[slot], slots.place[slot]
-
-    return all(of(ours, our) == of(theirs, their) for our, their in names.items())
+    return all(ours.size(our) == theirs.size(their) for our, their in names.items())
 
 
 def _joined(
@@ -148,21 +144,15 @@ def _joined(
     """Return the slots of `passes` and those that `donor` uses besides, which get their new numbers in `names`."""
     modules = list(passes.modules)
     numbers = {name: number for number, name in enumerate(modules)}
-    ours, theirs = passes.slots, donor.slots
-    slots = Slots(*map(list, (ours.base, ours.slope, ours.category, ours.place, ours.module)))
+    slots = passes.slots.copy()
     for slot in used:
         if slot in names:
             continue
-        names[slot] = len(slots.base)
-        name = donor.modules[theirs.module[slot]]
+        name = donor.modules[donor.slots.module[slot]]
         if name not in numbers:
             numbers[name] = len(modules)
             modules.append(name)
-        slots.base.append(theirs.base[slot])
-        slots.slope.append(theirs.slope[slot])
-        slots.category.append(theirs.category[slot])
-        slots.place.append(theirs.place[slot])
-        slots.module.append(numbers[name])
+        names[slot] = slots.add(donor.slots, slot, numbers[name])
     return slots, modules
 
 

@@ -49,7 +49,7 @@ class DividedStep:
 
     def size(self, slot: int) -> tuple[int, int, int]:
         """Return how large a slot is, and where."""
-        return self._slots.base[slot], self._slots.slope[slot], self._slots.place[slot]
+        return self._slots.size(slot)
 
     def rows(self, span: Span) -> list[ReleaseGroup]:
         """Return a stretch as rows of releases, whose order does not matter, and what is made behind each."""

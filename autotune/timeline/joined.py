@@ -83,21 +83,16 @@ def _same_build(timelines: Iterable[Timeline]) -> bool:
     made = [event for event in first.build.events if event >= 0]
     return all(
         other.build.events == first.build.events
-        and all(_size(other.slots, slot) == _size(first.slots, slot) for slot in made)
+        and all(other.slots.size(slot) == first.slots.size(slot) for slot in made)
         for other in others
     )
-
-
-def _size(slots: Slots, slot: int) -> tuple[int, int, int]:
-    return slots.base[slot], slots.slope[slot], slots.place[slot]
 
 
 class _Slots:
     """The slots of `blocks`, and those that `rest` makes beside blocks."""
 
     def __init__(self, rest: Timeline, blocks: Timeline) -> None:
-        ours = blocks.slots
-        self.slots = Slots(*map(list, (ours.base, ours.slope, ours.category, ours.place, ours.module)))
+        self.slots = blocks.slots.copy()
         self.modules = list(blocks.modules)
         self._rest = rest
         self._numbers = {name: number for number, name in enumerate(self.modules)}
@@ -106,17 +101,11 @@ class _Slots:
     def of_rest(self, slot: int) -> int:
         """Return the number of a slot of `rest`, which it gets now unless it has one."""
         if slot not in self._new:
-            theirs = self._rest.slots
-            name = self._rest.modules[theirs.module[slot]]
+            name = self._rest.modules[self._rest.slots.module[slot]]
             if name not in self._numbers:
                 self._numbers[name] = len(self.modules)
                 self.modules.append(name)
-            self._new[slot] = len(self.slots.base)
-            self.slots.base.append(theirs.base[slot])
-            self.slots.slope.append(theirs.slope[slot])
-            self.slots.category.append(theirs.category[slot])
-            self.slots.place.append(theirs.place[slot])
-            self.slots.module.append(self._numbers[name])
+            self._new[slot] = self.slots.add(self._rest.slots, slot, self._numbers[name])
         return self._new[slot]
 
 
@@ -145,7 +134,7 @@ def _leave_the_same(blocks: Timeline, slots: Slots, micro: StepEvents) -> bool:
     ):
         return False
     names = renamed(blocks.micro, micro)
-    return all(_size(blocks.slots, our) == _size(slots, their) for our, their in names.items())
+    return all(blocks.slots.size(our) == slots.size(their) for our, their in names.items())
 
 
 def _renamed(segment: StepEvents, names: dict[int, int]) -> StepEvents:

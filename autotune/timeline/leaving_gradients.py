@@ -126,31 +126,17 @@ def _alike_until(one: Timeline, ours: StepEvents, other: Timeline, theirs: StepE
     """Return how many events two stretches begin with that make and release the same."""
     names: dict[int, int] = {}
     for position, (our, their) in enumerate(zip(ours.events, theirs.events, strict=False)):
-        if our >= 0 and their >= 0 and _size(one, our) == _size(other, their):
+        if our >= 0 and their >= 0 and one.slots.size(our) == other.slots.size(their):
             names[our] = their
         elif our >= 0 or their >= 0 or names.get(~our) != ~their:
             return position
     return min(len(ours.events), len(theirs.events))
 
 
-def _size(timeline: Timeline, slot: int) -> tuple[int, int, int]:
-    slots = timeline.slots
-    return slots.base[slot], slots.slope[slot], slots.place[slot]
-
-
 def _with(timeline: Timeline, name: str, at: int, stretch: list[int], donor: Timeline) -> Timeline:
     """Return a timeline with more events in one of its micro-steps, whose slots are a donor's."""
-    ours, theirs = timeline.slots, donor.slots
-    slots = Slots(*map(list, (ours.base, ours.slope, ours.category, ours.place, ours.module)))
-    names: dict[int, int] = {}
-    for slot in (event for event in stretch if event >= 0):
-        names[slot] = len(slots.base)
-        for values, value in zip(
-            (slots.base, slots.slope, slots.category, slots.place, slots.module),
-            (theirs.base[slot], theirs.slope[slot], theirs.category[slot], theirs.place[slot], 0),
-            strict=True,
-        ):
-            values.append(value)
+    slots = timeline.slots.copy()
+    names = {slot: slots.add(donor.slots, slot, 0) for slot in stretch if slot >= 0}
     own: StepEvents = getattr(timeline, name)
     events = [
         *own.events[:at],
@@ -241,7 +227,7 @@ def _told(segment: StepEvents, slots: Slots) -> list[object]:
             row.append(names.get(~event, -1))
             continue
         names[event] = len(names)
-        told += [tuple(sorted(row)), (slots.base[event], slots.slope[event], slots.place[event])]
+        told += [tuple(sorted(row)), slots.size(event)]
         row = []
     return [*told, tuple(sorted(row)), [phase for _, phase in segment.marks]]
 

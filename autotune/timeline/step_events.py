@@ -38,6 +38,25 @@ class Slots:
     module: list[int] = field(default_factory=list)
     """Index into the timeline's `modules`."""
 
+    def size(self, slot: int) -> tuple[int, int, int]:
+        """Return how large a slot is (base, slope), and where."""
+        return self.base[slot], self.slope[slot], self.place[slot]
+
+    def copy(self) -> Slots:
+        """Return slots of their own, to which more can be added."""
+        return Slots(
+            list(self.base), list(self.slope), list(self.category), list(self.place), list(self.module)
+        )
+
+    def add(self, slots: Slots, slot: int, module: int) -> int:
+        """Add a slot like one of others, for a module of these; return its number."""
+        self.base.append(slots.base[slot])
+        self.slope.append(slots.slope[slot])
+        self.category.append(slots.category[slot])
+        self.place.append(slots.place[slot])
+        self.module.append(module)
+        return len(self.base) - 1
+
 
 class Accumulated(NamedTuple):
     """A parameter's gradient arrived, after event `position` of the micro-step."""
