@@ -63,6 +63,13 @@ def _look_first_in(folder: str, module_name: str) -> None:
             del sys.modules[name]
 
 
+def _kind(returned: object) -> str:
+    """Return what something is: of a tuple, what each of its parts is."""
+    if not isinstance(returned, tuple):
+        return type(returned).__name__
+    return f"({', '.join(type(part).__name__ for part in returned)})"
+
+
 def _check_contract(spec: ModelSpec, returned: object, seq_len: int) -> BuiltModel:
     match returned:
         case (nn.Module() as model, Samples() as dataset):
@@ -74,7 +81,7 @@ def _check_contract(spec: ModelSpec, returned: object, seq_len: int) -> BuiltMod
         case _:
             raise InputError(
                 f"model {spec.name}: the function must return (nn.Module, make_batch), (nn.Module, dataset) or "
-                f"(nn.Module, dataset, collate), it returned {type(returned).__name__}"
+                f"(nn.Module, dataset, collate), it returned {_kind(returned)}"
             )
     wrong = {str(p.dtype) for p in model.parameters() if p.is_floating_point() and p.dtype != torch.float32}
     if wrong:
