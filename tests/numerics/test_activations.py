@@ -159,7 +159,7 @@ def test_so_many_blocks_are_checkpointed_from_the_first_on(how, count):
 @pytest.mark.parametrize("count", [2, 3])
 def test_all_blocks_have_one_name_and_more_there_are_none(tmp_path, count):
     asked = request(family("gpt2", n_layer=2), tmp_path, checkpointing="full", checkpointed_blocks=count)
-    said = f"2 blocks, not more than {count}: write checkpointed_blocks: all, or a"
+    said = f"2 blocks, and {count} are asked for: checkpointed blocks are `all`, or a"
     with refused("checkpointed_blocks", "context", match=said):
         assemble(asked)
 
