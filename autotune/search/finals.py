@@ -101,6 +101,7 @@ def next_rematch(
         and _is_open(leader, score, score in front)
         and _rounds(leader, score.trial) < ROUNDS
     ]
+    close.sort(key=lambda score: score.seconds)
     limit = leader.seconds + leader.half_width
     early = [
         trial
@@ -111,13 +112,15 @@ def next_rematch(
     gains += [(max(0.0, math.log(limit / _at_least(trial, context, drift))), trial) for trial in early]
     if not gains:
         return Settled(_result(scores, rematches, MADE))
-    gains.sort(key=lambda one: -one[0])
     trials = [leader.trial, *(trial for _, trial in gains[: MOST - 1])]
     training = context.limits.training_time
-    saving = gains[0][0] * training
     costs = _Costs(running, context)
-    while len(trials) > 2 and costs.of(trials, leader) > saving:
+    while len(trials) > 2 and costs.of(trials, leader) > training * max(
+        gain for gain, _ in gains[: len(trials) - 1]
+    ):
         trials.pop()
+    # By the nearest: few steps have wide intervals, and by these the widest would always be worth its rounds.
+    saving = gains[0][0] * training
     if (cost := costs.of(trials, leader)) > saving:
         saved = format_duration(saving)
         spent = f"to measure again takes about {format_duration(cost)}, and is expected to save {saved} of"

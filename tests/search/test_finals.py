@@ -28,7 +28,7 @@ from autotune.testing.arithmetic import ok
 from autotune.timing.speed_model import Expected
 from autotune.trial import RematchFinished
 from tests.search.test_incumbent import bounded
-from tests.search.test_selection import measured, trial
+from tests.search.test_selection import trial
 
 PLENTY = 1e9
 """Seconds of training: whatever may be saved is worth its rounds."""
@@ -240,19 +240,3 @@ def test_trials_of_an_earlier_run_are_measured_again_for_what_a_probe_takes(cont
     taken_over = tuple(trial.model_copy(update={"seconds": 0.0}) for trial in NEAR)
     assert isinstance(move(taken_over, (), context, training=100.0), Settled)
     assert isinstance(move(taken_over, (), context, training=PLENTY), Rematch)
-
-
-def test_one_of_whose_speed_little_is_known_is_measured_though_a_closer_one_is_not_worth_it(context):
-    leader, close, unknown = (
-        measured(1, 10.0, 0.1),
-        measured(2, 10.05, 0.1, checkpointing="full"),
-        measured(3, 10.1, 2.5, offload="optimizer"),
-    )
-    scores = {score.trial.number: score for score in ranked((leader, unknown), (), context)}
-    spread = scores[1].apart(scores[3]) / scores[1].seconds / Z
-    gain = Expected(scores[3].seconds, spread).improvement(scores[1].seconds)
-    training = (
-        (LEAST * 2 + 1) * 1.0 / gain
-    )  # more than rounds of two take, of a second each, and less than of three
-    assert move((leader, unknown), (), context, training).finalists == (1, 3)
-    assert move((leader, close, unknown), (), context, training).finalists == (1, 3)
