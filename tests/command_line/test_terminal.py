@@ -94,3 +94,15 @@ def test_a_reader_that_goes_away_is_no_error():
 def test_without_any_output_nothing_fails():
     done = subprocess.run(["sh", "-c", '"$@" >&- 2>&-', "sh", *COMMAND, "models"])
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("encoding", "said"), [("utf-8", "━ ±1 中"), ("latin-1", "# ±1 \\u4e2d"), ("ascii", "# +-1 \\u4e2d")]
+)
+def test_what_an_encoding_lacks_is_said_in_ascii_and_ends_nothing(encoding, said):
+    program = "from autotune.terminal import *; write_what_can_be_written(); print('\u2501 \u00b11 \u4e2d')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONIOENCODING": encoding}, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode(encoding).strip() == said

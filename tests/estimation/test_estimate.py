@@ -11,10 +11,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from autotune.bounds import MOST_SAMPLES
 from autotune.candidate import Candidate
 from autotune.cli import app, main
 from autotune.devices.hardware import find_hardware
 from autotune.errors import InputError
+from autotune.estimation import pricing
 from autotune.estimation.plot import DRAWN_BY, check_plot, draw
 from autotune.estimation.request import EstimateRequest, estimate
 from autotune.estimation.tables import accumulated, estimates_document, print_estimates
@@ -81,6 +83,14 @@ def test_one_candidate_has_every_number():
         "largest_micro_batch", "tokens_per_second", "trace_seconds", "price_seconds",
     }  # fmt: skip
     assert needed <= set(found)
+
+
+def test_the_largest_micro_batch_is_looked_for_as_far_as_one_may_be_asked_for(monkeypatch):
+    assert pricing.MOST_SAMPLES == MOST_SAMPLES
+    for most, largest in ((10, 10), (26, 26), (27, 26)):
+        monkeypatch.setattr(pricing, "MOST_SAMPLES", most)
+        found = estimates_document(ask(checkpointing="full", micro_batch=2))
+        assert found["largest_micro_batch"] == largest
 
 
 @pytest.mark.parametrize(

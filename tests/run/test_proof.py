@@ -10,10 +10,12 @@ from autotune.outcome import Drift, Ok
 from autotune.reporting.arithmetic import sums
 from autotune.reporting.winner import winner_rows
 from autotune.reporting.winner_card import winner_card
-from autotune.run.proof import SPEED, after_proofs, judge
+from autotune.run.proof import PEAK, SPEED, after_proofs, allowing_more, judge
 from autotune.search.comparison import CPU_NOISE
 from autotune.search.selection import throughput
+from autotune.techniques.families import title as title_of
 from autotune.testing.arithmetic import ok
+from autotune.training_command import TrainingCommand
 from autotune.trial import ProofFinished, Trial
 from autotune.units import MIB
 from tests.configurations import make_best
@@ -123,3 +125,35 @@ def test_a_proof_replaces_what_was_measured_for_no_longer_and_is_averaged_with_w
     if steps == 2:
         assert micro_step.half_width == pytest.approx(math.hypot(2.0 * 0.001, 0.8 * 0.002) / 2.8)
     assert left.outcome.memory == trial.outcome.memory
+
+
+def test_of_a_command_the_whole_process_is_judged_which_is_shown_and_of_others_their_tensors():
+    own = make_best(device="cpu")
+    own = own.model_copy(update={"memory": own.memory.model_copy(update={"allocated": 16 * MIB})})
+    command = TrainingCommand(words=("python", "train.py"), folder="/", axes={"checkpointing": {}})
+    commanded = own.model_copy(
+        update={"model": own.model.model_copy(update={"source": "command", "command": command})}
+    )
+    more = own.memory.model_copy(update={"allocated": 3 * own.memory.allocated})
+    fine = Ok(memory=more, timing=own.timing, phases=(), losses=(5.0, 4.0), accumulation_steps=3)
+    for best, names in ((own, (PEAK,)), (commanded, ())):
+        proof = judge(best, fine, 1.0, Limits(), judge_speed=False)
+        assert tuple(check.name for check in proof.checks if not check.passed) == names
+    (peak,) = [check for check in proof.checks if check.name == PEAK]
+    assert (peak.recorded, peak.proven) == (own.memory.peak(), more.peak())
+    assert own.title() == f"{title_of(own.candidate)}, {own.candidate.optimizer}"
+    assert commanded.title() == (
+        title_of(own.candidate, {"checkpointing"}) or "as the command's program has it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("failed", "flags"),
+    [((SPEED,), ("--speed-tolerance",)), ((PEAK,), ("--memory-tolerance",)), (("loss falls",), ()),
+     ((PEAK, SPEED), ("--speed-tolerance", "--memory-tolerance"))],
+)  # fmt: skip
+def test_only_the_tolerance_of_what_failed_is_named(failed, flags):
+    said = allowing_more(
+        [ProofFinished(number=1, outcome=ok(500), passed=False, why="", failed=failed, seconds=1.0)]
+    )
+    assert [flag for flag in ("--speed-tolerance", "--memory-tolerance") if flag in said] == list(flags)
